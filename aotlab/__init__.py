@@ -1,0 +1,91 @@
+"""aotlab: ahead-of-time autograd that can be read, run and looked at.
+
+>>> import aotlab
+>>> import torch
+>>> @aotlab.compile(backend="eager")
+... def scale(x, factor):
+...     x.mul_(factor)
+...     return x.t()
+>>> x = torch.ones(2, 3)
+>>> scale(x, 2.0).shape, x[0, 0].item()
+(torch.Size([3, 2]), 2.0)
+
+The public names are listed below, each beside the room it comes from. They are looked up when first
+used (PEP 562), so that importing aotlab costs next to nothing and loads neither pandas nor anything of
+Jupyter's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from aotlab import config, errors
+from aotlab._version import __version__
+
+if TYPE_CHECKING:
+    from aotlab.api import (
+        aot_function,
+        aot_module,
+        aot_module_simplified,
+        compile,
+        compiled_function,
+        compiled_module,
+        get_aot_compilation_context,
+        make_boxed_compiler,
+        make_boxed_func,
+        nop,
+    )
+    from aotlab.partitioners import default_partition
+    from aotlab.report import Report
+    from aotlab.verification import verify
+
+__all__ = [
+    "Report",
+    "__version__",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compile",
+    "compiled_function",
+    "compiled_module",
+    "config",
+    "default_partition",
+    "errors",
+    "get_aot_compilation_context",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "nop",
+    "verify",
+]
+
+#: Public name → the module that defines it.
+_ROOMS = {
+    "aot_function": "aotlab.api",
+    "aot_module": "aotlab.api",
+    "aot_module_simplified": "aotlab.api",
+    "compile": "aotlab.api",
+    "compiled_function": "aotlab.api",
+    "compiled_module": "aotlab.api",
+    "get_aot_compilation_context": "aotlab.api",
+    "make_boxed_compiler": "aotlab.api",
+    "make_boxed_func": "aotlab.api",
+    "nop": "aotlab.api",
+    "default_partition": "aotlab.partitioners",
+    "Report": "aotlab.report",
+    "verify": "aotlab.verification",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the room of a public name when the name is first asked for, and keep what was found."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_ROOMS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether they were asked for yet or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,412 @@
+"""The public functions of the engine.
+
+`compile` is what most people call. The others have the names and calling conventions of upstream's functions, so that
+code written for those runs on these after changing the import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch import fx, nn
+
+from aotlab import pipeline
+from aotlab.backends import CallableBackend, boxed, resolve
+from aotlab.backends.base import Backend, Compiler
+from aotlab.cache import CompiledFunction
+from aotlab.errors import UsageError
+from aotlab.frontends.direct import FunctionTarget, ModuleTarget
+from aotlab.frontends.dynamo import compile_by_dynamo
+from aotlab.partitioners import default_partition
+from aotlab.stages.compile import get_aot_compilation_context
+from aotlab.stages.partition import Partitioner
+from aotlab.torch_internals import OpOverload, pytree
+
+__all__ = [
+    "AotModule",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compile",
+    "compiled_function",
+    "compiled_module",
+    "get_aot_compilation_context",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "nop",
+]
+
+Function = Callable[..., Any]
+Decompositions = Mapping[OpOverload, Callable[..., Any]]
+F = TypeVar("F", bound=Function)
+
+
+def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+    """Compile nothing: return the graph itself.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> f = aotlab.aot_function(torch.sin, aotlab.nop)
+    >>> f(torch.zeros(2))
+    tensor([0., 0.])
+    """
+    return gm
+
+
+def make_boxed_func(f: Function) -> Function:
+    """Give a function that takes its inputs one by one the boxed convention: one list, which it may empty.
+
+    Examples
+    --------
+    >>> import aotlab
+    >>> aotlab.make_boxed_func(lambda x, y: (x + y,))([1, 2])
+    (3,)
+    """
+    return boxed(f)
+
+
+def make_boxed_compiler(compiler: Compiler) -> Compiler:
+    """Make a compiler return boxed callables, whatever it returned before.
+
+    Source: ``torch._functorch.aot_autograd.make_boxed_compiler``.
+    """
+
+    def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
+        compiled = compiler(gm, example_inputs)
+        return boxed(compiled)
+
+    return compile_boxed
+
+
+def _compiled(
+    target: Any,
+    backend: Backend,
+    partitioner: Partitioner,
+    *,
+    keep_mutations: bool = False,
+    duplicates: Literal["drop", "keep"] = "drop",
+    static_inputs: int | None = None,
+) -> CompiledFunction:
+    options = pipeline.Options(
+        backend=backend,
+        partitioner=partitioner,
+        duplicates=duplicates,
+        keep_inference_input_mutations=keep_mutations,
+        static_inputs=static_inputs,
+    )
+    return CompiledFunction(target, partial(pipeline.compile_call, options), backend_name=backend.name)
+
+
+def _check_static(dynamic: bool | None, static_argnums: object) -> None:
+    if static_argnums is not None:
+        raise UsageError(
+            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
+            "for, or bind them with functools.partial"
+        )
+    if dynamic:
+        raise UsageError("dynamic=True is not supported yet: every new shape is compiled for")
+
+
+def aot_function(
+    fn: Function,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Decompositions | None = None,
+    num_params_buffers: int = 0,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+    dynamic: bool = False,
+    static_argnums: tuple[int, ...] | None = None,
+) -> CompiledFunction:
+    """Trace ``fn`` and its gradient ahead of time and compile both.
+
+    Parameters
+    ----------
+    fn
+        Takes and returns any pytrees of tensors and plain values; may mutate and alias its arguments.
+    fw_compiler, bw_compiler, inference_compiler
+        Take ``(graph_module, example_inputs)`` and return a callable for the forward, the backward (by default as the
+        forward), and for calls without anything to differentiate (likewise). Example inputs are fake tensors.
+    partition_fn
+        Splits the joint graph.
+    decompositions
+        Ops to be replaced while tracing.
+    num_params_buffers
+        How many of the first flat arguments are parameters and buffers, whose addresses do not change.
+    keep_inference_input_mutations
+        Let inference graphs write mutated inputs themselves.
+    dynamic, static_argnums
+        For the signature's sake; not supported.
+
+    Returns
+    -------
+    CompiledFunction
+        Compiles at its first call and, other than upstream's, whenever its guards fail.
+
+    Raises
+    ------
+    UsageError
+        ``dynamic`` or ``static_argnums`` was given.
+    RefusedError
+        At a call, if the program cannot be compiled faithfully; nothing was changed then.
+
+    Notes
+    -----
+    Signature of ``torch._functorch.aot_autograd.aot_function`` of torch 2.13.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> f = aotlab.aot_function(lambda x, y: x.mul_(y).sum(), aotlab.nop)
+    >>> x, y = torch.ones(3), torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> f(x, y).backward()
+    >>> x.detach(), y.grad
+    (tensor([1., 2., 3.]), tensor([1., 1., 1.]))
+    """
+    _check_static(dynamic, static_argnums)
+    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
+    return _compiled(
+        FunctionTarget(fn),
+        backend,
+        partition_fn,
+        keep_mutations=keep_inference_input_mutations,
+        static_inputs=num_params_buffers,
+    )
+
+
+class AotModule(nn.Module):
+    """A module that computes what another one does, compiled, on the same parameters, buffers and submodules.
+
+    Parameters, buffers, ``state_dict`` keys and attributes are those of the original, which stays usable as
+    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``.
+    """
+
+    def __init__(self, module: nn.Module, compiled: CompiledFunction) -> None:
+        super().__init__()
+        object.__setattr__(self, "orig_module", module)
+        self.__dict__["compiled"] = compiled
+        # the very dictionaries of the original, so that neither can have what the other has not
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[name] = module.__dict__[name]
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled form."""
+        return self.compiled(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> AotModule:
+        """Set the mode of both."""
+        super().train(mode)
+        self.orig_module.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["orig_module"], name)
+
+
+def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
+    """Trace a module and its gradient ahead of time and compile both.
+
+    Parameters
+    ----------
+    mod
+        The module; its parameters and buffers become inputs of the graphs, read anew at each call.
+    *args, **kwargs
+        As for `aot_function`.
+
+    Returns
+    -------
+    AotModule
+        With the same parameters and buffers.
+
+    Raises
+    ------
+    UsageError
+        If a parameter or buffer is a fake tensor.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> compiled = aotlab.aot_module(layer, aotlab.nop)
+    >>> compiled(torch.ones(1, 2)).sum().backward()
+    >>> layer.weight.grad
+    tensor([[1., 1.]])
+    """
+    if not isinstance(mod, nn.Module):
+        raise UsageError(f"aot_module takes a module, not a {type(mod).__qualname__}; for functions, use aot_function")
+    compiled = _module_function(mod, *args, **kwargs)
+    return AotModule(mod, compiled)
+
+
+def _module_function(
+    mod: nn.Module,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Decompositions | None = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+    dynamic: bool = False,
+    static_argnums: tuple[int, ...] | None = None,
+    *,
+    duplicates: Literal["drop", "keep"] = "drop",
+) -> CompiledFunction:
+    _check_static(dynamic, static_argnums)
+    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
+    return _compiled(
+        ModuleTarget(mod), backend, partition_fn, keep_mutations=keep_inference_input_mutations, duplicates=duplicates
+    )
+
+
+def aot_module_simplified(
+    mod: nn.Module,
+    args: Sequence[Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Decompositions | None = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+) -> Function:
+    """Compile a module with a flat calling convention, for callers that flatten for themselves.
+
+    Parameters
+    ----------
+    mod
+        Takes flat arguments (tensors and plain values, no containers) and returns a tuple of the same.
+    args
+        Example arguments; nothing is run on them before the first call, but their flatness is checked.
+    fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
+        As for `aot_function`.
+
+    Returns
+    -------
+    callable
+        Takes the flat arguments, returns a tuple. It has the module's ``zero_grad``, ``named_parameters`` and
+        ``named_buffers``. The graphs have one placeholder per parameter, buffer and tensor argument, also where two
+        are the same tensor.
+
+    Raises
+    ------
+    UsageError
+        For nested arguments, or (at a call) if the module does not return a tuple.
+
+    Notes
+    -----
+    After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13, without the arguments that only
+    Dynamo and Inductor pass to it.
+    """
+    nested = [type(a).__qualname__ for a in args if not pytree.tree_flatten(a)[1].is_leaf()]
+    if nested:
+        raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
+    compiled = _module_function(
+        mod, fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
+        inference_compiler, duplicates="keep",
+    )  # fmt: skip
+
+    def forward(*runtime_args: Any) -> tuple[Any, ...]:
+        out = compiled(*runtime_args)
+        if not isinstance(out, tuple):
+            raise UsageError(f"the module returned a {type(out).__qualname__}; aot_module_simplified needs a tuple")
+        return out
+
+    forward.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
+    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]  # upstream's callers rely on these three
+    forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
+    forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
+    return forward
+
+
+compiled_function = aot_function
+compiled_module = aot_module
+
+Engine = Literal["aotlab", "upstream", "eager"]
+
+
+@overload
+def compile(fn_or_module: None = None, **settings: Any) -> Callable[[F], Any]: ...
+@overload
+def compile(fn_or_module: nn.Module, **settings: Any) -> nn.Module: ...
+@overload
+def compile(fn_or_module: Function, **settings: Any) -> Any: ...
+
+
+def compile(
+    fn_or_module: Function | nn.Module | None = None,
+    *,
+    backend: str | Backend | Compiler = "inductor",
+    frontend: Literal["direct", "dynamo"] = "direct",
+    dynamic: bool | None = None,
+    partitioner: Partitioner | None = None,
+    engine: Engine = "aotlab",
+) -> Any:
+    """Compile a function or module; also usable as a decorator.
+
+    Parameters
+    ----------
+    fn_or_module
+        What to compile. Without it, a decorator is returned.
+    backend
+        ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
+    frontend
+        ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
+    dynamic
+        Not supported by the direct frontend yet; handed to Dynamo otherwise.
+    partitioner
+        Splits the joint graph; `default_partition` if not given.
+    engine
+        ``"aotlab"``; ``"upstream"`` is stock `torch.compile`, ``"eager"`` the function itself, for comparisons.
+
+    Returns
+    -------
+    callable
+        A `CompiledFunction`, an `AotModule`, or what `torch.compile` makes of it.
+
+    Raises
+    ------
+    UsageError
+        For unknown choices.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> @aotlab.compile(backend="eager")
+    ... def step(x):
+    ...     x.add_(1)
+    ...     return x.view(-1)
+    >>> x = torch.zeros(2, 1)
+    >>> step(x), x.sum()
+    (tensor([1., 1.]), tensor(2.))
+    """
+    if fn_or_module is None:
+        return partial(
+            compile, backend=backend, frontend=frontend, dynamic=dynamic, partitioner=partitioner, engine=engine
+        )
+    if not callable(fn_or_module):
+        raise UsageError(f"compile takes a function or a module, not a {type(fn_or_module).__qualname__}")
+    if frontend not in ("direct", "dynamo"):
+        raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
+    if engine == "eager":
+        return fn_or_module
+    if engine == "upstream":
+        return torch.compile(fn_or_module, backend="aot_eager" if backend == "eager" else backend, dynamic=dynamic)
+    if engine != "aotlab":
+        raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
+    chosen = partitioner or default_partition
+    if frontend == "dynamo":
+        return compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
+    _check_static(dynamic, None)
+    resolved = resolve(backend)
+    if isinstance(fn_or_module, nn.Module):
+        return AotModule(fn_or_module, _compiled(ModuleTarget(fn_or_module), resolved, chosen, keep_mutations=True))
+    return _compiled(FunctionTarget(fn_or_module), resolved, chosen, keep_mutations=True)
+

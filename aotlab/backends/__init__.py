@@ -1,0 +1,31 @@
+"""What turns graphs into callables: `eager` runs the fx graph, `inductor` compiles it, any function pair will do."""
+
+from __future__ import annotations
+
+from aotlab.backends.base import Backend, CallableBackend, GraphKind, KernelSource, boxed
+from aotlab.backends.eager import EagerBackend
+from aotlab.backends.inductor import InductorBackend
+from aotlab.errors import UsageError
+
+__all__ = [
+    "Backend", "CallableBackend", "EagerBackend", "GraphKind", "InductorBackend", "KernelSource", "boxed", "resolve",
+]  # fmt: skip
+
+
+def resolve(backend: object) -> Backend:
+    """Turn what a user may pass as ``backend`` into a backend.
+
+    Raises
+    ------
+    UsageError
+        If it is neither a known name, nor a backend, nor callable.
+    """
+    if backend == "eager":
+        return EagerBackend()
+    if backend == "inductor":
+        return InductorBackend()
+    if isinstance(backend, Backend):
+        return backend
+    if callable(backend):
+        return CallableBackend(backend)
+    raise UsageError(f"backend {backend!r}: pass 'inductor', 'eager', or a function (graph_module, example_inputs)")

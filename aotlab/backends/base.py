@@ -1,0 +1,114 @@
+"""What a backend is: something that turns one graph into one callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, fx
+
+from aotlab.torch_internals import FakeTensorMode
+
+GraphKind = Literal["forward", "backward", "inference"]
+Compiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSource:
+    """One kernel that a compiler wrote or calls; ``source`` is its text (for an extern kernel, the call)."""
+
+    name: str
+    language: Literal["triton", "c++", "python", "extern"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """One graph to compile.
+
+    ``static_inputs`` are the inputs whose addresses will not change; ``visible_outputs`` is how many of the outputs
+    the user sees, whose strides must be kept; ``graph_id`` is shared by the graphs of one entry, as is ``shared``, a
+    dictionary for the backend's own use.
+    """
+
+    module: fx.GraphModule
+    example_inputs: tuple[Tensor, ...]
+    kind: GraphKind
+    fake_mode: FakeTensorMode
+    static_inputs: tuple[int, ...]
+    visible_outputs: int
+    graph_id: int
+    shared: dict[str, Any]
+
+
+class Backend:
+    """Base of all backends; on its own it is abstract."""
+
+    name = "backend"
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Return the ops that the trace shall replace, with their replacements."""
+        return {}
+
+    def prepare(self, module: fx.GraphModule, *, has_random: bool) -> None:
+        """Rewrite the joint graph of a training call in place, before it is partitioned."""
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Compile one graph.
+
+        Returns
+        -------
+        callable
+            Takes the inputs one by one, or as one list that it may empty if it has ``_boxed_call = True``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no compile()")
+
+    def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
+        """Return the kernels of something that `compile` returned."""
+        return ()
+
+    def source(self, compiled: Any) -> str | None:
+        """Return the code that the compiler wrote around the kernels."""
+        return None
+
+
+class CallableBackend(Backend):
+    """A backend from up to three compilers of upstream's form ``(graph_module, example_inputs) -> callable``."""
+
+    def __init__(
+        self,
+        forward: Compiler,
+        backward: Compiler | None = None,
+        inference: Compiler | None = None,
+        decompositions: dict[Any, Callable[..., Any]] | None = None,
+    ) -> None:
+        self._compilers: dict[GraphKind, Compiler] = {
+            "forward": forward,
+            "backward": backward or forward,
+            "inference": inference or forward,
+        }
+        self._decompositions = decompositions or {}
+        self.name = str(getattr(forward, "__name__", type(forward).__name__))
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Return the decompositions it was made with."""
+        return self._decompositions
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Call the compiler for this kind of graph."""
+        return self._compilers[request.kind](request.module, list(request.example_inputs))
+
+
+def boxed(compiled: Callable[..., Any]) -> Boxed:
+    """Give ``compiled`` the boxed calling convention: one list of inputs, which it may empty."""
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    function = compiled.forward if isinstance(compiled, fx.GraphModule) else compiled
+
+    def call(inputs: list[Any]) -> Sequence[Any]:
+        return function(*inputs)  # type: ignore[no-any-return]  # compilers are typed loosely
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call

@@ -1,0 +1,18 @@
+"""The eager backend: run the fx graph op by op. Slow and exact; semantics are tested on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotlab.backends.base import Backend, CompileRequest
+
+
+class EagerBackend(Backend):
+    """Run graphs as they are."""
+
+    name = "eager"
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Return the graph's own Python."""
+        return request.module.forward

@@ -1,0 +1,93 @@
+"""The Inductor backend: Triton kernels on the GPU, C++ on the CPU.
+
+It uses Inductor's inner entry, with the decompositions and joint-graph passes that `torch.compile` uses, so that the
+same graph gets the same code. Random ops take their numbers from torch's generators, in eager's order.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab import torch_internals as internals
+from aotlab.backends.base import Backend, CompileRequest, KernelSource
+from aotlab.torch_internals import OpOverload
+
+
+def is_random(op: Any) -> bool:
+    """Tell whether ``op`` draws random numbers."""
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+class InductorBackend(Backend):
+    """Compile graphs by Inductor."""
+
+    name = "inductor"
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Return Inductor's table without random ops, which must draw as eager does."""
+        return {op: function for op, function in internals.inductor_decompositions().items() if not is_random(op)}
+
+    def prepare(self, module: fx.GraphModule, *, has_random: bool) -> None:
+        """Run Inductor's pattern matching over the joint graph."""
+        with torch.no_grad(), internals.disable_autocast():
+            internals.inductor_joint_passes(module)
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Compile one graph; the callable is boxed."""
+        module = request.module
+        output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        output.meta["user_visible_output_idxs"] = [
+            i for i, node in enumerate(output.args[0][: request.visible_outputs]) if isinstance(node, fx.Node)
+        ]
+        random = any(is_random(node.target) for node in module.graph.nodes)
+        with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
+            if request.kind == "inference":
+                internals.inductor_joint_passes(module)
+            compiled = internals.inductor_compile(
+                module,
+                request.example_inputs,
+                fake_mode=request.fake_mode,
+                is_inference=request.kind == "inference",
+                is_backward=request.kind == "backward",
+                static_inputs=request.static_inputs,
+                graph_id=request.graph_id,
+                shared=request.shared,
+                exact_random=random,
+            )
+        return compiled  # type: ignore[no-any-return]  # Inductor's OutputCode, which is boxed
+
+    def source(self, compiled: Any) -> str | None:
+        """Return Inductor's output code."""
+        return internals.inductor_source(compiled)
+
+    def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
+        """Read the kernels off Inductor's output code."""
+        source = internals.inductor_source(compiled)
+        return () if source is None else kernels_in(source)
+
+
+_EXTERN = re.compile(r"^\s*(?:\w+ = )?((?:extern_kernels\.|torch\.ops\.)[\w.]+)\(.*$", re.MULTILINE)
+
+
+def kernels_in(source: str) -> tuple[KernelSource, ...]:
+    """Find the kernels in Inductor's output code: those that it defines, and the library calls that it makes."""
+    found = []
+    for statement in ast.parse(source).body:
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
+            continue
+        called = ast.unparse(statement.value.func)
+        texts = [a.value for a in statement.value.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        target = statement.targets[0]
+        if not called.startswith("async_compile.") or not texts or not isinstance(target, ast.Name):
+            continue
+        language = "triton" if called.endswith("triton") else "c++"
+        found.append(KernelSource(name=target.id, language=language, source=texts[-1].strip()))  # type: ignore[arg-type]
+    for match in _EXTERN.finditer(source):
+        found.append(KernelSource(name=match.group(1), language="extern", source=match.group(0).strip()))
+    return tuple(found)

@@ -1,0 +1,8 @@
+"""Eager, aotlab and upstream measured side by side: time, memory, and the figures of ``aotlab bench``."""
+
+from __future__ import annotations
+
+from aotlab.bench.memory import MemoryUse, measure_memory
+from aotlab.bench.timing import Case, Comparison, Paired, Samples, compare, training_cases
+
+__all__ = ["Case", "Comparison", "MemoryUse", "Paired", "Samples", "compare", "measure_memory", "training_cases"]

@@ -1,0 +1,314 @@
+"""Time several callables against each other in one run.
+
+Two timings made one after the other differ by whatever the machine did in between. Here every case is timed
+once per round, and the order turns round from round to round (A B C, then C B A), so that a drift of the
+machine falls on all of them alike. What is compared is compared within a round: `Comparison.ratio` is the
+median of the rounds' ratios, not the ratio of two medians. One case may be timed a second time under another
+name (``again``); that ratio, which ought to be 1, says how far the others can be trusted.
+
+    cases = [Case(name="eager", call=lambda: f(x)), Case(name="aotlab", call=lambda: g(x))]
+    compare(cases, again="eager").ratio("aotlab", "eager").median
+
+A case that needs something fresh for every call (a backward needs a forward that nobody has used up) gives
+``prepare`` in place of ``call``: what it does is not timed, what it returns is. All times are in nanoseconds
+per call.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from aotlab.errors import UsageError
+
+Call = Callable[[], object]
+
+#: Prepared calls are kept alive until their sample is over; more than this many at a time would measure memory.
+_MOST_PREPARED = 1000
+
+_AGAIN = " (again)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to time: a ``call`` that can be repeated, or ``prepare``, which returns a fresh one untimed.
+
+    Raises
+    ------
+    UsageError
+        Both or neither of ``call`` and ``prepare`` are given.
+    """
+
+    name: str
+    call: Call | None = None
+    prepare: Callable[[], Call] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.call is None) == (self.prepare is None):
+            raise UsageError(f"case {self.name!r} needs either call or prepare, and not both")
+
+    def calls(self, count: int) -> Iterable[Call]:
+        """Make ``count`` calls ready to be timed."""
+        if self.call is not None:
+            return itertools.repeat(self.call, count)
+        assert self.prepare is not None
+        return [self.prepare() for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The times of one case: ``ns`` per call, one sample per round in order; each averages ``inner`` calls."""
+
+    name: str
+    inner: int
+    ns: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        """How many samples there are."""
+        return len(self.ns)
+
+    @property
+    def median_ns(self) -> float:
+        """The median time per call."""
+        return float(np.median(self.ns))
+
+    @property
+    def min_ns(self) -> float:
+        """The shortest time per call."""
+        return min(self.ns)
+
+    @property
+    def p10_ns(self) -> float:
+        """The time per call that a tenth of the samples stay under."""
+        return float(np.percentile(self.ns, 10))
+
+    @property
+    def p90_ns(self) -> float:
+        """The time per call that nine tenths of the samples stay under."""
+        return float(np.percentile(self.ns, 90))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """A quantity computed round by round: its ``median``, tenth and ninetieth percentile over ``n`` rounds."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Paired:
+        """Summarize one value per round."""
+        low, middle, high = np.percentile(values, (10, 50, 90))
+        return cls(median=float(middle), p10=float(low), p90=float(high), n=len(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What `compare` measured: ``samples`` per case, on which ``device``, and which case ran twice (``again``)."""
+
+    samples: tuple[Samples, ...]
+    device: str
+    again: str | None = None
+
+    def __getitem__(self, name: str) -> Samples:
+        for samples in self.samples:
+            if samples.name == name:
+                return samples
+        raise KeyError(f"no case {name!r} was timed, only {', '.join(s.name for s in self.samples)}")
+
+    def ratio(self, name: str, baseline: str) -> Paired:
+        """Divide ``name``'s time by ``baseline``'s, round by round."""
+        return Paired.of([a / b for a, b in zip(self[name].ns, self[baseline].ns, strict=True)])
+
+    def difference(self, name: str, baseline: str) -> Paired:
+        """Subtract ``baseline``'s time from ``name``'s, round by round, in ns."""
+        return Paired.of([a - b for a, b in zip(self[name].ns, self[baseline].ns, strict=True)])
+
+    def overhead_ratio(self, name: str, other: str, baseline: str) -> Paired:
+        """Divide what ``name`` takes more than ``baseline`` by what ``other`` takes more, round by round.
+
+        The result is NaN where ``other`` is not slower than the baseline in most rounds: there is nothing to
+        divide by then.
+        """
+        above = [other_ns - base_ns for other_ns, base_ns in zip(self[other].ns, self[baseline].ns, strict=True)]
+        if float(np.median(above)) <= 0:
+            return Paired(median=float("nan"), p10=float("nan"), p90=float("nan"), n=len(above))
+        ours = [name_ns - base_ns for name_ns, base_ns in zip(self[name].ns, self[baseline].ns, strict=True)]
+        return Paired.of([a / b if b else float("inf") for a, b in zip(ours, above, strict=True)])
+
+    @property
+    def noise(self) -> Paired | None:
+        """The A/A ratio: the second timing of the case ``again`` over its first; None if no case ran twice."""
+        return None if self.again is None else self.ratio(self.again + _AGAIN, self.again)
+
+    @property
+    def again_name(self) -> str | None:
+        """The name under which the case ``again`` was timed a second time."""
+        return None if self.again is None else self.again + _AGAIN
+
+
+def compare(
+    cases: Sequence[Case],
+    *,
+    rounds: int = 30,
+    warmup: int = 3,
+    sample_ns: int = 5_000_000,
+    inner: int | None = None,
+    device: str | torch.device = "cpu",
+    again: str | None = None,
+) -> Comparison:
+    """Time ``cases`` in turns.
+
+    Parameters
+    ----------
+    cases
+        What to time, with different names.
+    rounds
+        How many samples each case gets.
+    warmup
+        How often each case is called before anything is measured.
+    sample_ns
+        How long a sample should last at least; a case that is faster is called several times per sample.
+    inner
+        How many calls make a sample, in place of the number that ``sample_ns`` asks for and trial calls find.
+    device
+        Where the work is done. On cuda the clock is read only when the device has finished, before and after a sample.
+    again
+        The name of a case to be timed twice, for an A/A ratio.
+
+    Raises
+    ------
+    UsageError
+        No cases, fewer than one round, two cases of one name, or ``again`` is no case.
+
+    Examples
+    --------
+    >>> result = compare([Case(name="sum", call=lambda: sum(range(100)))], rounds=2, sample_ns=1000)
+    >>> result["sum"].n
+    2
+    """
+    names = [case.name for case in cases]
+    if not cases or rounds < 1:
+        raise UsageError(f"there is nothing to time: {len(cases)} cases, {rounds} rounds")
+    if len(set(names)) < len(names):
+        raise UsageError(f"two cases bear one name: {', '.join(names)}")
+    if again is not None and again not in names:
+        raise UsageError(f"again={again!r} is none of the cases {', '.join(names)}")
+    line_up = list(cases)
+    if again is not None:
+        twice = cases[names.index(again)]
+        line_up.append(Case(name=again + _AGAIN, call=twice.call, prepare=twice.prepare))
+    wait = _waiter(torch.device(device))
+    times: list[list[float]] = [[] for _ in line_up]
+    with _quiet_collector() as collect:
+        for case in line_up:
+            for call in case.calls(warmup):
+                call()
+        lengths = [inner if inner is not None else _inner_calls(case, sample_ns, wait) for case in cases]
+        if again is not None:
+            # The same case measured the same way, or the A/A ratio would show the lengths of the loops.
+            lengths.append(lengths[names.index(again)])
+        for turn in range(rounds):
+            order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
+            for index in order:
+                collect()
+                times[index].append(_sample(line_up[index], lengths[index], wait) / lengths[index])
+    samples = tuple(
+        Samples(name=case.name, inner=count, ns=tuple(ns))
+        for case, count, ns in zip(line_up, lengths, times, strict=True)
+    )
+    return Comparison(samples=samples, device=str(device), again=again)
+
+
+def training_cases(name: str, forward: Callable[[], object], leaves: Sequence[torch.Tensor]) -> tuple[Case, Case]:
+    """Make the two cases of a training step: its ``forward`` alone, and its backward alone.
+
+    The backward's forward is not timed, nor are the tangents (ones) for every output that requires grad. Gradients
+    are taken with respect to ``leaves`` and dropped, so that no call adds to what an earlier one left in ``.grad``.
+
+    Raises
+    ------
+    UsageError
+        When the backward is prepared: no output requires grad.
+    """
+
+    def prepare() -> Call:
+        outputs = [tensor for tensor in tensors_in(forward()) if tensor.requires_grad]
+        if not outputs:
+            raise UsageError(f"{name}: no output requires grad, so there is no backward to time")
+        tangents = [torch.ones_like(output) for output in outputs]
+        return partial(torch.autograd.grad, outputs, leaves, tangents, allow_unused=True)
+
+    return Case(name=name, call=forward), Case(name=name, prepare=prepare)
+
+
+def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
+    """Collect the tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return tuple(tensor for item in value for tensor in tensors_in(item))
+    return ()
+
+
+def _sample(case: Case, inner: int, wait: Callable[[], None]) -> int:
+    calls = case.calls(inner)
+    wait()
+    begin = time.perf_counter_ns()
+    for call in calls:
+        call()
+    wait()
+    return time.perf_counter_ns() - begin
+
+
+def _inner_calls(case: Case, sample_ns: int, wait: Callable[[], None]) -> int:
+    """Choose how many calls make a sample of at least ``sample_ns``, from growing trials."""
+    most = _MOST_PREPARED if case.prepare is not None else 10_000_000
+    count = 1
+    while True:
+        took = max(_sample(case, count, wait), 1)
+        if took >= sample_ns or count >= most:
+            return count
+        # Up to ten times more at a step: the first trial of a fast call is mostly the clock.
+        count = min(most, max(count + 1, min(10 * count, int(1.2 * count * sample_ns / took))))
+
+
+def _waiter(device: torch.device) -> Callable[[], None]:
+    if device.type == "cuda":
+        return partial(torch.cuda.synchronize, device)
+    return lambda: None
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[Callable[[], object]]:
+    """Keep the garbage collector out of the samples; yield a function that collects between them.
+
+    What exists already is frozen meanwhile, so that a collection looks only at what the cases made: a full one
+    takes longer than most samples. A caller's own frozen objects are left alone.
+    """
+    was_enabled = gc.isenabled()
+    freeze = gc.get_freeze_count() == 0
+    gc.collect()
+    gc.disable()
+    if freeze:
+        gc.freeze()
+    try:
+        yield gc.collect
+    finally:
+        if freeze:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

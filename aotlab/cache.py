@@ -1,0 +1,280 @@
+"""Compiled entries in memory: which one serves a call, and what happens when none does."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotlab import config, observe
+from aotlab import torch_internals as internals
+from aotlab.errors import RecompileLimitError, RefusedError
+from aotlab.guards import CallState, difference
+from aotlab.stages.capture import CaptureRecord, Target
+from aotlab.stages.runtime import MISS, RuntimeRecord
+
+#: Serves a call or returns `MISS`.
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(eq=False, kw_only=True)
+class Entry:
+    """One compiled form of a function, and the calls that it is for.
+
+    Attributes
+    ----------
+    number
+        Unique in the process.
+    run
+        The generated function.
+    state
+        What it assumes of a call.
+    mutates
+        Whether it writes an input, so that overlaps among inputs matter.
+    records
+        The stages' records by stage name. The graphs in them are the compiler's: some compilers change them.
+    reason
+        Why it was compiled although there were other entries; None for the first.
+    calls
+        How many calls it has served.
+    """
+
+    number: int
+    run: Run
+    state: CallState
+    mutates: bool
+    records: dict[str, Any]
+    reason: str | None
+    calls: int = 0
+
+    @property
+    def source(self) -> str:
+        """The generated run-time function."""
+        record = self.records["runtime"]
+        assert isinstance(record, RuntimeRecord)
+        return record.source
+
+
+class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
+    """Nothing was compiled and eager has to run the call; ``silent`` if eager will speak for itself."""
+
+    def __init__(self, error: Exception, *, silent: bool) -> None:
+        self.error = error
+        self.silent = silent
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLog:
+    """How a function was called.
+
+    ``total`` counts all calls, of which ``eager`` ran without a compiled entry; ``per_entry`` counts by entry number;
+    ``recent`` holds (time in ns, entry number or None) of the last ``config.call_log_size``.
+    """
+
+    total: int
+    eager: int
+    per_entry: dict[int, int] = field(default_factory=dict)
+    recent: tuple[tuple[int, int | None], ...] = ()
+
+    @property
+    def compiled(self) -> int:
+        """The calls that a compiled entry served."""
+        return self.total - self.eager
+
+
+class CompiledFunction:
+    """A function with its compiled entries; calling it compiles where no entry's guards hold.
+
+    Parameters
+    ----------
+    target
+        What is compiled.
+    compile_call
+        Makes an entry for one call: ``(target, args, kwargs, reason, entry_number, function_id) -> Entry``.
+    on_refusal
+        What happens under ``config.fallback = "auto"`` to a call that is refused.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        compile_call: Callable[..., Entry],
+        *,
+        on_refusal: Literal["raise", "eager"] = "raise",
+        backend_name: str,
+    ) -> None:
+        self._target = target
+        self._compile_call = compile_call
+        self._on_refusal = on_refusal
+        self._backend_name = backend_name
+        self._entries: tuple[Entry, ...] = ()
+        self._refused: list[tuple[CallState, Exception]] = []
+        self._lock = threading.RLock()
+        self._eager_calls = 0
+        self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
+        self._warned: set[str] = set()
+        self.__name__ = target.name
+        self.__wrapped__ = getattr(target, "function", None)
+
+    def __repr__(self) -> str:
+        return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: by an entry whose guards hold, or by compiling one."""
+        if observe.listening():
+            return self._observed_call(args, kwargs)
+        for entry in self._entries:
+            result = entry.run(args, kwargs)
+            if result is not MISS:
+                entry.calls += 1
+                self._recent.append((time.perf_counter_ns(), entry.number))
+                return result
+        return self._serve_new(args, kwargs)[0]
+
+    def _observed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for entry in self._entries:
+            started = time.perf_counter_ns()
+            result = entry.run(args, kwargs)
+            if result is not MISS:
+                duration = time.perf_counter_ns() - started
+                entry.calls += 1
+                self._recent.append((started, entry.number))
+                self._announce(entry.number, duration, compiled=False)
+                return result
+        started = time.perf_counter_ns()
+        result, number = self._serve_new(args, kwargs)
+        self._announce(number, time.perf_counter_ns() - started, compiled=number is not None)
+        return result
+
+    def _announce(self, entry: int | None, duration: int, *, compiled: bool) -> None:
+        observe.emit(
+            observe.Called(
+                function=self._target.name,
+                function_id=id(self),
+                entry=entry,
+                duration_ns=duration,
+                compiled=compiled,
+            )
+        )
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The compiled entries, most recently made first."""
+        return self._entries
+
+    @property
+    def recompiles(self) -> tuple[str, ...]:
+        """Why each entry after the first was compiled, oldest first."""
+        return tuple(e.reason for e in reversed(self._entries) if e.reason is not None)
+
+    @property
+    def calls(self) -> CallLog:
+        """How the function was called so far."""
+        per_entry = {entry.number: entry.calls for entry in self._entries}
+        return CallLog(
+            total=sum(per_entry.values()) + self._eager_calls,
+            eager=self._eager_calls,
+            per_entry=per_entry,
+            recent=tuple(self._recent),
+        )
+
+    def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+        """Serve a call for which no entry holds; also say which entry served it in the end."""
+        if internals.dispatch_mode_count() and _has_traced(args, kwargs):
+            return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
+        with self._lock:
+            outcome = self._compile(args, kwargs)
+        if isinstance(outcome, Entry):
+            result = outcome.run(args, kwargs)
+            if result is MISS:
+                # another thread changed a setting or an argument in between: eager is right in any case
+                return self._run_eagerly(args, kwargs), None
+            outcome.calls += 1
+            self._recent.append((time.perf_counter_ns(), outcome.number))
+            return result, outcome.number
+        result = self._run_eagerly(args, kwargs)
+        if isinstance(outcome, str):
+            self._warn(outcome)
+        return result, None
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | str | None:
+        """Make an entry; or return a sentence to warn with, or None, if the call has to run eagerly."""
+        number = observe.next_entry()
+        reason: list[str | None] = [None]
+
+        def explain(state: CallState) -> str | None:
+            """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
+            for refused, error in self._refused:
+                if difference(refused, state, mutates=True) is None:
+                    raise Declined(error, silent=True)
+            if self._entries:
+                latest = self._entries[0]
+                reason[0] = difference(latest.state, state, mutates=latest.mutates) or "a guard did not hold"
+            if len(self._entries) >= config.recompile_limit:
+                text = (
+                    f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
+                    f"aotlab.config.recompile_limit; the last reason: {reason[0]}; it runs eagerly from now on"
+                )
+                if config.fallback == "error":
+                    raise RecompileLimitError(text)
+                raise Declined(RecompileLimitError(text), silent=False)
+            return reason[0]
+
+        started = time.perf_counter_ns()
+        try:
+            entry = self._compile_call(self._target, args, kwargs, explain, number, id(self))
+        except RefusedError as error:
+            eager = config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
+            self._failed(number, started, error, "ran eagerly" if eager else "raised")
+            if not eager:
+                raise
+            state = getattr(error, "call_state", None)
+            if state is not None:
+                self._refused.append((state, error))
+            return f"`{self._target.name}` runs eagerly: {error}"
+        except Declined as declined:
+            if not isinstance(declined.error, RefusedError):
+                self._failed(number, started, declined.error, "ran eagerly")
+            return None if declined.silent else str(declined.error)
+        except BaseException as error:
+            self._failed(number, started, error, "raised")
+            raise
+        self._entries = (entry, *self._entries)
+        return entry
+
+    def _failed(
+        self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
+    ) -> None:
+        if observe.listening():
+            observe.emit(
+                observe.CompileFailed(
+                    entry=number, duration_ns=time.perf_counter_ns() - started, error=error, outcome=outcome
+                )
+            )
+
+    def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._eager_calls += 1
+        self._recent.append((time.perf_counter_ns(), None))
+        return self._target.eager(args, kwargs)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+
+def _has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    leaves = internals.pytree.tree_leaves((args, kwargs))
+    return any(isinstance(leaf, internals.torch.Tensor) and internals.is_functional(leaf) for leaf in leaves)
+
+
+def capture_of(entry: Entry) -> CaptureRecord:
+    """Return the capture record of an entry."""
+    record = entry.records["capture"]
+    assert isinstance(record, CaptureRecord)
+    return record

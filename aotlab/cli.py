@@ -1,0 +1,138 @@
+"""The command line: ``aotlab demo | bench engine | doctor``, also as ``python -m aotlab``.
+
+Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
+command that needs it, so that ``aotlab --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aotlab._version import __version__
+from aotlab.errors import AotlabError, UsageError
+
+#: Exit statuses: everything right; something failed or did not verify; the command line was wrong; ctrl-C.
+OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_Command = Callable[[argparse.Namespace, Sequence[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Parameters
+    ----------
+    argv
+        The arguments after the program's name; ``sys.argv[1:]`` if not given.
+
+    Returns
+    -------
+    int
+        0 if all went well, 1 if something failed or did not verify, 2 for a wrong command line, 130 after ctrl-C.
+
+    Raises
+    ------
+    SystemExit
+        From argparse, after ``--help``, ``--version`` or a wrong command line.
+    """
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    command: _Command = options.command
+    if rest and not options.takes_more:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return command(options, rest)
+    except UsageError as error:
+        print(f"aotlab: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except AotlabError as error:
+        print(f"aotlab: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("aotlab: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aotlab",
+        description="Ahead-of-time autograd for PyTorch that can be read, run and looked at.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"aotlab {__version__}")
+    parser.set_defaults(takes_more=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        allow_abbrev=False,
+        help="compile a transformer's training step and a function full of mutation; show what happened",
+        description="Compile a training step of a small transformer encoder and a function full of mutation and "
+        "aliasing, verify both against eager, time them beside eager and stock torch.compile, print the tables and "
+        "write the report. The exit status is 1 if anything failed to verify.",
+    )
+    demo.add_argument("--device", type=_device, default="auto", help="auto (default), cpu, cuda or cuda:N")
+    demo.add_argument(
+        "--backend", choices=["inductor", "eager"], default="inductor", help="what runs the graphs (default: inductor)"
+    )
+    demo.add_argument("--json", type=Path, metavar="PATH", help="write the report's JSON here, too")
+    demo.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        default=Path("aotlab-report.html"),
+        help="where to write the HTML report (default: ./aotlab-report.html)",
+    )
+    demo.set_defaults(command=_demo)
+
+    bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
+    suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
+    engine = suites.add_parser(
+        "engine", add_help=False, help="trace time and call overhead of aotlab and upstream, alternating in one run"
+    )
+    engine.set_defaults(command=_bench_engine, takes_more=True)
+
+    doctor = commands.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="check this machine and installation",
+        description="Check what aotlab needs on this machine and say what to do about what is missing. The exit "
+        "status is 1 if there is a problem.",
+    )
+    doctor.add_argument("--quick", action="store_true", help="do not try Inductor, which can take a minute")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of auto, cpu, cuda, cuda:N")
+    return text
+
+
+def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    from aotlab import demo
+
+    return demo.run(
+        device=options.device,
+        backend=options.backend,
+        json_path=options.json,
+        html_path=options.html,
+        out=sys.stdout,
+    )
+
+
+def _bench_engine(_options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab.bench import suite
+
+    return suite.main(["engine", *rest])
+
+
+def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    from aotlab import doctor
+
+    return doctor.run(quick=options.quick, out=sys.stdout)

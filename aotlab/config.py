@@ -1,0 +1,62 @@
+"""The engine's switches. Read at compile time, unless the text says otherwise.
+
+Change them by assignment (``aotlab.config.recompile_limit = 16``) or for a while with ``patch``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+#: What happens to a program that cannot be compiled faithfully. ``"auto"``: the public functions raise,
+#: Dynamo's backend runs the graph eagerly with one warning. ``"eager"``: everything runs eagerly with one
+#: warning. ``"error"``: everything raises.
+fallback: Literal["auto", "eager", "error"] = "auto"
+
+#: How many entries one function may have before further signatures run eagerly with a warning.
+recompile_limit: int = 8
+
+#: Check the graphs between the stages, and outputs of the compiled graphs at run time, against what
+#: the trace promised (dtype, sizes, strides, requires_grad). Costs microseconds per output and call.
+debug_assert: bool = False
+
+#: Pass random state explicitly through the graphs. Not there yet: setting it to True is an error when compiling.
+functionalize_rng_ops: bool = False
+
+#: Compile the backward of all outputs together with the forward (False), or at the first backward (True).
+lazy_backward: bool = False
+
+#: How many calls `CompiledFunction.calls` remembers one by one (the counters count all).
+call_log_size: int = 1000
+
+
+@contextmanager
+def patch(**changes: object) -> Iterator[None]:
+    """Set switches for the length of a ``with`` block.
+
+    Raises
+    ------
+    AttributeError
+        A name that is no switch.
+
+    Examples
+    --------
+    >>> import aotlab
+    >>> with aotlab.config.patch(recompile_limit=2):
+    ...     aotlab.config.recompile_limit
+    2
+    """
+    module = sys.modules[__name__]
+    for name in changes:
+        if name not in module.__annotations__:
+            raise AttributeError(f"aotlab.config has no switch {name!r}; there are {', '.join(module.__annotations__)}")
+    before = {name: getattr(module, name) for name in changes}
+    for name, value in changes.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)

@@ -1,0 +1,322 @@
+"""``aotlab doctor``: what aotlab needs, whether it is here, and what to do if it is not.
+
+Each check looks at one thing and never raises: a check that fails is itself a finding.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from aotlab._version import __version__
+
+#: The torch versions that aotlab is tested on: from the first, up to but without the second.
+SUPPORTED_TORCH = ((2, 11), (2, 16))
+SUPPORTED_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found.
+
+    ``status`` is ``"ok"``, ``"problem"`` or ``"note"`` (worth knowing, nothing is broken), ``advice`` what to
+    do about it.
+    """
+
+    subject: str
+    status: Literal["ok", "problem", "note"]
+    seen: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.status:<8} {self.subject:<16} {self.seen}"
+        return f"{line}\n{'':<25} → {self.advice}" if self.advice else line
+
+
+def run(*, quick: bool, out: TextIO) -> int:
+    """Print the findings one by one and return the exit status.
+
+    Parameters
+    ----------
+    quick
+        Leave out the checks that compile.
+    out
+        Where to print.
+
+    Returns
+    -------
+    int
+        0, or 1 if one of the findings is a problem.
+    """
+    problems = 0
+    for subject, check in QUICK_CHECKS if quick else (*QUICK_CHECKS, *COMPILING_CHECKS):
+        if check is check_inductor:
+            print("         (Inductor's first compilation on a machine takes up to a minute)", file=out, flush=True)
+        finding = examine(subject, check)
+        problems += finding.status == "problem"
+        print(finding, file=out, flush=True)
+    print({0: "\nNo problems.", 1: "\n1 problem."}.get(problems, f"\n{problems} problems."), file=out)
+    return 1 if problems else 0
+
+
+def examine(subject: str, check: Callable[[], Finding]) -> Finding:
+    """Run one check; an exception out of it becomes a problem of that subject."""
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001 - whatever is broken here is what the user wants to hear of
+        said = str(error).strip().splitlines() or ["(no message)"]
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        return Finding(
+            subject=subject,
+            status="problem",
+            seen=f"{type(error).__name__}: {said[0]}",
+            advice=f"pip install {missing}" if missing == subject else "the other findings may say why",
+        )
+
+
+def check_python() -> Finding:
+    """Look at the interpreter's version."""
+    seen = f"{platform.python_version()} on {platform.system()} {platform.machine()} ({sys.executable})"
+    if sys.version_info < SUPPORTED_PYTHON:
+        return Finding(subject="python", status="problem", seen=seen, advice="use Python 3.11 or later")
+    return Finding(subject="python", status="ok", seen=seen)
+
+
+def check_aotlab() -> Finding:
+    """Say which aotlab this is, and whether ``torch.compile(backend="aotlab")`` would find it."""
+    seen = f"{__version__} ({Path(__file__).parent})"
+    registered = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    if "aotlab" not in registered:
+        return Finding(
+            subject="aotlab",
+            status="note",
+            seen=f"{seen}, run from a checkout",
+            advice='torch.compile(backend="aotlab") is found only once aotlab is installed: pip install -e .',
+        )
+    return Finding(subject="aotlab", status="ok", seen=seen)
+
+
+def check_torch() -> Finding:
+    """Look at torch's version."""
+    import torch
+
+    (first_major, first_minor), (major, minor) = SUPPORTED_TORCH
+    seen = str(torch.__version__)
+    numbers = re.match(r"(\d+)\.(\d+)", seen)
+    if numbers and (first_major, first_minor) <= (int(numbers[1]), int(numbers[2])) < (major, minor):
+        return Finding(subject="torch", status="ok", seen=seen)
+    wanted = f"torch>={first_major}.{first_minor},<{major}.{minor}"
+    return Finding(
+        subject="torch",
+        status="problem",
+        seen=f"{seen}, which aotlab is not tested with",
+        advice=f"pip install '{wanted}'",
+    )
+
+
+def check_numpy() -> Finding:
+    """Import numpy."""
+    import numpy
+
+    return Finding(subject="numpy", status="ok", seen=numpy.__version__)
+
+
+def check_pandas() -> Finding:
+    """Import pandas, which the report's tables need."""
+    import pandas
+
+    return Finding(subject="pandas", status="ok", seen=pandas.__version__)
+
+
+def check_notebook() -> Finding:
+    """Look for the packages that only the notebook needs."""
+    names = ("jupyterlab", "ipywidgets", "anywidget", "matplotlib")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding(
+            subject="notebook",
+            status="note",
+            seen=f"without {', '.join(missing)}; the command line does not need them",
+            advice=f"for the notebook: pip install {' '.join(missing)}",
+        )
+    return Finding(
+        subject="notebook", status="ok", seen=", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    )
+
+
+def check_device() -> Finding:
+    """Say what ``--device auto`` means here."""
+    import torch
+
+    if not torch.cuda.is_available():
+        cuda = f"torch was built for CUDA {torch.version.cuda} but finds no GPU" if torch.version.cuda else "no CUDA"
+        return Finding(subject="device", status="ok", seen=f"cpu, {torch.get_num_threads()} threads; {cuda}")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    listed = "; ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
+    return Finding(subject="device", status="ok", seen=f"{listed} (CUDA {torch.version.cuda})")
+
+
+def check_compiler() -> Finding:
+    """Look for the C++ compiler that Inductor builds CPU kernels with: ``$CXX``, or else the platform's own."""
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX", default)
+    if shutil.which(compiler):
+        answer = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
+        if answer.returncode == 0:
+            first = answer.stdout.splitlines()[0] if answer.stdout else "(says no version)"
+            return Finding(subject="C++ compiler", status="ok", seen=f"{compiler}: {first}")
+        seen = f"{compiler} --version failed with status {answer.returncode}"
+    else:
+        seen = f"{compiler!r} is not on the PATH" + (", although CXX names it" if "CXX" in os.environ else "")
+    others = [name for name in ("g++", "clang++", "c++") if name != compiler and shutil.which(name)]
+    advice = (
+        f"export CXX={others[0]}"
+        if others
+        else "install a C++ compiler (Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install; "
+        "conda: conda install cxx-compiler), or use the eager backend, which compiles nothing"
+    )
+    return Finding(subject="C++ compiler", status="problem", seen=seen, advice=advice)
+
+
+def check_headers() -> Finding:
+    """Look for Python's C headers, which every kernel of Inductor's includes."""
+    folder = Path(sysconfig.get_paths()["include"])
+    if (folder / "Python.h").is_file():
+        return Finding(subject="Python headers", status="ok", seen=str(folder))
+    return Finding(
+        subject="Python headers",
+        status="problem",
+        seen=f"{folder / 'Python.h'} is not there, and Inductor's kernels include it",
+        advice="install Python's headers (Debian, Ubuntu: apt-get install python3-dev)",
+    )
+
+
+def check_triton() -> Finding:
+    """Look for Triton, which Inductor needs on a GPU and nowhere else."""
+    import torch
+
+    there = importlib.util.find_spec("triton") is not None
+    if there:
+        return Finding(subject="triton", status="ok", seen=importlib.metadata.version("triton"))
+    if torch.cuda.is_available():
+        return Finding(
+            subject="triton",
+            status="problem",
+            seen="not installed, and Inductor cannot compile for the GPU without it",
+            advice="reinstall torch from PyPI, whose CUDA builds bring it",
+        )
+    return Finding(subject="triton", status="ok", seen="not installed, and not needed on the CPU")
+
+
+def check_caches() -> Finding:
+    """Try to write where Inductor keeps compiled kernels."""
+    folder = inductor_cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"aotlab")
+    except OSError as error:
+        return Finding(
+            subject="kernel cache",
+            status="problem",
+            seen=f"{folder} cannot be written to ({error.strerror})",
+            advice="set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
+        )
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < 1:
+        return Finding(
+            subject="kernel cache",
+            status="problem",
+            seen=f"{folder}: {free:.1f} GB left on that disk",
+            advice="make room, or set TORCHINDUCTOR_CACHE_DIR to a folder on another disk",
+        )
+    return Finding(subject="kernel cache", status="ok", seen=f"{folder} ({free:.0f} GB free)")
+
+
+def inductor_cache() -> Path:
+    """Name the folder in which Inductor keeps what it compiled (torch has no public function that says so)."""
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def check_engine() -> Finding:
+    """Trace a small training step with aotlab's own engine and compare it with eager."""
+    import aotlab
+
+    return _compiles("engine", lambda function: aotlab.compile(function, backend="eager"))
+
+
+def check_inductor() -> Finding:
+    """Compile a small training step with stock ``torch.compile`` and Inductor, and compare it with eager."""
+    import torch
+
+    return _compiles("inductor", lambda function: torch.compile(function, backend="inductor"))
+
+
+def _compiles(subject: str, compiler: Callable[[Callable[..., object]], Callable[..., object]]) -> Finding:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w).square().sum()
+
+    def measure(function: Callable[..., object]) -> tuple[torch.Tensor, ...]:
+        w = torch.linspace(-1, 1, 32, device=device).reshape(8, 4).requires_grad_()
+        loss = function(torch.linspace(0, 1, 16, device=device).reshape(2, 8), w)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        assert w.grad is not None
+        return loss.detach(), w.grad
+
+    expected = measure(step)
+    begin = time.perf_counter()
+    actual = measure(compiler(step))
+    seconds = time.perf_counter() - begin
+    if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(actual, expected, strict=True)):
+        return Finding(
+            subject=subject,
+            status="problem",
+            seen=f"a compiled training step gave {actual}, eager {expected}",
+            advice="please report this, with the output of `aotlab doctor`",
+        )
+    return Finding(
+        subject=subject, status="ok", seen=f"compiled a training step for {device} in {seconds:.1f} s, as eager"
+    )
+
+
+#: What `run` checks: the subject, and the check.
+QUICK_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
+    ("python", check_python),
+    ("aotlab", check_aotlab),
+    ("torch", check_torch),
+    ("numpy", check_numpy),
+    ("pandas", check_pandas),
+    ("notebook", check_notebook),
+    ("device", check_device),
+    ("C++ compiler", check_compiler),
+    ("Python headers", check_headers),
+    ("triton", check_triton),
+    ("kernel cache", check_caches),
+)
+COMPILING_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
+    ("engine", check_engine),
+    ("inductor", check_inductor),
+)

@@ -1,0 +1,181 @@
+"""The exceptions that aotlab raises.
+
+Each kind of refusal has a class of its own, so that a caller can tell "not there yet" from "used
+wrongly". A refusal is raised before anything that the caller owns has been changed.
+
+    AotlabError
+    ├── UsageError              the call is malformed; change the call
+    ├── RefusedError            the program is fine, but aotlab cannot compile it faithfully
+    │   ├── OverlappingInputsError      mutated inputs that share bytes
+    │   ├── MetadataMutationError       ``t_()`` and friends on an input
+    │   ├── StorageMutationError        ``set_()``, ``resize_()`` on an input
+    │   ├── SubclassError               tensor subclasses
+    │   ├── UnsupportedTensorError      sparse, quantized, nested, conjugate-bit, … tensors
+    │   ├── PythonValueError            an argument that can be neither traced nor guarded
+    │   ├── SymbolicShapeError          symbolic sizes
+    │   ├── DataDependentError          Python control flow on tensor values
+    │   ├── RandomOpError               random ops in a training graph
+    │   ├── CapturedTensorError         a tensor from outside that is not an argument
+    │   ├── EscapeError                 ``numpy()``, ``data_ptr()``, ``.data = …`` on traced tensors
+    │   ├── LeakedTensorError           a traced tensor stored in an object of the caller's
+    │   ├── HigherOrderOpError          higher-order ops and effects without a rule
+    │   ├── HooksError                  tensor hooks that the compiled call could not run
+    │   ├── OutputError                 an output that the epilogue cannot give back faithfully
+    │   ├── PartialBackwardError        a backward that needs values which were not saved
+    │   ├── TransformError              called under ``torch.func`` transforms or forward-mode AD
+    │   └── DoubleBackwardError         a derivative of a compiled backward
+    ├── GraphInvariantError     a graph between two stages is not what it must be: a bug of ours
+    └── RecompileLimitError     raised in place of the warning under ``config.fallback = "error"``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserLine:
+    """A place in the user's program: ``file``, 1-based ``line``, enclosing ``function``, the ``code`` there."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}"
+        return f"{where} ({self.code})" if self.code else where
+
+
+class AotlabError(Exception):
+    """Base class of everything that aotlab itself raises."""
+
+
+class UsageError(AotlabError, TypeError):
+    """A public function was called in a way that can never work."""
+
+
+class RefusedError(AotlabError):
+    """A program that aotlab cannot compile faithfully, refused before any side effect.
+
+    Parameters
+    ----------
+    seen
+        What was found, as a clause without a final stop.
+    why
+        Why it matters, as a clause.
+    suggestion
+        What the caller can do about it.
+    argument
+        The name of the argument concerned, for example ``"x"`` or ``"args[0]['w']"``.
+    line
+        The line of the user's program concerned.
+    """
+
+    def __init__(
+        self,
+        seen: str,
+        *,
+        why: str = "",
+        suggestion: str = "",
+        argument: str | None = None,
+        line: UserLine | None = None,
+    ) -> None:
+        self.seen = seen
+        self.why = why
+        self.suggestion = suggestion
+        self.argument = argument
+        self.line = line
+        text = seen
+        if line is not None:
+            text += f", at {line}"
+        if why:
+            text += f": {why}"
+        if suggestion:
+            text += f"; {suggestion}"
+        super().__init__(text)
+
+    @property
+    def reason(self) -> str:
+        """The class name without ``Error``: the key under which reports count refusals."""
+        return type(self).__name__.removesuffix("Error")
+
+
+class OverlappingInputsError(RefusedError):
+    """Two inputs share bytes and at least one of them is mutated."""
+
+
+class MetadataMutationError(RefusedError):
+    """An input changes its sizes, strides or offset in place."""
+
+
+class StorageMutationError(RefusedError):
+    """An input is given another storage, or its storage another size."""
+
+
+class SubclassError(RefusedError):
+    """A tensor subclass reaches the engine."""
+
+
+class UnsupportedTensorError(RefusedError):
+    """A tensor of a layout or kind that functionalization cannot represent."""
+
+
+class PythonValueError(RefusedError):
+    """An argument that is no tensor and cannot be guarded by type and value."""
+
+
+class SymbolicShapeError(RefusedError):
+    """A size is symbolic or depends on data."""
+
+
+class DataDependentError(RefusedError):
+    """Python asked for the value of a traced tensor."""
+
+
+class RandomOpError(RefusedError):
+    """A random op stands where its random numbers could differ from eager's."""
+
+
+class CapturedTensorError(RefusedError):
+    """A real tensor that is no argument reaches an op."""
+
+
+class EscapeError(RefusedError):
+    """The function asks for the memory of a traced tensor."""
+
+
+class LeakedTensorError(RefusedError):
+    """After the trace, a traced tensor can be reached from an object of the caller's."""
+
+
+class HigherOrderOpError(RefusedError):
+    """An op that needs a tracing rule of its own and has none."""
+
+
+class HooksError(RefusedError):
+    """The function registers or relies on tensor hooks that a compiled call would not run."""
+
+
+class OutputError(RefusedError):
+    """An output cannot be given back as eager would give it."""
+
+
+class PartialBackwardError(RefusedError):
+    """A backward for some of the outputs needs a value that the forward did not save."""
+
+
+class TransformError(RefusedError):
+    """A compiled function was called under a ``torch.func`` transform or forward-mode AD."""
+
+
+class DoubleBackwardError(RefusedError):
+    """The backward of a compiled function was asked to be differentiated."""
+
+
+class GraphInvariantError(AotlabError):
+    """A graph between two stages breaks an invariant; this is a bug in aotlab."""
+
+
+class RecompileLimitError(AotlabError):
+    """A function was recompiled more often than ``config.recompile_limit`` allows."""

@@ -1,0 +1,203 @@
+"""The direct frontend: trace the call itself.
+
+It sees what the call does, not what Python does around it. Besides the arguments, the closures, defaults and globals
+of the function and the ``training`` flags of modules are guarded; what other objects hold is a documented exclusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from aotlab import torch_internals as internals
+from aotlab.errors import LeakedTensorError, UsageError, UserLine
+from aotlab.guards import Reached, reached_state, same_value
+from aotlab.stages.capture import ArgumentKind, names_of_arguments
+
+
+def line_of_function(function: Any) -> UserLine | None:
+    """Return where a function is defined, None if it has no Python code."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return None
+    return UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+
+
+class FunctionTarget:
+    """A plain function; its first ``num_params_buffers`` flat arguments may be parameters and buffers."""
+
+    frontend = "direct"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        self.line = line_of_function(function)
+
+    def lifted(self) -> Sequence[Tensor]:
+        """Lift nothing."""
+        return ()
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Lift nothing."""
+        return ()
+
+    def reached(self) -> tuple[Reached, ...]:
+        """Return closures, defaults, globals and flags that the function may read."""
+        return reached_state(self.function)
+
+    def still_same(self) -> Callable[[], bool] | None:
+        """Return a check that they are what they are now."""
+        return fast_check(self.reached())
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and refuse one that changes what others can see."""
+        before = self.reached()
+        result = self.function(*args, **kwargs)
+        for item in before:
+            if not item.holds():
+                item.put_back()
+                raise LeakedTensorError(
+                    f"the function changes `{item.name}`",
+                    why="a compiled call would not",
+                    suggestion="return the new value",
+                )
+        return result
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name arguments by the function's parameters."""
+        return names_of_arguments(self.function, args, kwargs)
+
+
+def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
+    """Make one function of many small checks; None if there are none."""
+    if not reached:
+        return None
+    by_identity = [(item.read, item.expected) for item in reached if not item.by_value]
+    by_value = [(item.read, item.expected) for item in reached if item.by_value]
+
+    def check() -> bool:
+        for read, expected in by_identity:
+            if read() is not expected:
+                return False
+        for read, expected in by_value:
+            now = read()
+            if now is not expected and not same_value(now, expected):
+                return False
+        return True
+
+    return check
+
+
+class ModuleTarget:
+    """A module; its parameters and buffers become inputs, read anew at each call."""
+
+    frontend = "direct"
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.function = module.forward
+        self.name = type(module).__qualname__
+        self.line = line_of_function(module.forward)
+        self._find()
+        for (name, _), tensor in zip(self._names, self.lifted(), strict=True):
+            if isinstance(tensor, internals.FakeTensor):
+                raise UsageError(f"`{name}` is a fake tensor; give aot_module a module with real parameters")
+
+    def _find(self) -> None:
+        """List where the parameters and buffers are kept."""
+        self._slots: list[tuple[dict[str, Tensor | None], str]] = []
+        self._names: list[tuple[str, ArgumentKind]] = []
+        self._links: list[tuple[dict[str, Any], str, nn.Module]] = []
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._modules = list(self.module.named_modules(remove_duplicate=True))
+        kinds: tuple[tuple[str, ArgumentKind], ...] = (("_parameters", "parameter"), ("_buffers", "buffer"))
+        for attribute, kind in kinds:
+            for path, module in self._modules:
+                held = getattr(module, attribute)
+                self._sizes.append((held, sum(v is not None for v in held.values())))
+                for key, tensor in held.items():
+                    if tensor is not None:
+                        self._slots.append((held, key))
+                        self._names.append((f"{path}.{key}" if path else key, kind))
+        for _, module in self._modules:
+            self._sizes.append((module._modules, sum(v is not None for v in module._modules.values())))
+            self._links += [(module._modules, key, child) for key, child in module._modules.items() if child is not None]
+
+    def lifted(self) -> Sequence[Tensor]:
+        """Read the parameters and buffers."""
+        return [held[key] for held, key in self._slots]  # type: ignore[misc]  # `_find` took those that are not None
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Name them by their path in the module."""
+        return self._names
+
+    def reached(self) -> tuple[Reached, ...]:
+        """Return the ``training`` flags."""
+        self._find()  # a new entry may see another module tree
+        return reached_state(self.module)
+
+    def still_same(self) -> Callable[[], bool] | None:
+        """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
+        links, sizes = self._links, self._sizes
+        flags = [(module, module.training) for _, module in self._modules]
+        hooked = [(m._forward_hooks, m._forward_pre_hooks, bool(m._forward_hooks or m._forward_pre_hooks)) for m, _ in flags]
+
+        def check() -> bool:
+            for held, key, child in links:
+                if held.get(key) is not child:
+                    return False
+            for held, count in sizes:
+                if len(held) != count and sum(v is not None for v in held.values()) != count:
+                    return False
+            for module, training in flags:
+                if module.training is not training:
+                    return False
+            return all(bool(after or before) is had for after, before, had in hooked)
+
+        return check
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
+        before = [held[key] for held, key in self._slots]
+        attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
+        try:
+            for (held, key), tensor in zip(self._slots, lifted, strict=True):
+                held[key] = tensor
+            result = self.module(*args, **kwargs)
+            replaced = [
+                name
+                for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True)
+                if held.get(key) is not tensor
+            ]
+        finally:
+            for (held, key), tensor in zip(self._slots, before, strict=True):
+                held[key] = tensor
+        for module, was in attributes:
+            for key, value in list(module.__dict__.items()):
+                if value is not was.get(key) and not key.startswith("_"):
+                    replaced.append(key)
+                    if key in was:
+                        module.__dict__[key] = was[key]
+                    else:
+                        del module.__dict__[key]
+        if replaced:
+            raise LeakedTensorError(
+                f"the module assigns to its `{replaced[0]}`",
+                why="a compiled call would not",
+                suggestion="write buffers in place (`self.buffer.copy_(…)`), or return the value",
+            )
+        return result
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name arguments by the parameters of ``forward``."""
+        return names_of_arguments(self.module.forward, args, kwargs)

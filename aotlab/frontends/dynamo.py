@@ -1,0 +1,171 @@
+"""The Dynamo frontend: ``torch.compile(backend="aotlab")``.
+
+Dynamo turns Python into graphs, one for each stretch between graph breaks, and hands each to our `backend`. What the
+backend gives back carries guards of its own and traces from Dynamo's graph again when they fail: Dynamo does not come
+back when inputs begin to share memory. A graph that cannot be compiled faithfully runs eagerly, with one warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import pipeline
+from aotlab import torch_internals as internals
+from aotlab.backends import resolve
+from aotlab.cache import CompiledFunction
+from aotlab.errors import UsageError, UserLine
+from aotlab.guards import Reached
+from aotlab.partitioners import default_partition
+from aotlab.recorder import locate
+from aotlab.stages.capture import ArgumentKind
+
+_FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
+_CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
+
+
+def line_of_stack(text: str | None) -> UserLine | None:
+    """Read the innermost frame off the stack trace that Dynamo keeps with a node."""
+    frames = list(_FRAME.finditer(text or ""))
+    if not frames:
+        return None
+    last = frames[-1]
+    return UserLine(file=last["file"], line=int(last["line"]), function=last["function"], code=last["code"].strip())
+
+
+class _Located(fx.Interpreter):
+    """Runs a graph and tells the recorder which of the user's lines each node comes from."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        text = n.meta.get("stack_trace")
+        place = partial(line_of_stack, text) if text else None
+        locate(place, {key: n.meta[key] for key in _CARRIED if key in n.meta})
+        try:
+            return super().run_node(n)
+        finally:
+            locate(None, None)
+
+
+class GraphTarget:
+    """A graph that Dynamo captured; it takes flat arguments and returns a flat tuple."""
+
+    frontend = "dynamo"
+
+    def __init__(self, graph: fx.GraphModule, count: int) -> None:
+        self.graph = graph
+        self.function = graph.forward
+        lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
+        self.line = next((line for line in lines if line is not None), None)
+        self.name = self.line.function if self.line is not None else "graph"
+        inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        self._names = [_source_name(n) for n in inputs]
+        attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
+        self._attributes = list(attributes)
+
+    def lifted(self) -> Sequence[Tensor]:
+        """Return the tensors that the graph itself holds, if Dynamo left any there."""
+        held = dict(self.graph.named_parameters()) | dict(self.graph.named_buffers())
+        return [held[name] for name in self._attributes]
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Name them."""
+        return [(name, "parameter") for name in self._attributes]
+
+    def reached(self) -> tuple[Reached, ...]:
+        """Return nothing: Dynamo's own guards stand before the graph."""
+        return ()
+
+    def still_same(self) -> Callable[[], bool] | None:
+        """Return nothing to check."""
+        return None
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph node by node."""
+        if not self._attributes:
+            return _Located(self.graph).run(*args)
+        replaced = dict(zip(self._attributes, lifted, strict=True))
+        with internals.reparametrize_module(self.graph, replaced):
+            return _Located(self.graph).run(*args)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph as Dynamo wrote it."""
+        return self.graph(*args)
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name arguments by what they are in the user's program."""
+        return list(self._names)
+
+
+def _source_name(node: fx.Node) -> str:
+    """Turn Dynamo's name of a placeholder into that of the user's variable."""
+    argument = node.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    if source is not None:
+        name = str(source.name() if callable(source.name) else source.name)
+        found = re.fullmatch(r"[LG]\['(\w+)'\](.*)", name)
+        if found:
+            return _readable(found[1] + found[2])
+    return node.name
+
+
+def _readable(name: str) -> str:
+    name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
+    return re.sub(r"getattr\((\w+), '(\w+)'\)", r"\1.\2", name)
+
+
+def backend(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **unknown: Any
+) -> Callable[..., Any]:
+    """Compile a graph for ``torch.compile(backend="aotlab")``.
+
+    Parameters
+    ----------
+    graph, example_inputs
+        As Dynamo gives them; tracing waits for the first call.
+    options
+        ``torch.compile``'s ``options``: ``"compiler"`` (``"inductor"``, ``"eager"`` or a function) and ``"partitioner"``.
+
+    Raises
+    ------
+    UsageError
+        Other options, or a ``mode``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> @torch.compile(backend="aotlab", options={"compiler": "eager"})
+    ... def f(x):
+    ...     return x.add_(1)
+    >>> f(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    settings = dict(options or {})
+    compiler = resolve(settings.pop("compiler", "inductor"))
+    partitioner = settings.pop("partitioner", default_partition)
+    if settings or unknown:
+        wrong = ", ".join(map(repr, (*settings, *unknown)))
+        raise UsageError(f"backend 'aotlab' does not know {wrong}; its options are 'compiler' and 'partitioner'")
+    made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
+    compiled = CompiledFunction(
+        GraphTarget(graph, len(example_inputs)),
+        partial(pipeline.compile_call, made),
+        on_refusal="eager",
+        backend_name=compiler.name,
+    )
+    call = internals.dynamo_disable(compiled.__call__)
+    call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
+    return call
+
+
+def compile_by_dynamo(
+    function: Callable[..., Any], *, compiler: Any, partitioner: Any, dynamic: bool | None
+) -> Callable[..., Any]:
+    """Compile ``function`` by `torch.compile` with our backend behind it."""
+    options = {"compiler": compiler, "partitioner": partitioner}
+    return torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)

@@ -1,0 +1,534 @@
+"""What a compiled entry assumes of a call: as facts, as a fast check, and as a sentence.
+
+A `CallState` is everything about a call that a trace may have baked in. The state of the traced call
+is kept with its entry. `stages.runtime` turns it into straight-line checks (with torch's C++ guards
+for tensors and global state); when they fail, the state of the new call is taken too, and
+`difference` says in one sentence what changed. Both read the same facts, so that a check without a
+sentence, or a sentence without a check, would show as a recompile without a reason.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aotlab import torch_internals as internals
+from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
+
+# --- facts about arguments ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What a trace may assume of a tensor argument; the order is the order in which differences are told."""
+
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    is_leaf: bool
+    is_inference: bool
+    is_conj: bool
+    is_neg: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """A Python argument: compared by type and value, or by identity where ``by_identity``."""
+
+    type: type
+    value: Any
+    by_identity: bool
+
+    def matches(self, other: ValueFacts) -> bool:
+        """Compare as the compiled check does."""
+        if self.by_identity or other.by_identity:
+            return self.value is other.value
+        return self.type is other.type and same_value(self.value, other.value)
+
+
+_BY_VALUE = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, enum.Enum, slice, range, type(Ellipsis),
+)  # fmt: skip
+_BY_IDENTITY = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Tell whether two plain values are the same for a trace: 0.0 is not -0.0, and nan is nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return a.hex() == b.hex()
+    if isinstance(a, complex):
+        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
+    if isinstance(a, slice):
+        return all(same_value(x, y) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step)))
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same_value(v, b[k]) for k, v in a.items())
+    return bool(a == b)
+
+
+def tensor_facts(tensor: Tensor) -> TensorFacts:
+    """Take the facts of one tensor."""
+    return TensorFacts(
+        type=type(tensor),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        layout=tensor.layout,
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if tensor.layout == torch.strided else (),
+        requires_grad=tensor.requires_grad,
+        is_leaf=tensor.is_leaf,
+        is_inference=tensor.is_inference(),
+        is_conj=tensor.is_conj(),
+        is_neg=tensor.is_neg(),
+    )
+
+
+def check_tensor(tensor: Tensor, name: str) -> None:
+    """Refuse tensors that the engine cannot represent.
+
+    Raises
+    ------
+    SubclassError, UnsupportedTensorError
+        With the argument's name.
+    """
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        raise SubclassError(
+            f"`{name}` is a `{type(tensor).__qualname__}`",
+            why="tensor subclasses are not supported yet",
+            suggestion="pass the plain tensors that it consists of",
+            argument=name,
+        )
+    kinds = {
+        "a sparse tensor or another non-strided layout": tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "nested": tensor.is_nested,
+        "a lazy conjugate": tensor.is_conj(),
+        "a lazy negative": tensor.is_neg(),
+        "on the meta device": tensor.is_meta,
+    }
+    for kind, is_so in kinds.items():
+        if is_so:
+            raise UnsupportedTensorError(
+                f"`{name}` is {kind}",
+                why="a trace cannot represent it",
+                suggestion="call resolve_conj() or resolve_neg() on it" if "lazy" in kind else "",
+                argument=name,
+            )
+
+
+def value_facts(value: Any, name: str) -> ValueFacts:
+    """Take the facts of one argument that is no tensor.
+
+    Raises
+    ------
+    PythonValueError
+        If its state could change without a check seeing it.
+    """
+    if isinstance(value, _BY_VALUE):
+        return ValueFacts(type(value), value, by_identity=False)
+    if isinstance(value, _BY_IDENTITY) or (isinstance(value, types.FunctionType) and not value.__closure__):
+        return ValueFacts(type(value), value, by_identity=True)
+    raise PythonValueError(
+        f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
+        why="a compiled entry could not tell when its contents change",
+        suggestion="pass the tensors and plain values that it holds, or register it with torch.utils._pytree",
+        argument=name,
+    )
+
+
+# --- facts about Python state that a function reaches ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One value outside the arguments that the traced code may read.
+
+    ``read`` fetches it again; ``expected`` is what it was; it is compared by value if ``by_value``, else by identity;
+    ``write`` assigns it, where the function itself could.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    expected: Any
+    by_value: bool
+    write: Callable[[Any], None] | None = None
+
+    def put_back(self) -> None:
+        """Undo an assignment that a trace made."""
+        if self.write is not None:
+            self.write(self.expected)
+
+    def holds(self) -> bool:
+        """Tell whether the value is still what the trace saw."""
+        now = self.read()
+        return same_value(now, self.expected) if self.by_value else now is self.expected
+
+
+_PLAIN = (*_BY_VALUE,)
+_MISSING = object()
+
+
+def _plain(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, _PLAIN):
+        return True
+    if depth and type(value) in (tuple, list) and len(value) <= 64:
+        return all(_plain(item, depth - 1) for item in value)
+    if depth and type(value) is dict and len(value) <= 64:
+        return all(_plain(k, 0) and _plain(v, depth - 1) for k, v in value.items())
+    return False
+
+
+def _copy_plain(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(_copy_plain(item) for item in value)
+    if type(value) is dict:
+        return {k: _copy_plain(v) for k, v in value.items()}
+    return value
+
+
+def _is_library(function: types.FunctionType) -> bool:
+    return function.__module__ is not None and function.__module__.split(".")[0] in ("torch", "aotlab", "builtins")
+
+
+def _code_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_names(constant)
+
+
+def reached_state(function: Any) -> tuple[Reached, ...]:
+    """Collect what ``function`` may read besides its arguments: closures, defaults, globals, ``training`` flags.
+
+    Functions of the user's that it refers to are followed. Attributes of other objects and of modules are not: what
+    those hold is a documented exclusion.
+    """
+    found: list[Reached] = []
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [("", function)]
+
+    def visit(
+        name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None
+    ) -> None:
+        if isinstance(value, (Tensor, types.ModuleType)):
+            return  # a captured tensor is refused at the op that uses it; modules are not rebound
+        if _plain(value):
+            found.append(Reached(name, read, _copy_plain(value), by_value=True, write=write))
+            return
+        found.append(Reached(name, read, value, by_value=False, write=write))
+        todo.append((name, value))
+
+    while todo:
+        prefix, value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.MethodType):
+            todo += [(prefix, value.__self__), (prefix, value.__func__)]
+        elif isinstance(value, nn.Module):
+            for path, module in value.named_modules():
+                label = ".".join(part for part in (prefix, path, "training") if part)
+                found.append(Reached(label, _attribute(module, "training"), module.training, by_value=True))
+        elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+            todo.append((prefix, value.func))
+            for i, item in enumerate(value.args):
+                visit(f"{prefix}.args[{i}]", item, _item(value.args, i))
+            for key, item in value.keywords.items():
+                visit(f"{prefix}.{key}", item, _item(value.keywords, key))
+        elif isinstance(value, types.FunctionType) and not _is_library(value):
+            for label, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                try:
+                    contents = cell.cell_contents
+                except ValueError:
+                    continue
+                visit(label, contents, _attribute(cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
+            for i, default in enumerate(value.__defaults__ or ()):
+                visit(f"default {i} of {value.__name__}", default, _default(value, i))
+            for key, default in (value.__kwdefaults__ or {}).items():
+                visit(f"default {key} of {value.__name__}", default, _item(value.__kwdefaults__, key))
+            for label in dict.fromkeys(_code_names(value.__code__)):
+                if label in value.__globals__:
+                    owner = value.__globals__
+                    visit(label, owner[label], _item(owner, label), partial(owner.__setitem__, label))
+    return tuple(found)
+
+
+def _attribute(owner: Any, name: str) -> Callable[[], Any]:
+    return lambda: getattr(owner, name, _MISSING)
+
+
+def _item(owner: Any, key: Any) -> Callable[[], Any]:
+    if isinstance(owner, Mapping):
+        return lambda: owner.get(key, _MISSING)
+    return lambda: owner[key]
+
+
+def _default(function: types.FunctionType, index: int) -> Callable[[], Any]:
+    return lambda: (function.__defaults__ or ())[index] if index < len(function.__defaults__ or ()) else _MISSING
+
+
+# --- the state of a call -----------------------------------------------------------------------------------------
+
+
+def global_state() -> tuple[tuple[str, Any], ...]:
+    """Take the global settings that a trace bakes in, as (name, value)."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return (
+        ("grad mode", torch.is_grad_enabled()),
+        ("inference mode", torch.is_inference_mode_enabled()),
+        *((f"autocast on {d}", torch.is_autocast_enabled(d)) for d in devices),
+        *((f"autocast dtype on {d}", torch.get_autocast_dtype(d)) for d in devices),
+        ("autocast cache", torch.is_autocast_cache_enabled()),
+        ("deterministic algorithms", torch.are_deterministic_algorithms_enabled()),
+        ("default dtype", torch.get_default_dtype()),
+        ("default device", torch.get_default_device()),
+        ("number of threads", torch.get_num_threads()),
+        ("matmul precision", torch.get_float32_matmul_precision()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallState:
+    """All that a trace may have baked in of one call.
+
+    Attributes
+    ----------
+    structure
+        The nesting of the arguments, as text.
+    names
+        A name for each flat argument.
+    leaves
+        The facts of each flat argument.
+    same_as
+        For each flat argument that is a tensor, the position of the first argument that is the same object (its own
+        position otherwise).
+    settings
+        `global_state` of the call.
+    reached
+        What the function reads besides its arguments.
+    overlapping
+        Pairs of positions whose bytes overlap, where they are not the same object.
+    """
+
+    structure: str
+    names: tuple[str, ...]
+    leaves: tuple[TensorFacts | ValueFacts, ...]
+    same_as: tuple[int, ...]
+    settings: tuple[tuple[str, Any], ...]
+    reached: tuple[Reached, ...] = field(repr=False)
+    overlapping: tuple[tuple[int, int], ...] = ()
+    default_device_mode: bool = False
+    function_modes: int = 0
+
+
+def byte_interval(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
+    if tensor.numel() == 0:
+        return (0, 0)
+    start = tensor.data_ptr()
+    return (start, start + extent_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()))
+
+
+def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """Return how many bytes lie between a strided tensor's first byte and the one after its last."""
+    if 0 in shape:
+        return 0
+    return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
+
+
+def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of positions whose byte intervals overlap; sorts by address, so pairs are few to look at."""
+    spans = sorted(((*byte_interval(tensor), tensor.device.type, i) for i, tensor in tensors), key=lambda s: (s[2], s[0]))
+    pairs = []
+    open_spans: list[tuple[int, int, str, int]] = []
+    for span in spans:
+        if span[0] == span[1]:
+            continue
+        open_spans = [o for o in open_spans if o[2] == span[2] and o[1] > span[0]]
+        pairs += [(min(o[3], span[3]), max(o[3], span[3])) for o in open_spans]
+        open_spans.append(span)
+    return tuple(sorted(pairs))
+
+
+def check_surroundings() -> int:
+    """Refuse calls under modes that a compiled function could not respect; return the number of function modes.
+
+    Raises
+    ------
+    TransformError
+        Under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
+    """
+    what = None
+    if internals.transforms_active():
+        what = "a torch.func transform"
+    elif internals.forward_ad_active():
+        what = "forward-mode differentiation"
+    elif internals.dispatch_mode_count():
+        what = "a torch dispatch mode"
+    count = internals.function_mode_count()
+    if what is None and count:
+        if count > 1 or torch.get_default_device() == torch.device("cpu"):
+            what = "a torch function mode"
+    if what is not None:
+        raise TransformError(
+            f"a compiled function was called under {what}",
+            why="its graph would not take part in it",
+            suggestion="call the original function there",
+        )
+    return count
+
+
+def call_state(
+    *, structure: str, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]
+) -> CallState:
+    """Take the state of a call.
+
+    Parameters
+    ----------
+    structure
+        The nesting of the arguments, as text.
+    names, values
+        The flat arguments, lifted parameters and buffers first.
+    reached
+        From `reached_state`.
+
+    Raises
+    ------
+    RefusedError
+        An argument, or the surroundings of the call, cannot be guarded.
+    """
+    function_modes = check_surroundings()
+    leaves: list[TensorFacts | ValueFacts] = []
+    first: dict[int, int] = {}
+    same_as = []
+    tensors = []
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        if isinstance(value, Tensor):
+            check_tensor(value, name)
+            leaves.append(tensor_facts(value))
+            position = first.setdefault(id(value), i)
+            same_as.append(position)
+            if position == i:
+                tensors.append((i, value))
+        else:
+            leaves.append(value_facts(value, name))
+            same_as.append(i)
+    return CallState(
+        structure=structure,
+        names=tuple(names),
+        leaves=tuple(leaves),
+        same_as=tuple(same_as),
+        settings=global_state(),
+        reached=reached,
+        overlapping=overlapping_pairs(tensors),
+        function_modes=function_modes,
+    )
+
+
+# --- sentences ---------------------------------------------------------------------------------------------------
+
+_FIELD_WORDS = {
+    "type": "is a {now} where the compiled entry expects a {then}",
+    "dtype": "has dtype {now} where the compiled entry expects {then}",
+    "device": "is on {now} where the compiled entry expects {then}",
+    "layout": "has layout {now} where the compiled entry expects {then}",
+    "shape": "has shape {now} where the compiled entry expects {then}",
+    "stride": "has strides {now} where the compiled entry expects {then}",
+    "requires_grad": "has requires_grad={now} where the compiled entry expects {then}",
+    "is_leaf": "has is_leaf={now} where the compiled entry expects {then}",
+    "is_inference": "has is_inference()={now} where the compiled entry expects {then}",
+    "is_conj": "has is_conj()={now} where the compiled entry expects {then}",
+    "is_neg": "has is_neg()={now} where the compiled entry expects {then}",
+}
+
+
+def _show(value: Any) -> str:
+    return value.__qualname__ if isinstance(value, type) else str(value)
+
+
+def difference(then: CallState, now: CallState, *, mutates: bool) -> str | None:
+    """Say in one sentence in what the call ``now`` differs from the traced call ``then``; None if in nothing.
+
+    ``mutates`` says whether overlaps count: only an entry that writes an input looks at them.
+    """
+    for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
+        if before != after:
+            return f"{name} is {_show(after)} where the compiled entry expects {_show(before)}"
+    if then.function_modes != now.function_modes:
+        return "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
+    for item in then.reached:
+        if not item.holds():
+            text = "another object" if not item.by_value else repr(item.read())
+            was = "" if not item.by_value else f" where the compiled entry expects {item.expected!r}"
+            return f"`{item.name}`, which the function reads, is {text}{was}"
+    if then.structure != now.structure:
+        return f"the arguments are nested as {now.structure} where the compiled entry expects {then.structure}"
+    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+        if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+            for attribute, words in _FIELD_WORDS.items():
+                was, is_now = getattr(before, attribute), getattr(after, attribute)
+                if was != is_now:
+                    return f"`{name}` " + words.format(now=_show(is_now), then=_show(was))
+        elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
+            if not before.matches(after):
+                return f"`{name}` is {after.value!r} where the compiled entry expects {before.value!r}"
+        else:
+            return f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+    for i, (was_same, is_same) in enumerate(zip(then.same_as, now.same_as, strict=True)):
+        if was_same != is_same:
+            if is_same != i:
+                return f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
+            return f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
+    if mutates and then.overlapping != now.overlapping:
+        began = [pair for pair in now.overlapping if pair not in then.overlapping]
+        a, b = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
+        verb = "share" if began else "no longer share"
+        return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
+    return None
+
+
+def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
+    """List what an entry assumes as (kind, subject, sentence), for the report."""
+    rows: list[tuple[str, str, str]] = [("structure", "arguments", f"the arguments are nested as {state.structure}")]
+    for i, (name, facts) in enumerate(zip(state.names, state.leaves, strict=True)):
+        if isinstance(facts, TensorFacts):
+            grad = "requires grad" if facts.requires_grad else "does not require grad"
+            leaf = " and is a leaf" if facts.requires_grad and facts.is_leaf else ""
+            rows.append(
+                (
+                    "tensor",
+                    name,
+                    f"`{name}` is a {_show(facts.type)} of dtype {facts.dtype} on {facts.device} with shape "
+                    f"{facts.shape} and strides {facts.stride}, {grad}{leaf}",
+                )
+            )
+            if state.same_as[i] != i:
+                rows.append(("identity", name, f"`{name}` is the same tensor as `{state.names[state.same_as[i]]}`"))
+        else:
+            rows.append(("value", name, f"`{name}` is {facts.value!r}"))
+    tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]
+    if len(tensors) > 1:
+        rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
+    if mutates and len(tensors) > 1:
+        rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
+    rows += [("setting", name, f"{name} is {_show(value)}") for name, value in state.settings]
+    rows += [
+        ("reached", r.name, f"`{r.name}` is {r.expected!r}" if r.by_value else f"`{r.name}` is the same object")
+        for r in state.reached
+    ]
+    return tuple(rows)

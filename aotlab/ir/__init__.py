@@ -1,0 +1,1 @@
+"""The records that flow between the stages: specs, metadata, signatures, graphs, and their checks."""

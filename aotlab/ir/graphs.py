@@ -1,0 +1,104 @@
+"""Walk, describe and print fx graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import fx
+
+from aotlab.errors import UserLine
+from aotlab.ir.specs import TensorSpec, spec_of
+
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One fx node, without the graph.
+
+    ``target`` is the op's full name, ``phase`` says during which half of the trace it was recorded, ``spec``
+    describes its value where that is a tensor, ``users`` counts its users, ``line`` is the user's line that caused it
+    (for a node of the backward, the line of the forward op that it differentiates).
+    """
+
+    name: str
+    op: str
+    target: str
+    phase: Phase
+    spec: TensorSpec | None
+    inputs: tuple[str, ...]
+    users: int
+    line: UserLine | None
+
+
+def target_name(target: object) -> str:
+    """Name a node's target: ``aten.add.Tensor``, ``operator.getitem``, or an attribute path."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    module = getattr(target, "__module__", "") or ""
+    return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
+
+
+def line_of(node: fx.Node) -> UserLine | None:
+    """Find the user's line that caused ``node``."""
+    found = node.meta.get("user_line")
+    if callable(found):
+        found = node.meta["user_line"] = found()
+    return found if isinstance(found, UserLine) else None
+
+
+def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
+    """Describe all nodes of ``graph`` in order."""
+    records = []
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        records.append(
+            NodeRecord(
+                name=node.name,
+                op=node.op,
+                target=target_name(node.target),
+                phase=node.meta.get("phase", "forward"),
+                spec=spec_of(value) if isinstance(value, torch.Tensor) else None,
+                inputs=tuple(n.name for n in node.all_input_nodes),
+                users=len(node.users),
+                line=line_of(node),
+            )
+        )
+    return tuple(records)
+
+
+def op_count(graph: fx.Graph) -> int:
+    """Count the calls in ``graph``: neither placeholders nor the output."""
+    return sum(node.op == "call_function" for node in graph.nodes)
+
+
+def readable(module: fx.GraphModule, name: str) -> str:
+    """Print ``module`` as Python with shapes behind the values."""
+    body = module.graph.python_code("self", verbose=False).src
+    shapes = {
+        node.name: str(spec_of(node.meta["val"]))
+        for node in module.graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    lines = []
+    for line in body.strip().splitlines():
+        stripped = line.split(";  ")[0].rstrip()
+        left = stripped.strip().split(" = ")[0]
+        lines.append(f"{stripped}  # {shapes[left]}" if left in shapes and " = " in stripped else stripped)
+    text = "\n".join(lines)
+    return text.replace("def forward(", f"def {name}(", 1)
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    """List the placeholders of ``graph`` in order."""
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
+    """Return what ``graph`` returns, as a flat tuple."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return tuple(output.args[0])  # type: ignore[arg-type]  # fx types the output's argument as any Argument

@@ -1,0 +1,236 @@
+"""What a traced function does to its inputs and how its outputs relate to them.
+
+The names are upstream's (``torch._functorch._aot_autograd.schemas``), so that a reader of one finds the
+way in the other; the records are our own, frozen, and filled by one run of the function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from aotlab.ir.specs import TensorSpec
+
+
+class MutationType(Enum):
+    """Where a mutated input gets its new value."""
+
+    NOT_MUTATED = "not mutated"
+    MUTATED_IN_GRAPH = "mutated in graph"
+    MUTATED_OUT_GRAPH = "mutated out of graph"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputAliasInfo:
+    """What the function did to one tensor input.
+
+    Attributes
+    ----------
+    index, name
+        The position among the flat tensor inputs after duplicates were dropped, and the caller's name for it.
+    spec
+        The input as it came in.
+    is_leaf, requires_grad
+        As autograd had them at the call.
+    mutates_data, mutates_metadata, mutates_storage_metadata
+        Its values changed; its sizes, strides or offset changed; it was given another storage.
+    mutations_hidden_from_autograd
+        Every write went through ``detach()`` or another tensor that autograd does not connect to it.
+    mutations_under_no_grad_or_inference_mode
+        Every write happened under ``no_grad`` or ``inference_mode``.
+    mutation_inductor_storage_resize
+        Its storage was resized.
+    keep_input_mutations
+        The compiled graph itself writes the new value.
+    requires_grad_after
+        ``requires_grad`` of the input when the function returned.
+    """
+
+    index: int
+    name: str
+    spec: TensorSpec
+    is_leaf: bool
+    requires_grad: bool
+    mutates_data: bool = False
+    mutates_metadata: bool = False
+    mutates_storage_metadata: bool = False
+    mutations_hidden_from_autograd: bool = False
+    mutations_under_no_grad_or_inference_mode: bool = False
+    mutation_inductor_storage_resize: bool = False
+    keep_input_mutations: bool = False
+    requires_grad_after: bool = False
+
+    @property
+    def mutation_type(self) -> MutationType:
+        """Decide where the new value is written: the one rule."""
+        if not (self.mutates_data or self.mutates_metadata or self.mutates_storage_metadata):
+            return MutationType.NOT_MUTATED
+        if self.keep_input_mutations and not self.mutates_metadata and not self.mutates_storage_metadata:
+            return MutationType.MUTATED_IN_GRAPH
+        return MutationType.MUTATED_OUT_GRAPH
+
+
+class OutputType(Enum):
+    """How an output relates to inputs and intermediates."""
+
+    NON_ALIAS = "non-alias"
+    ALIAS_OF_INPUT = "alias of input"
+    IS_INPUT = "is input"
+    ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT = "alias of intermediate, base saved as output"
+    ALIAS_OF_INTERMEDIATE = "alias of intermediate, base already saved"
+    ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias of intermediate, base is user output"
+    UNSAFE_VIEW_ALIAS = "unsafe view"
+    CUSTOM_FUNCTION_VIEW = "custom-function view"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewStep:
+    """One view op on the way from a base to an output: ``target`` applied to the tensor before and ``args``.
+
+    ``target`` is the op's full name (``"aten.transpose.int"``); ``args`` are its arguments after the tensor,
+    ``kwargs`` its keywords as pairs; ``item`` picks one result of a multi-output view.
+    """
+
+    target: str
+    args: tuple[object, ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputAliasInfo:
+    """How one flat output is given back.
+
+    Attributes
+    ----------
+    index, name
+        The position among the flat outputs, and a name for it such as ``"out[0]"``.
+    output_type
+        One of the eight.
+    raw_type
+        The qualified name of its Python type; for an output that is no tensor, of that value's.
+    spec
+        The output as eager would return it; None if it is no tensor.
+    base_idx
+        The input, the intermediate base or the user output that it aliases, as ``output_type`` says.
+    dynamic_dims
+        Dimensions whose sizes are symbolic.
+    requires_grad
+        Whether the output requires grad.
+    views
+        The view ops that lead from the base to it; None where only ``as_strided`` can say it.
+    under_no_grad
+        Whether autograd does not connect it to its base: it was detached, or made under ``no_grad``. (A view made
+        under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
+    """
+
+    index: int
+    name: str
+    output_type: OutputType
+    raw_type: str
+    spec: TensorSpec | None
+    base_idx: int | None = None
+    dynamic_dims: frozenset[int] = frozenset()
+    requires_grad: bool = False
+    views: tuple[ViewStep, ...] | None = None
+    under_no_grad: bool = False
+
+    @property
+    def aliases_intermediate(self) -> bool:
+        """Whether the epilogue makes this output from an intermediate that the graph returns."""
+        return self.output_type in (
+            OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+
+
+class TangentSource(Enum):
+    """What a tangent is the gradient of."""
+
+    MUTATED_INPUT = "mutated input"
+    OUTPUT = "output"
+    INTERMEDIATE_BASE = "intermediate base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TangentInfo:
+    """One tangent: what it is the gradient of (``source``, with its ``index`` there), and what it looks like."""
+
+    source: TangentSource
+    index: int
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewAndMutationMeta:
+    """Everything that the run-time wrapper must know of a traced function.
+
+    Attributes
+    ----------
+    input_info, output_info
+        One record per flat tensor input (duplicates dropped) and per flat output.
+    intermediate_bases
+        The intermediates that the forward graph returns so that outputs can be made from them.
+    tangents
+        One record per tangent, in the order of the joint graph's placeholders.
+    keep_input_mutations
+        Whether the forward graph writes mutated inputs itself.
+    grad_enabled_mutation
+        The grad mode that the function left behind, None if it left it alone.
+    deterministic
+        Whether deterministic algorithms were asked for when it was traced.
+    static_input_indices
+        Inputs whose address will not change: parameters and buffers.
+    num_tokens
+        Effect tokens before the inputs; always 0 so far.
+    """
+
+    input_info: tuple[InputAliasInfo, ...]
+    output_info: tuple[OutputAliasInfo, ...]
+    intermediate_bases: tuple[TensorSpec, ...] = ()
+    tangents: tuple[TangentInfo, ...] = ()
+    keep_input_mutations: bool = False
+    grad_enabled_mutation: bool | None = None
+    deterministic: bool = False
+    static_input_indices: tuple[int, ...] = ()
+    num_tokens: int = 0
+
+    @property
+    def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
+        """Inputs that the epilogue writes."""
+        return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH)
+
+    @property
+    def mutated_graph_handled_indices(self) -> tuple[int, ...]:
+        """Inputs that the compiled graph writes."""
+        return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)
+
+    @property
+    def aliased_out_indices(self) -> tuple[int, ...]:
+        """Outputs that the epilogue makes from an input or an intermediate base."""
+        return tuple(
+            o.index
+            for o in self.output_info
+            if o.aliases_intermediate or o.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
+        )
+
+    @property
+    def num_intermediate_bases(self) -> int:
+        """How many intermediates are returned as bases."""
+        return len(self.intermediate_bases)
+
+    @property
+    def num_outputs_aliased_to_inputs(self) -> int:
+        """How many outputs are inputs or alias them."""
+        return sum(o.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT) for o in self.output_info)
+
+    @property
+    def num_outputs_aliased_to_intermediates(self) -> int:
+        """How many outputs are made from an intermediate base."""
+        return sum(o.aliases_intermediate for o in self.output_info)
+
+    @property
+    def requires_grad_out(self) -> bool:
+        """Whether anything that the function hands back may be differentiated."""
+        return bool(self.tangents)

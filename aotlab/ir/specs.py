@@ -1,0 +1,132 @@
+"""What is known of a tensor without the tensor: the specs that records are made of.
+
+Sizes, strides and offsets are counted in elements and are ``int`` or `SymExpr`; names that say
+``bytes`` are in bytes. Nothing here holds a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymExpr:
+    """A symbolic size: its expression as text, and the value that it had in the traced call."""
+
+    expression: str
+    hint: int | None = None
+
+    def __str__(self) -> str:
+        return self.expression
+
+
+Size = int | SymExpr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """The description of one tensor.
+
+    Attributes
+    ----------
+    shape, stride
+        In elements, outermost dimension first.
+    offset, byte_offset
+        Where the tensor begins in its storage, in elements and in bytes.
+    dtype, device, layout
+        As torch has them.
+    requires_grad, is_leaf
+        As autograd has them when the spec was taken.
+    storage
+        The number of the owning storage, counted within one record in order of first appearance; tensors
+        with the same number share memory. None if the tensor has none.
+    storage_bytes
+        The size of that storage in bytes.
+    nbytes
+        The bytes that the tensor's elements take (elements times element size), however they overlap.
+    type_name
+        The qualified name of the Python type.
+    inner
+        For a wrapper subclass, the specs of its inner tensors by attribute name, which may nest.
+    """
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+    byte_offset: Size
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout = torch.strided
+    requires_grad: bool = False
+    is_leaf: bool = True
+    storage: int | None = None
+    storage_bytes: Size | None = None
+    nbytes: Size = 0
+    type_name: str = "torch.Tensor"
+    inner: tuple[tuple[str, TensorSpec], ...] = ()
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self.shape))
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
+
+
+class StorageNumbers:
+    """Number storages in order of first appearance, so that specs of one record can be compared.
+
+    Storages are kept alive until the numbering goes, so that an address is never given to two.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[torch.UntypedStorage] = []
+
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of ``tensor``'s storage; None for a tensor without one."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return None
+        key = storage._cdata
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            self._alive.append(storage)
+        return self._numbers[key]
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """Turn a size as torch gives it into the form that records keep."""
+    if isinstance(value, int):
+        return value
+    return SymExpr(expression=str(value), hint=value.node.hint)
+
+
+def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:
+    """Turn sizes or strides into the form that records keep."""
+    return tuple([size_of(value) for value in values])
+
+
+def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> TensorSpec:
+    """Describe ``tensor``; ``storages`` numbers its storage where the record compares several tensors."""
+    strided = tensor.layout == torch.strided
+    offset = size_of(tensor.storage_offset()) if strided else 0
+    itemsize = tensor.element_size()
+    number = storages.number(tensor) if storages is not None and strided else None
+    kind = type(tensor)
+    return TensorSpec(
+        shape=sizes_of(tensor.shape),
+        stride=sizes_of(tensor.stride()) if strided else (),
+        offset=offset,
+        byte_offset=offset * itemsize if isinstance(offset, int) else SymExpr(expression=f"{itemsize}*({offset})"),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        layout=tensor.layout,
+        requires_grad=tensor.requires_grad,
+        is_leaf=tensor.is_leaf,
+        storage=number,
+        storage_bytes=size_of(tensor.untyped_storage().nbytes()) if number is not None else None,
+        nbytes=size_of(tensor.numel() * itemsize),
+        type_name="torch.Tensor" if kind is torch.Tensor else f"{kind.__module__}.{kind.__qualname__}",
+    )

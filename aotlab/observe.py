@@ -1,0 +1,134 @@
+"""What the engine says while it works: events, and who listens.
+
+The engine emits; it never waits for an answer and does not know who listens. A listener is a
+callable that takes one event. Without listeners an event costs one truth test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events; ``at_ns`` is `time.perf_counter_ns` when it was made."""
+
+    at_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileStarted(Event):
+    """An entry begins to be compiled.
+
+    ``function`` is the qualified name, ``function_id`` tells functions of one name apart, ``entry`` is unique
+    in the process, ``reason`` is the sentence that says why no earlier entry served (None for the first).
+    ``frontend`` is ``"direct"`` or ``"dynamo"``, ``backend`` the compiler's name.
+    """
+
+    function: str
+    function_id: int
+    entry: int
+    frontend: str
+    backend: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFinished(Event):
+    """A stage of entry ``entry`` has finished; ``record`` is its frozen record, ``nodes`` the size of its graph."""
+
+    entry: int
+    stage: str
+    record: object
+    duration_ns: int
+    nodes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFinished(Event):
+    """Entry ``entry`` is ready; ``guards`` are its assumptions as ``(kind, subject, sentence)``."""
+
+    entry: int
+    duration_ns: int
+    guards: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFailed(Event):
+    """Entry ``entry`` was refused or failed with ``error``; ``outcome`` says what happens instead."""
+
+    entry: int
+    duration_ns: int
+    error: BaseException
+    outcome: Literal["raised", "ran eagerly"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Event):
+    """A call was served by ``entry`` (None: it ran eagerly). Emitted only while somebody listens."""
+
+    function: str
+    function_id: int
+    entry: int | None
+    duration_ns: int
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardCompiled(Event):
+    """A backward for one pattern of defined tangents was derived and compiled.
+
+    ``record`` is its `aotlab.stages.compile.BackwardRecord`; ``pattern`` has one bool per tangent.
+    """
+
+    entry: int
+    pattern: tuple[bool, ...]
+    record: object
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreak(Event):
+    """Dynamo handed on a further graph of one frame; ``reason`` as Dynamo words it."""
+
+    frame: str
+    reason: str
+
+
+Listener = Callable[[Event], None]
+_listeners: tuple[Listener, ...] = ()
+_entries = itertools.count()
+
+
+def listening() -> bool:
+    """Tell whether anybody would hear an event."""
+    return bool(_listeners)
+
+
+def emit(event: Event) -> None:
+    """Hand ``event`` to every listener, in the order in which they came."""
+    for listener in _listeners:
+        listener(event)
+
+
+@contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Hear all events of the process for the length of a ``with`` block."""
+    global _listeners
+    _listeners = (*_listeners, listener)
+    try:
+        yield
+    finally:
+        remaining = list(_listeners)
+        remaining.remove(listener)
+        _listeners = tuple(remaining)
+
+
+def next_entry() -> int:
+    """Give out the number of a new entry, unique in the process."""
+    return next(_entries)

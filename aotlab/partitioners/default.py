@@ -1,0 +1,141 @@
+"""The default partitioner: the forward computes what it must, and saves what the backward uses of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab.ir.graphs import output_args, placeholders
+from aotlab.torch_internals import OpOverload
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Tell whether a placeholder of a joint graph is a tangent."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
+    """Return the nodes that the forward consists of.
+
+    These are the primals, what ``outputs`` need, random ops recorded in the forward with what those need, and the
+    items of multi-output ops among them.
+    """
+    found: set[fx.Node] = set()
+    todo = [node for node in outputs if node is not None]
+    for node in graph.nodes:
+        if node.op == "placeholder" and not is_tangent(node):
+            found.add(node)
+        elif node.meta.get("phase", "forward") == "forward" and _stays(node):
+            todo.append(node)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is operator.getitem and node.args[0] in found:
+            found.add(node)
+    return found
+
+
+def _stays(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and (
+        torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable
+    )
+
+
+def default_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Sequence[Any],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    static_lifetime_input_nodes: Any = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph without recomputing anything.
+
+    Parameters
+    ----------
+    joint_module
+        Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
+        outputs, then one gradient or None per primal.
+    _joint_inputs
+        Not looked at.
+    num_fwd_outputs
+        How many of the outputs are the forward's.
+    static_lifetime_input_indices, static_lifetime_input_nodes
+        Accepted for callers of upstream's function; this partitioner decides nothing by them.
+
+    Returns
+    -------
+    forward, backward
+        The forward takes the primals and returns its outputs followed by the values saved for the backward; the
+        backward takes those and the tangents, and returns the gradients.
+
+    Notes
+    -----
+    Same signature and calling convention as ``torch._functorch.partitioners.default_partition`` of torch 2.13, so that
+    each can stand in for the other.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> parts = []
+    >>> def show(gm, inputs):
+    ...     parts.append(len(gm.graph.find_nodes(op="output")[0].args[0]))
+    ...     return gm
+    >>> f = aotlab.aot_function(lambda x: x.sin(), show, show, partition_fn=aotlab.default_partition)
+    >>> _ = f(torch.ones(2, requires_grad=True))
+    >>> parts  # the output and the saved input; the gradient
+    [2, 1]
+    """
+    graph = joint_module.graph
+    outputs = output_args(graph)
+    fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
+    forward = forward_nodes(graph, fwd_outputs)
+    backward = _ancestors(gradients, forward)
+    saved = [
+        node for node in graph.nodes if node in forward and (any(u in backward for u in node.users) or node in gradients)
+    ]
+    tangents = [node for node in placeholders(graph) if is_tangent(node)]
+    primals = [node for node in placeholders(graph) if not is_tangent(node)]
+    return (
+        _extract(joint_module, primals, forward, (*fwd_outputs, *saved), "Forward"),
+        _extract(joint_module, [*saved, *tangents], backward, gradients, "Backward"),
+    )
+
+
+def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = [node for node in outputs if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in stop:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _extract(
+    joint: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    body: set[fx.Node],
+    outputs: Sequence[fx.Node | None],
+    name: str,
+) -> fx.GraphModule:
+    """Copy the nodes of ``body`` into a graph of its own, with ``inputs`` as its placeholders."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copy = graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    for node in joint.graph.nodes:
+        if node in body and node not in copies and node.op not in ("placeholder", "output"):
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(None if node is None else copies[node] for node in outputs))
+    return fx.GraphModule(joint, graph, class_name=name)

@@ -1,0 +1,242 @@
+"""The contents page: what happens to a call, stage by stage.
+
+    capture          what was called, with which tensors
+    dedupe           a tensor that is passed twice becomes one input
+    synthetic_bases  inputs that share memory are found
+    trace            one run says what is computed, mutated and aliased; the joint graph
+    partition        the joint graph becomes a forward and a backward
+    compile          the graphs become callables
+    runtime          the function that stands between the caller and the callables
+
+Every stage hands on one frozen record and announces it to `observe`. Read the files of `aotlab.stages` in this order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotlab import config, observe
+from aotlab import torch_internals as internals
+from aotlab.backends.base import Backend, Boxed
+from aotlab.cache import Declined, Entry
+from aotlab.errors import RefusedError, UsageError
+from aotlab.guards import CallState, sentences
+from aotlab.ir.checks import check_graph
+from aotlab.ir.graphs import op_count
+from aotlab.recorder import RunEagerly
+from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
+from aotlab.stages.capture import Call, Target
+from aotlab.stages.dedupe import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to compile.
+
+    ``duplicates`` is the dedupe strategy; ``static_inputs`` says how many of the first inputs keep their addresses
+    (None: the lifted parameters and buffers).
+    """
+
+    backend: Backend
+    partitioner: partition.Partitioner
+    duplicates: Strategy = "drop"
+    keep_inference_input_mutations: bool = False
+    static_inputs: int | None = None
+
+
+def compile_call(
+    options: Options,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    explain: Callable[[CallState], str | None],
+    number: int,
+    function_id: int,
+) -> Entry:
+    """Take one call through all stages and return the entry that serves it.
+
+    Raises
+    ------
+    RefusedError
+        The call cannot be compiled faithfully; nothing was changed.
+    Declined
+        Eager has to run the call.
+    """
+    if config.functionalize_rng_ops:
+        raise UsageError("config.functionalize_rng_ops is not supported yet; set it to False")
+    started = time.perf_counter_ns()
+    journal = _Journal(number)
+    state = None
+    try:
+        with journal.stage("capture"):
+            captured, call = capture.run(target, args, kwargs)
+            state = call.state
+            reason = explain(call.state)
+        _announce_start(target, function_id, number, options, reason)
+        journal.announce("capture", captured)
+
+        with journal.stage("dedupe"):
+            deduped = dedupe.run(call, options.duplicates)
+        journal.announce("dedupe", deduped)
+
+        with journal.stage("synthetic_bases"):
+            based = synthetic_bases.run(call, deduped)
+        journal.announce("synthetic_bases", based)
+
+        with journal.stage("trace"):
+            traced, live = trace.run(
+                call,
+                deduped,
+                decompositions=options.backend.decompositions(),
+                keep_input_mutations=options.keep_inference_input_mutations,
+                static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
+                check_inputs=lambda infos: synthetic_bases.check(based, infos, call, deduped),
+            )
+            if config.debug_assert:
+                check_graph(traced.module, "joint", writes_inputs=True)
+        journal.announce("trace", traced, op_count(traced.module.graph))
+
+        with journal.stage("partition"):
+            if live.training and live.backward_error is None:
+                options.backend.prepare(traced.module, has_random=bool(traced.random_ops))
+            split_record, split = partition.run(traced, live, options.partitioner)
+        journal.announce("partition", split_record, _size(split_record))
+
+        context = compile.CompilationContext(
+            model_name="model", number=number, shared={}, detailed=observe.listening()
+        )
+        with journal.stage("compile"):
+            compiled, forward, full_backward = compile.run(
+                split_record, live, options.backend, context, lazy_backward=config.lazy_backward
+            )
+        journal.announce("compile", compiled)
+
+        with journal.stage("runtime"):
+            backward = _backward(options, live, split_record, split, full_backward, context) if live.training else None
+            generated, run = runtime.run(_parts(call, deduped, live, split_record, forward, backward, number))
+        journal.announce("runtime", generated)
+    except RefusedError as error:
+        error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
+        raise
+    except RunEagerly as signal:
+        raise Declined(signal, silent=True) from signal
+    except trace.TraceFailed as failure:
+        text = f"`{target.name}` ran eagerly: tracing it raised {failure}, which eager did not"
+        raise Declined(type(failure)(text), silent=False) from failure
+
+    mutates = any(info.mutates_data for info in traced.metadata.input_info)
+    if observe.listening():
+        observe.emit(
+            observe.CompileFinished(
+                entry=number,
+                duration_ns=time.perf_counter_ns() - started,
+                guards=sentences(call.state, mutates=mutates),
+            )
+        )
+    return Entry(
+        number=number, run=run, state=call.state, mutates=mutates, records=journal.records, reason=reason
+    )
+
+
+class _Journal:
+    """Times the stages and announces their records."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.records: dict[str, Any] = {}
+        self._duration = 0
+
+    @contextmanager
+    def stage(self, name: str) -> Any:
+        started = time.perf_counter_ns()
+        yield
+        self._duration = time.perf_counter_ns() - started
+
+    def announce(self, name: str, record: object, nodes: int | None = None) -> None:
+        self.records[name] = record
+        if observe.listening():
+            observe.emit(
+                observe.StageFinished(
+                    entry=self.number, stage=name, record=record, duration_ns=self._duration, nodes=nodes
+                )
+            )
+
+
+def _announce_start(target: Target, function_id: int, number: int, options: Options, reason: str | None) -> None:
+    if observe.listening():
+        observe.emit(
+            observe.CompileStarted(
+                function=target.name,
+                function_id=function_id,
+                entry=number,
+                frontend=target.frontend,
+                backend=options.backend.name,
+                reason=reason,
+            )
+        )
+
+
+def _size(record: partition.PartitionRecord) -> int:
+    return op_count(record.forward.graph) + (op_count(record.backward.graph) if record.backward is not None else 0)
+
+
+def _backward(
+    options: Options,
+    live: trace.Trace,
+    record: partition.PartitionRecord,
+    split: partition.Split,
+    full: Boxed | None,
+    context: compile.CompilationContext,
+) -> runtime.Backward:
+    """Make the backward that compiles itself for each pattern of tangents that is met."""
+
+    def compile_pattern(pattern: tuple[bool, ...]) -> Boxed:
+        started = time.perf_counter_ns()
+        complete = all(pattern) and record.backward is not None
+        module = record.backward if complete else partition.derive_backward(live, split, pattern)
+        assert module is not None
+        context.detailed = observe.listening()
+        with torch.no_grad(), internals.disable_autocast():
+            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0)
+        if observe.listening():
+            observe.emit(
+                observe.BackwardCompiled(
+                    entry=context.number,
+                    pattern=pattern,
+                    record=compile.BackwardRecord(pattern=pattern, graph=graph),
+                    duration_ns=time.perf_counter_ns() - started,
+                )
+            )
+        return compiled
+
+    return runtime.Backward(live, split, full, compile_pattern, live.call_name)
+
+
+def _parts(
+    call: Call,
+    deduped: dedupe.DedupeRecord,
+    live: trace.Trace,
+    record: partition.PartitionRecord,
+    forward: Boxed,
+    backward: runtime.Backward | None,
+    number: int,
+) -> runtime.Parts:
+    tensors = [call.values[i] for i in deduped.kept]
+    return runtime.Parts(
+        call=call,
+        dedupe=deduped,
+        trace=live,
+        partition=record,
+        forward=forward,
+        backward=backward,
+        settings_hold=internals.GlobalStateGuard().check,
+        tensors_hold=internals.tensor_guards(tensors),
+        entry=number,
+        debug=config.debug_assert,
+    )

@@ -1,0 +1,524 @@
+"""From the records that the stages hand on to the rows that a report holds.
+
+Two steps, because graphs are live objects that later stages rewrite in place. `snapshot` runs while the engine waits,
+at the event: it turns what may change (graphs) into text and rows and keeps what is frozen. `assemble` runs when
+somebody looks, and joins the snapshots of one entry: arguments with what happened to them, outputs with what they
+alias, both with the memory that they live in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from aotlab.ir.graphs import NodeRecord, node_records, readable
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
+from aotlab.ir.specs import Size, SymExpr, TensorSpec
+from aotlab.report.model import (
+    Code,
+    CompiledGraph,
+    InnerTensor,
+    Input,
+    Kernel,
+    Node,
+    Output,
+    Saved,
+    Span,
+    Stage,
+    Storage,
+    TensorInfo,
+)
+from aotlab.report.text import amount, data_size, listed
+
+if TYPE_CHECKING:
+    from aotlab.observe import BackwardCompiled, StageFinished
+    from aotlab.stages.capture import ArgumentRecord, CaptureRecord
+    from aotlab.stages.compile import BackwardRecord, CompiledGraphRecord, CompileRecord
+    from aotlab.stages.dedupe import DedupeRecord
+    from aotlab.stages.partition import PartitionRecord
+    from aotlab.stages.runtime import RuntimeRecord
+    from aotlab.stages.synthetic_bases import SyntheticBasesRecord
+    from aotlab.stages.trace import TraceRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one stage of one entry left, without live objects.
+
+    ``stage`` and ``nodes`` are ready for the report; the rest is what `assemble` joins, each filled by the stage of
+    that name.
+    """
+
+    stage: Stage
+    nodes: tuple[Node, ...] = ()
+    capture: CaptureRecord | None = None
+    dedupe: DedupeRecord | None = None
+    overlaps: SyntheticBasesRecord | None = None
+    trace: TraceFacts | None = None
+    saved: tuple[Saved, ...] = ()
+    compiled: tuple[CompiledGraph, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """The frozen part of a trace's record."""
+
+    tracer: str
+    training: bool
+    metadata: ViewAndMutationMeta
+    random_ops: tuple[str, ...]
+    backward_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What `assemble` makes of the snapshots of one entry."""
+
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    storages: tuple[Storage, ...] = ()
+
+
+def snapshot(event: StageFinished) -> Snapshot:
+    """Turn what a stage handed on into rows that nothing can change any more.
+
+    A stage that this report does not know gets its time and size noted and nothing else.
+    """
+    stage = Stage(name=event.stage, duration_ns=event.duration_ns, node_count=event.nodes)
+    match event.stage:
+        case "capture":
+            capture = cast("CaptureRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_capture_summary(capture)), capture=capture)
+        case "dedupe":
+            dedupe = cast("DedupeRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_dedupe_summary(dedupe)), dedupe=dedupe)
+        case "synthetic_bases":
+            overlaps = cast("SyntheticBasesRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_overlap_summary(overlaps)), overlaps=overlaps)
+        case "trace":
+            return _trace(stage, cast("TraceRecord", event.record))
+        case "partition":
+            return _partition(stage, cast("PartitionRecord", event.record))
+        case "compile":
+            return _compile(stage, cast("CompileRecord", event.record).graphs)
+        case "runtime":
+            runtime = cast("RuntimeRecord", event.record)
+            lines = len(runtime.source.splitlines())
+            code = Code(title="generated runtime wrapper", language="python", text=runtime.source)
+            return Snapshot(stage=replace(stage, summary=f"{amount(lines, 'line')} generated", codes=(code,)))
+    return Snapshot(stage=stage)
+
+
+def backward_snapshot(event: BackwardCompiled) -> Snapshot:
+    """Do for a backward that was derived later what `snapshot` does for a stage."""
+    graph = cast("BackwardRecord", event.record).graph
+    defined = [str(i) for i, used in enumerate(event.pattern) if used]
+    which = f"tangents {listed(defined)} of {len(event.pattern)}" if defined else "no tangents"
+    stage = Stage(name="backward", duration_ns=event.duration_ns, node_count=_ops(graph.nodes))
+    made = _compile(stage, (graph,))
+    return replace(
+        made,
+        stage=replace(made.stage, summary=f"derived for {which}"),
+        nodes=tuple([replace(node, stage="backward") for node in made.nodes]),
+        compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in made.compiled]),
+    )
+
+
+def assemble(snapshots: Iterable[Snapshot]) -> Joined:
+    """Join the snapshots of one entry into inputs, outputs and storages."""
+    capture: CaptureRecord | None = None
+    dedupe: DedupeRecord | None = None
+    overlaps: SyntheticBasesRecord | None = None
+    metadata: ViewAndMutationMeta | None = None
+    for each in snapshots:
+        capture = each.capture or capture
+        dedupe = each.dedupe or dedupe
+        overlaps = each.overlaps or overlaps
+        metadata = each.trace.metadata if each.trace is not None else metadata
+    if capture is None:
+        return Joined()
+    inputs = _inputs(capture, dedupe, overlaps, metadata)
+    if metadata is None:
+        return Joined(inputs=inputs, storages=_storages(inputs, (), capture, {}))
+    # Positions in the metadata count the tensors that dedupe kept.
+    tensors = [i for i, argument in enumerate(capture.arguments) if argument.spec is not None]
+    kept = [inputs[i] for i in (dedupe.kept if dedupe is not None else tensors)]
+    outputs, owners = _outputs(
+        metadata, kept, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
+    )
+    return Joined(inputs=inputs, outputs=outputs, storages=_storages(inputs, outputs, capture, owners))
+
+
+def tensor_info(spec: TensorSpec) -> TensorInfo:
+    """Turn a spec into the plain values that a report keeps."""
+    return TensorInfo(
+        dtype=str(spec.dtype).removeprefix("torch."),
+        device=str(spec.device),
+        layout=str(spec.layout).removeprefix("torch."),
+        shape=spec.shape,
+        stride=spec.stride,
+        offset=spec.offset,
+        byte_offset=spec.byte_offset,
+        nbytes=spec.nbytes,
+        requires_grad=spec.requires_grad,
+        is_leaf=spec.is_leaf,
+        type_name=spec.type_name,
+        inner=tuple([InnerTensor(name=name, tensor=tensor_info(inner)) for name, inner in spec.inner]),
+    )
+
+
+def reach(tensor: TensorInfo) -> tuple[int, int] | None:
+    """Return the first byte that ``tensor`` reaches in its storage and the one after its last; None if symbolic."""
+    values = (*tensor.shape, *tensor.stride, tensor.byte_offset, tensor.nbytes)
+    if any(isinstance(value, SymExpr) for value in values):
+        return None
+    shape, stride = cast("tuple[int, ...]", tensor.shape), cast("tuple[int, ...]", tensor.stride)
+    start, nbytes = cast("int", tensor.byte_offset), cast("int", tensor.nbytes)
+    elements = 1
+    for size in shape:
+        elements *= size
+    if elements == 0:
+        return start, start
+    itemsize = nbytes // elements
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
+    return start, start + (last + 1) * itemsize
+
+
+def chain(base: str, views: Sequence[ViewStep] | None) -> str:
+    """Write a chain of view ops as code: ``"x.transpose(0, 1)[2]"``; ``"as_strided"`` where there is no chain."""
+    if views is None:
+        return "as_strided"
+    text = base
+    for step in views:
+        # "aten.transpose.int" is called transpose; the overload says nothing that the arguments do not.
+        pieces = step.target.split(".")
+        name = pieces[1] if len(pieces) > 1 else pieces[0]
+        arguments = [_plain(arg) for arg in step.args] + [f"{key}={_plain(value)}" for key, value in step.kwargs]
+        text += f".{name}({', '.join(arguments)})"
+        if step.item is not None:
+            text += f"[{step.item}]"
+    return text
+
+
+def _plain(value: object) -> str:
+    """Write an argument of a view op; records keep lists as tuples, which read better as lists."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return str(value)
+
+
+def _capture_summary(record: CaptureRecord) -> str:
+    counts: dict[str, int] = {}
+    for argument in record.arguments:
+        kind = "python value" if argument.kind == "python" else argument.kind
+        counts[kind] = counts.get(kind, 0) + 1
+    found = listed([amount(count, kind) for kind, count in counts.items()]) or "no arguments"
+    return f"{found}; frontend {record.frontend}"
+
+
+def _dedupe_summary(record: DedupeRecord) -> str:
+    dropped = len(record.source) - len(record.kept)
+    return f"{amount(dropped, 'duplicate')} dropped" if dropped else "no duplicates"
+
+
+def _overlap_summary(record: SyntheticBasesRecord) -> str:
+    if not record.overlaps:
+        return "no overlaps"
+    shared = ", ".join(data_size(overlap.bytes) for overlap in record.overlaps)
+    return f"{amount(len(record.overlaps), 'overlap')} ({shared}); {amount(len(record.bases), 'synthetic base')}"
+
+
+def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
+    part = "joint" if record.training else "forward"
+    metadata = record.metadata
+    mutated = len(metadata.mutated_inp_runtime_indices) + len(metadata.mutated_graph_handled_indices)
+    summary = (
+        f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
+        f"{amount(mutated, 'mutated input')}, {amount(len(metadata.aliased_out_indices), 'aliased output')}"
+    )
+    return Snapshot(
+        stage=replace(
+            stage,
+            summary=summary,
+            codes=(Code(title=f"{part} graph", language="python", text=readable(record.module, part)),),
+        ),
+        nodes=_nodes("trace", part, node_records(record.module.graph)),
+        trace=TraceFacts(
+            tracer=record.tracer,
+            training=record.training,
+            metadata=metadata,
+            random_ops=tuple(record.random_ops),
+            backward_error=record.backward_error,
+        ),
+    )
+
+
+def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
+    parts = [("forward", record.forward)]
+    if record.backward is not None:
+        parts.append(("backward", record.backward))
+    saved = tuple(
+        [
+            Saved(
+                name=value.name,
+                tensor=tensor_info(value.spec),
+                nbytes=value.nbytes,
+                reason=value.reason,
+                is_input=value.is_input,
+                is_output=value.is_output,
+                used_by=tuple(value.used_by),
+                line=value.line,
+            )
+            for value in record.saved
+        ]
+    )
+    summary = f"partitioner {record.partitioner}"
+    if record.backward is not None:
+        new = data_size(sum(value.new_bytes for value in saved))
+        summary += f"; {amount(len(saved), 'value')} saved, {new} of new memory"
+    codes = [Code(title=f"{part} graph", language="python", text=readable(module, part)) for part, module in parts]
+    nodes = [node for part, module in parts for node in _nodes("partition", part, node_records(module.graph))]
+    return Snapshot(
+        stage=replace(stage, summary=summary, codes=tuple(codes)),
+        nodes=tuple(nodes),
+        saved=saved,
+    )
+
+
+def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
+    codes: list[Code] = []
+    for graph in graphs:
+        codes.append(Code(title=f"{graph.kind} graph {graph.name}", language="python", text=graph.code))
+        if graph.wrapper is not None:
+            title = f"{graph.backend}'s output code for {graph.name}"
+            codes.append(Code(title=title, language="python", text=graph.wrapper))
+    kernels = [
+        Kernel(name=kernel.name, language=kernel.language, graph_name=graph.name, kind=graph.kind, source=kernel.source)
+        for graph in graphs
+        for kernel in graph.kernels
+    ]
+    backends = listed(sorted({graph.backend for graph in graphs}))
+    summary = f"{amount(len(graphs), 'graph')} by {backends}, {amount(len(kernels), 'kernel')}"
+    return Snapshot(
+        stage=replace(stage, summary=summary, codes=tuple(codes)),
+        nodes=tuple([node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)]),
+        compiled=tuple(
+            [
+                CompiledGraph(
+                    kind=graph.kind,
+                    name=graph.name,
+                    backend=graph.backend,
+                    compile_ns=graph.compile_ns,
+                    node_count=_ops(graph.nodes),
+                )
+                for graph in graphs
+            ]
+        ),
+        kernels=tuple(kernels),
+    )
+
+
+def _ops(nodes: Sequence[NodeRecord]) -> int:
+    return sum(node.op == "call_function" for node in nodes)
+
+
+def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, ...]:
+    found = []
+    for record in records:
+        spec = record.spec
+        found.append(
+            Node(
+                stage=stage,
+                part=part,
+                name=record.name,
+                op=record.op,
+                target=record.target,
+                phase=record.phase,
+                dtype=None if spec is None else str(spec.dtype).removeprefix("torch."),
+                shape=None if spec is None else spec.shape,
+                device=None if spec is None else str(spec.device),
+                nbytes=None if spec is None else spec.nbytes,
+                inputs=tuple(record.inputs),
+                users=record.users,
+                line=record.line,
+            )
+        )
+    return tuple(found)
+
+
+def _inputs(
+    capture: CaptureRecord,
+    dedupe: DedupeRecord | None,
+    overlaps: SyntheticBasesRecord | None,
+    metadata: ViewAndMutationMeta | None,
+) -> tuple[Input, ...]:
+    """Join each argument with the position that serves it, and that with what happened to it."""
+    arguments = capture.arguments
+    tensors = [i for i, argument in enumerate(arguments) if argument.spec is not None]
+    kept = tuple(dedupe.kept) if dedupe is not None else tuple(tensors)
+    source = tuple(dedupe.source) if dedupe is not None else tuple(range(len(tensors)))
+    partners: dict[int, list[int]] = {}
+    for overlap in overlaps.overlaps if overlaps is not None else ():
+        partners.setdefault(overlap.first, []).append(overlap.second)
+        partners.setdefault(overlap.second, []).append(overlap.first)
+
+    rows = {i: Input(name=a.name, kind=a.kind, value=a.value) for i, a in enumerate(arguments)}
+    for argument, position in zip(tensors, source, strict=True):
+        first = kept[position]
+        row = replace(
+            _tensor_input(arguments[argument]),
+            duplicate_of=None if first == argument else arguments[first].name,
+            overlaps=tuple([arguments[kept[other]].name for other in partners.get(position, ())]),
+        )
+        if metadata is not None:
+            info = metadata.input_info[position]
+            row = replace(
+                row,
+                mutates_data=info.mutates_data,
+                mutates_metadata=info.mutates_metadata,
+                mutates_storage=info.mutates_storage_metadata,
+                mutation_hidden_from_autograd=info.mutations_hidden_from_autograd,
+                mutation_under_no_grad=info.mutations_under_no_grad_or_inference_mode,
+                mutation_type=info.mutation_type.value,
+                requires_grad_after=info.requires_grad_after,
+            )
+        rows[argument] = row
+    return tuple(rows.values())
+
+
+def _tensor_input(argument: ArgumentRecord) -> Input:
+    assert argument.spec is not None
+    return Input(
+        name=argument.name, kind=argument.kind, tensor=tensor_info(argument.spec), storage=argument.spec.storage
+    )
+
+
+def _outputs(
+    metadata: ViewAndMutationMeta, kept: Sequence[Input], first: int
+) -> tuple[tuple[Output, ...], dict[int, tuple[str, Size | None]]]:
+    """Describe the outputs, and number the storages that the graph makes, from ``first`` on.
+
+    Also returns, for each of those storages, its owner and its size.
+    """
+    numbers: dict[object, int] = {}
+    owners: dict[int, tuple[str, Size | None]] = {}
+    infos = {info.index: info for info in metadata.output_info}
+
+    def made(info: OutputAliasInfo) -> int | None:
+        """Return the number of the storage of an output that does not live in an input's."""
+        if info.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            assert info.base_idx is not None
+            return made(infos[info.base_idx])
+        if info.spec is None:
+            return None
+        key: object = ("output", info.index)
+        owner, nbytes = "output", info.spec.storage_bytes
+        if info.aliases_intermediate:
+            assert info.base_idx is not None
+            base = metadata.intermediate_bases[info.base_idx]
+            key = ("intermediate", info.base_idx)
+            owner, nbytes = "intermediate", base.storage_bytes if base.storage_bytes is not None else base.nbytes
+        if key not in numbers:
+            numbers[key] = first + len(numbers)
+            owners[numbers[key]] = (owner, nbytes)
+        return numbers[key]
+
+    rows = []
+    for info in metadata.output_info:
+        row = Output(
+            name=info.name,
+            output_type=info.output_type.value,
+            raw_type=info.raw_type,
+            tensor=None if info.spec is None else tensor_info(info.spec),
+            requires_grad=info.requires_grad,
+            dynamic_dims=tuple(sorted(info.dynamic_dims)),
+        )
+        if info.output_type in (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT):
+            assert info.base_idx is not None
+            base_input = kept[info.base_idx]
+            row = replace(row, base_kind="input", base=base_input.name, storage=base_input.storage)
+        elif info.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            assert info.base_idx is not None
+            row = replace(row, base_kind="output", base=infos[info.base_idx].name, storage=made(info))
+        elif info.aliases_intermediate:
+            row = replace(row, base_kind="intermediate", base=f"intermediate {info.base_idx}", storage=made(info))
+        else:
+            row = replace(row, storage=made(info))
+        if row.base is not None and info.views != ():
+            # "intermediate 0" is no name that code could have.
+            row = replace(row, views=chain(row.base.replace(" ", "_"), info.views))
+        rows.append(replace(row, relation=_relation(info, row)))
+    return tuple(rows), owners
+
+
+def _relation(info: OutputAliasInfo, row: Output) -> str:
+    """Say in words how an output is related to inputs and intermediates."""
+    if info.spec is None:
+        return "no tensor"
+    if row.views is None or row.views == "as_strided":
+        way = " (as_strided)" if row.views else ""
+    else:
+        way = f": {row.views}"
+    match info.output_type:
+        case OutputType.IS_INPUT:
+            return f"is input {row.base} itself"
+        case OutputType.ALIAS_OF_INPUT:
+            return f"view of input {row.base}{way}"
+        case OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT:
+            return f"view of {row.base}, which the graph returns too{way}"
+        case OutputType.ALIAS_OF_INTERMEDIATE:
+            return f"one more view of {row.base}{way}"
+        case OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            return f"view of output {row.base}{way}" if info.views != () else f"is output {row.base} itself"
+        case OutputType.UNSAFE_VIEW_ALIAS:
+            return "memory of its own (an unsafe view whose base nobody else sees)"
+        case OutputType.CUSTOM_FUNCTION_VIEW:
+            return "view made by a custom autograd function"
+        case OutputType.NON_ALIAS:
+            return "memory of its own"
+
+
+def _storages(
+    inputs: Sequence[Input],
+    outputs: Sequence[Output],
+    capture: CaptureRecord,
+    owners: dict[int, tuple[str, Size | None]],
+) -> tuple[Storage, ...]:
+    """Collect who lives where: the caller's storages first, then those that the graph makes."""
+    found: dict[int, Storage] = {}
+    for argument, row in zip(capture.arguments, inputs, strict=True):
+        if row.storage is None or row.tensor is None or argument.spec is None:
+            continue
+        before = found.setdefault(
+            row.storage,
+            Storage(number=row.storage, owner="input", nbytes=argument.spec.storage_bytes, device=row.tensor.device),
+        )
+        span = _span(row.name, "input", row.tensor, row.mutated)
+        found[row.storage] = replace(before, spans=(*before.spans, span))
+    for output in outputs:
+        if output.storage is None or output.tensor is None:
+            continue
+        owner, nbytes = owners.get(output.storage, ("input", None))
+        before = found.setdefault(
+            output.storage,
+            Storage(number=output.storage, owner=owner, nbytes=nbytes, device=output.tensor.device),
+        )
+        span = _span(output.name, "output", output.tensor, False)
+        found[output.storage] = replace(before, spans=(*before.spans, span))
+    return tuple([_sized(storage) for _, storage in sorted(found.items())])
+
+
+def _sized(storage: Storage) -> Storage:
+    """Give a storage whose size the trace did not tell the size that its tensors need."""
+    stops = [span.stop for span in storage.spans if span.stop is not None]
+    if storage.nbytes is None and stops and len(stops) == len(storage.spans):
+        return replace(storage, nbytes=max(stops))
+    return storage
+
+
+def _span(name: str, role: str, tensor: TensorInfo, mutated: bool) -> Span:
+    reached = reach(tensor)
+    start, stop = reached if reached is not None else (None, None)
+    return Span(name=name, role=role, start=start, stop=stop, mutated=mutated)

@@ -1,0 +1,187 @@
+"""Turn frozen records into JSON and back, and describe them as a JSON Schema.
+
+A record is a frozen dataclass whose fields are ``bool``, ``int``, ``str``, other records, tuples of these, or
+unions of these with ``None``. The three functions read the same type hints, so that what is written, what is
+accepted and what the schema says cannot drift apart. Reading is strict about what it knows and indifferent to
+what it does not know: unknown fields are skipped, missing fields take their default, anything else is an error
+that names the place. Nothing that is read is ever executed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import TypeVar, Union
+
+from aotlab.errors import AotlabError
+
+R = TypeVar("R")
+
+_PRIMITIVES: dict[object, str] = {bool: "boolean", int: "integer", str: "string", types.NoneType: "null"}
+
+
+class ReportFormatError(AotlabError, ValueError):
+    """A report file that is no report, is damaged, or has a version that this aotlab does not read."""
+
+
+def encode(value: object) -> object:
+    """Turn a record, and everything in it, into dicts, lists and plain values that `json` can write."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: encode(getattr(value, name)) for name in _hints(type(value))}
+    raise TypeError(f"a report cannot hold a {type(value).__qualname__}: {value!r:.80}")
+
+
+def decode(kind: type[R], value: object, path: str = "$") -> R:
+    """Build the record ``kind`` from what `json` has read.
+
+    Parameters
+    ----------
+    kind
+        The class of the record.
+    value
+        What `json.loads` returned.
+    path
+        Where ``value`` stands in the file, for error messages.
+
+    Raises
+    ------
+    ReportFormatError
+        A value of the wrong type, or a field without default that is missing; the message names the place.
+    """
+    if not isinstance(value, dict):
+        raise _mismatch(path, f"an object ({kind.__name__})", value)
+    known: dict[str, object] = {}
+    required = _required(kind)
+    for name, hint in _hints(kind).items():
+        if name in value:
+            known[name] = _decode(hint, value[name], f"{path}.{name}")
+        elif name in required:
+            raise ReportFormatError(f"the report is damaged: {path} has no field {name!r}")
+    return kind(**known)
+
+
+def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
+    """Describe ``kind`` as a JSON Schema (draft 2020-12); every object admits further properties.
+
+    The descriptions are the docstrings: the first sentence of a record's, and its ``Attributes`` section.
+    """
+    definitions: dict[str, object] = {}
+    _define(kind, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": identifier,
+        "title": title,
+        "$ref": f"#/$defs/{kind.__name__}",
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, object]:
+    """Return the type of each field of a record, in order."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+@cache
+def _required(kind: type) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+
+
+def _decode(hint: object, value: object, path: str) -> object:
+    if hint in _PRIMITIVES:
+        # `type(...) is`, since True is an int to isinstance and 1.0 is no int to us.
+        if type(value) is not hint:
+            raise _mismatch(path, _PRIMITIVES[hint], value)
+        return value
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _mismatch(path, "array", value)
+        item = typing.get_args(hint)[0]
+        return tuple([_decode(item, each, f"{path}[{i}]") for i, each in enumerate(value)])
+    if origin in (Union, types.UnionType):
+        choices = typing.get_args(hint)
+        if type(value) in choices:
+            return value
+        # At most one choice is an object and at most one an array, so that the value says which is meant.
+        for choice in choices:
+            if _json_type(choice) == {dict: "object", list: "array"}.get(type(value)):
+                return _decode(choice, value, path)
+        raise _mismatch(path, " or ".join(_json_type(choice) for choice in choices), value)
+    assert isinstance(hint, type), f"{path}: records cannot have fields of type {hint}"
+    return decode(hint, value, path)
+
+
+def _json_type(hint: object) -> str:
+    if hint in _PRIMITIVES:
+        return _PRIMITIVES[hint]
+    return "array" if typing.get_origin(hint) is tuple else "object"
+
+
+def _mismatch(path: str, expected: str, value: object) -> ReportFormatError:
+    found = {dict: "object", list: "array", float: "number"}.get(type(value)) or _PRIMITIVES[type(value)]
+    return ReportFormatError(f"the report is damaged: {path} should be {expected}, but is {found}")
+
+
+def _define(kind: type, definitions: dict[str, object]) -> None:
+    if kind.__name__ in definitions:
+        return
+    definitions[kind.__name__] = {}  # stops the recursion of records that hold records of their own kind
+    summary, notes = _documentation(kind)
+    properties: dict[str, object] = {}
+    for field in fields(kind):
+        described = _type_schema(_hints(kind)[field.name], definitions)
+        if field.name in notes:
+            described["description"] = notes[field.name]
+        if field.default is not MISSING:
+            described["default"] = encode(field.default)
+        properties[field.name] = described
+    definitions[kind.__name__] = {
+        "type": "object",
+        "description": summary,
+        "properties": properties,
+        "required": [f.name for f in fields(kind) if f.name in _required(kind)],
+        "additionalProperties": True,
+    }
+
+
+def _type_schema(hint: object, definitions: dict[str, object]) -> dict[str, object]:
+    if hint in _PRIMITIVES:
+        return {"type": _PRIMITIVES[hint]}
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return {"type": "array", "items": _type_schema(typing.get_args(hint)[0], definitions)}
+    if origin in (Union, types.UnionType):
+        choices = typing.get_args(hint)
+        if all(choice in _PRIMITIVES for choice in choices):
+            return {"type": [_PRIMITIVES[choice] for choice in choices]}
+        return {"anyOf": [_type_schema(choice, definitions) for choice in choices]}
+    assert isinstance(hint, type)
+    _define(hint, definitions)
+    return {"$ref": f"#/$defs/{hint.__name__}"}
+
+
+def _documentation(kind: type) -> tuple[str, dict[str, str]]:
+    """Read the summary and the ``Attributes`` section of a record's docstring."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    summary = " ".join(text.split("\n\n")[0].split())
+    _, _, section = text.partition("Attributes\n----------\n")
+    notes: dict[str, str] = {}
+    names: tuple[str, ...] = ()
+    for line in section.splitlines():
+        if line.startswith(" "):
+            for name in names:
+                notes[name] = f"{notes[name]} {line.strip()}".strip()
+        elif line:
+            names = tuple(line.split(", "))
+            notes.update(dict.fromkeys(names, ""))
+    return summary, notes

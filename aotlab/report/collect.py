@@ -1,0 +1,322 @@
+"""Record what aotlab does: listen to the engine's events, and make a report of them.
+
+A recording hears the events of the whole process, from every thread. At a compile event it takes a snapshot at once,
+while the engine waits, since graphs are rewritten in place by later stages. At a call it counts and appends to a ring,
+nothing else. The report is put together when somebody looks at it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import platform
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from aotlab import config, observe
+from aotlab._version import __version__
+from aotlab.errors import RefusedError
+from aotlab.report.assemble import Snapshot, assemble, backward_snapshot, snapshot
+from aotlab.report.model import (
+    Call,
+    Calls,
+    Device,
+    Environment,
+    Frame,
+    Graph,
+    GraphBreakRow,
+    Guard,
+    Refusal,
+    Report,
+    Switch,
+)
+from aotlab.report.views import Views
+
+#: How many calls a report remembers one by one, per frame; the counters count all.
+RECENT_CALLS = 1000
+
+
+class _CallNote(NamedTuple):
+    at_ns: int
+    duration_ns: int
+    entry: int | None
+    compiled: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _EntryLog:
+    """What was heard of one compiled entry."""
+
+    entry: int
+    started: observe.CompileStarted | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    finished: observe.CompileFinished | None = None
+    failed: observe.CompileFailed | None = None
+    calls: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _FrameLog:
+    """What was heard of one function."""
+
+    function: str
+    entries: dict[int, _EntryLog] = field(default_factory=dict)
+    compiled: int = 0
+    eager: int = 0
+    recent: deque[_CallNote] = field(default_factory=lambda: deque(maxlen=RECENT_CALLS))
+
+
+class Recording(Views):
+    """A report in the making.
+
+    It answers to everything that a `Report` answers to: tables, ``verdict``, ``to_html``, ``to_json``, ``save``,
+    ``with_timings``, the fields. Each answer is about the report as it stands at that moment, and after the ``with``
+    block about the finished one. ``recording.report()`` is that plain, frozen `Report`.
+
+    Parameters
+    ----------
+    name
+        A title for the report.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name or ""
+        self._lock = threading.Lock()
+        self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        self._begin_ns = time.perf_counter_ns()
+        self._end_ns: int | None = None
+        self._config = tuple([Switch(name=name, value=_switch_value(name)) for name in config.__annotations__])
+        self._frames: dict[int, _FrameLog] = {}
+        self._entries: dict[int, _EntryLog] = {}
+        self._breaks: list[GraphBreakRow] = []
+        self._notes: list[str] = []
+        self._built: Report | None = None
+
+    def report(self) -> Report:
+        """Return the report of what was heard so far."""
+        with self._lock:
+            if self._built is None or self._end_ns is None:
+                self._built = self._build()
+            return self._built
+
+    def hear(self, event: observe.Event) -> None:
+        """Take note of one event; this is what listens to `aotlab.observe`."""
+        if type(event) is observe.Called:
+            with self._lock:
+                self._called(event)
+            return
+        try:
+            # The conversion of graphs takes time and needs no lock: an entry is compiled by one thread.
+            made = (
+                snapshot(event)
+                if isinstance(event, observe.StageFinished)
+                else backward_snapshot(event)
+                if isinstance(event, observe.BackwardCompiled)
+                else None
+            )
+        except Exception as error:  # noqa: BLE001  # what we cannot describe must not become the user's error
+            made = None
+            with self._lock:
+                self._notes.append(f"{type(event).__name__} could not be recorded: {type(error).__name__}: {error}")
+        with self._lock:
+            self._note(event, made)
+
+    def __getattr__(self, name: str) -> object:
+        """Answer with the report's fields and methods."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.report(), name)
+
+    def _called(self, event: observe.Called) -> None:
+        log = self._frame(event.function_id, event.function)
+        if event.compiled:
+            log.compiled += 1
+        else:
+            log.eager += 1
+        log.recent.append(_CallNote(event.at_ns, event.duration_ns, event.entry, event.compiled))
+        if event.entry is not None:
+            entry = self._entries.get(event.entry)
+            if entry is None:  # compiled before the recording began
+                entry = self._entries[event.entry] = log.entries[event.entry] = _EntryLog(entry=event.entry)
+            entry.calls += 1
+
+    def _note(self, event: observe.Event, made: Snapshot | None) -> None:
+        match event:
+            case observe.CompileStarted():
+                log = _EntryLog(entry=event.entry, started=event)
+                self._entries[event.entry] = log
+                self._frame(event.function_id, event.function).entries[event.entry] = log
+            case observe.StageFinished() | observe.BackwardCompiled():
+                # None: an entry that began before the recording did; its earlier stages are lost.
+                known = self._entries.get(event.entry)
+                if known is not None and made is not None:
+                    known.snapshots.append(made)
+            case observe.CompileFinished():
+                if event.entry in self._entries:
+                    self._entries[event.entry].finished = event
+            case observe.CompileFailed():
+                if event.entry in self._entries:
+                    self._entries[event.entry].failed = event
+            case observe.GraphBreak():
+                at_ns = event.at_ns - self._begin_ns
+                self._breaks.append(GraphBreakRow(frame=event.frame, reason=event.reason, at_ns=at_ns))
+
+    def _frame(self, function_id: int, function: str) -> _FrameLog:
+        log = self._frames.get(function_id)
+        if log is None:
+            log = self._frames[function_id] = _FrameLog(function=function)
+        return log
+
+    def _build(self) -> Report:
+        end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
+        seen: dict[str, int] = {}
+        frames = []
+        for log in self._frames.values():
+            seen[log.function] = seen.get(log.function, 0) + 1
+            name = log.function if seen[log.function] == 1 else f"{log.function} #{seen[log.function]}"
+            frames.append(self._build_frame(name, log))
+        return Report(
+            name=self._name,
+            created=self._created,
+            duration_ns=end_ns - self._begin_ns,
+            environment=_environment(self._config),
+            frames=tuple(frames),
+            graph_break_rows=tuple(self._breaks),
+            notes=tuple(self._notes),
+        )
+
+    def _build_frame(self, name: str, log: _FrameLog) -> Frame:
+        indices = {entry: index for index, entry in enumerate(log.entries)}
+        graphs = [self._build_graph(indices[entry], each) for entry, each in log.entries.items()]
+        captures = [s.capture for each in log.entries.values() for s in each.snapshots if s.capture is not None]
+        recent = [
+            Call(
+                at_ns=note.at_ns - self._begin_ns,
+                duration_ns=note.duration_ns,
+                # An entry may serve calls of another function's log only by a bug; then the call counts as unknown.
+                graph=None if note.entry is None else indices.get(note.entry),
+                compiled=note.compiled,
+            )
+            for note in log.recent
+        ]
+        return Frame(
+            name=name,
+            function=log.function,
+            line=captures[0].line if captures else None,
+            graphs=tuple(graphs),
+            refusals=tuple([self._build_refusal(indices[e.entry], e.failed) for e in log.entries.values() if e.failed]),
+            calls=Calls(total=log.compiled + log.eager, compiled=log.compiled, eager=log.eager, recent=tuple(recent)),
+        )
+
+    def _build_graph(self, index: int, log: _EntryLog) -> Graph:
+        if log.started is None:
+            return Graph(index=index, entry=log.entry, status="earlier", calls=log.calls)
+        joined = assemble(log.snapshots)
+        ended = log.finished or log.failed
+        trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
+        capture = next((each.capture for each in log.snapshots if each.capture is not None), None)
+        return Graph(
+            index=index,
+            entry=log.entry,
+            status="compiled" if log.finished else "refused" if log.failed else "compiling",
+            frontend=log.started.frontend,
+            backend=log.started.backend,
+            tracer=None if trace is None else trace.tracer,
+            reason=log.started.reason,
+            training=None if trace is None else trace.training,
+            grad_mode=None if capture is None else capture.grad_mode,
+            at_ns=log.started.at_ns - self._begin_ns,
+            duration_ns=None if ended is None else ended.duration_ns,
+            calls=log.calls,
+            stages=tuple([each.stage for each in log.snapshots]),
+            nodes=tuple([node for each in log.snapshots for node in each.nodes]),
+            inputs=joined.inputs,
+            outputs=joined.outputs,
+            storages=joined.storages,
+            saved=tuple([value for each in log.snapshots for value in each.saved]),
+            compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
+            kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
+            guards=tuple(
+                [Guard(kind=kind, subject=subject, sentence=text) for kind, subject, text in log.finished.guards]
+                if log.finished
+                else []
+            ),
+            random_ops=() if trace is None else trace.random_ops,
+            backward_error=None if trace is None else trace.backward_error,
+        )
+
+    def _build_refusal(self, index: int, event: observe.CompileFailed) -> Refusal:
+        error = event.error
+        refused = error if isinstance(error, RefusedError) else None
+        return Refusal(
+            graph=index,
+            error=type(error).__name__,
+            reason=refused.reason if refused is not None else type(error).__name__,
+            message=str(error),
+            argument=refused.argument if refused is not None else None,
+            line=refused.line if refused is not None else None,
+            outcome=event.outcome,
+            at_ns=event.at_ns - self._begin_ns,
+        )
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._end_ns = time.perf_counter_ns()
+            self._built = None
+
+
+@contextmanager
+def record(name: str | None = None) -> Iterator[Recording]:
+    """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
+    recording = Recording(name)
+    try:
+        with observe.listen(recording.hear):
+            yield recording
+    finally:
+        recording._finish()
+
+
+def _switch_value(name: str) -> bool | int | str | None:
+    value: object = getattr(config, name)
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
+
+
+def _environment(switches: tuple[Switch, ...]) -> Environment:
+    devices = [Device(kind="cpu", name=_processor())]
+    # Asking for a GPU's name would initialize CUDA; a process that has not done so did not use it.
+    if torch.cuda.is_initialized():
+        devices += [
+            Device(kind="cuda", index=index, name=torch.cuda.get_device_name(index))
+            for index in range(torch.cuda.device_count())
+        ]
+    return Environment(
+        aotlab=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        threads=torch.get_num_threads(),
+        devices=tuple(devices),
+        config=switches,
+    )
+
+
+@functools.cache
+def _processor() -> str:
+    """Name the processor as the vendor does, where the system tells."""
+    if sys.platform == "linux":
+        try:
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+        except OSError:
+            pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,131 @@
+"""Make a report small enough to be kept in a notebook, and say what was left out.
+
+A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
+little of it; so what a cell's output embeds is cut until it fits, the bulkiest things first: nodes, then code, then
+long tables, then whole graphs. The verdict is taken from the whole report before anything goes, and each cut is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar, cast
+
+from aotlab.report.markup import clean
+from aotlab.report.model import Report, Summary, VerificationRow
+from aotlab.report.text import amount, listed
+from aotlab.report.verdict import verdict
+
+R = TypeVar("R")
+
+#: The fields that hold code.
+_CODE_FIELDS = frozenset({"text", "source"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much of a report may stay.
+
+    ``nodes``, ``graphs`` and ``rows`` are the most records that a table of nodes, of graphs or frames, and any other
+    table may have; ``code`` and ``text`` the most characters that a piece of code and any other text may have.
+    """
+
+    nodes: int
+    code: int
+    rows: int
+    graphs: int
+    text: int
+
+
+#: From the mildest to the harshest; the last leaves a few kilobytes whatever the report holds.
+_LADDER = (
+    Limits(nodes=200, code=40_000, rows=1000, graphs=50, text=20_000),
+    Limits(nodes=100, code=15_000, rows=300, graphs=30, text=5000),
+    Limits(nodes=0, code=15_000, rows=200, graphs=20, text=2000),
+    Limits(nodes=0, code=6000, rows=100, graphs=10, text=1000),
+    Limits(nodes=0, code=2000, rows=60, graphs=5, text=500),
+    Limits(nodes=0, code=1000, rows=20, graphs=3, text=200),
+    Limits(nodes=0, code=200, rows=5, graphs=1, text=100),
+    Limits(nodes=0, code=0, rows=0, graphs=0, text=100),
+)
+
+
+def fitting(report: Report, fits: Callable[[Report], bool]) -> Report:
+    """Return ``report``, or the least cut form of it for which ``fits`` is true.
+
+    The result carries its verdict as ``summary``, made from the whole report; what was cut is said in ``notes``.
+    """
+    found = verdict(report)
+    whole = _Cutter(None).visit("", replace(report, summary=Summary(sentence=found.sentence, state=found.state)))
+    if fits(whole):
+        return whole
+    small = whole
+    for limits in _LADDER:
+        cutter = _Cutter(limits)
+        small = cutter.visit("", whole)
+        small = replace(small, notes=(*small.notes, *cutter.notes()))
+        if fits(small):
+            break
+    return small
+
+
+class _Cutter:
+    """Walk a report, shorten what is too long, and keep count."""
+
+    def __init__(self, limits: Limits | None) -> None:
+        self._limits = limits
+        self._rows: dict[str, tuple[int, int]] = {}
+        self._characters = 0
+
+    def notes(self) -> Iterator[str]:
+        """Say what was cut."""
+        parts = [f"{kept:,} of {total:,} {name.replace('_', ' ')}" for name, (kept, total) in self._rows.items()]
+        if self._characters:
+            parts.append(f"{amount(self._characters, 'character')} of code and text left out")
+        if parts:
+            yield f"This output is cut to fit a notebook: {listed(parts, 12)}. report.to_html(path) writes all of it."
+
+    def visit(self, name: str, value: R) -> R:
+        """Return ``value`` with everything in it shortened; ``name`` is the field that holds it."""
+        if isinstance(value, str):
+            return cast("R", self._text(name, value))
+        if isinstance(value, tuple):
+            return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
+        if is_dataclass(value) and not isinstance(value, type):
+            changed = {field.name: self.visit(field.name, getattr(value, field.name)) for field in fields(value)}
+            return replace(value, **changed)
+        return value
+
+    def _text(self, name: str, value: str) -> str:
+        value = clean(value)
+        if self._limits is None:
+            return value
+        most = self._limits.code if name in _CODE_FIELDS else self._limits.text
+        if name == "sentence" and most < 300:
+            most = 300  # the verdict
+        if len(value) <= most:
+            return value
+        cut = len(value) - most
+        self._characters += cut
+        return f"{value[:most]}\n… {amount(cut, 'character')} cut …" if most else f"… {amount(cut, 'character')} cut …"
+
+    def _table(self, name: str, rows: tuple[object, ...]) -> tuple[object, ...]:
+        if self._limits is None or not rows:
+            return rows
+        if name == "notes":
+            return rows[:20]
+        if not is_dataclass(rows[0]):  # a shape, or names that belong to one row
+            return rows
+        most = {
+            "nodes": self._limits.nodes,
+            "frames": self._limits.graphs,
+            "graphs": self._limits.graphs,
+        }.get(name, self._limits.rows)
+        if len(rows) <= most:
+            return rows
+        kept, total = self._rows.get(name, (0, 0))
+        self._rows[name] = (kept + most, total + len(rows))
+        if isinstance(rows[0], VerificationRow):
+            # What differs is what the reader must see.
+            rows = tuple(sorted(rows, key=lambda row: cast("VerificationRow", row).equal))
+        return rows[-most:] if name == "recent" and most else rows[:most]

@@ -1,0 +1,53 @@
+"""What a notebook shows and keeps of a report: JSON for our renderer, HTML for everybody, text for terminals."""
+
+from __future__ import annotations
+
+import json
+
+from aotlab.report.cut import fitting
+from aotlab.report.html import fragment
+from aotlab.report.markup import clean
+from aotlab.report.model import MIME_TYPE, Report
+from aotlab.report.text import amount, duration
+from aotlab.report.verdict import verdict
+
+#: The most that one output may add to a notebook's file, in bytes.
+CAP = 300_000
+
+
+def bundle(report: Report) -> dict[str, object]:
+    """Return the MIME bundle of ``report``, cut so that it adds at most `CAP` bytes to a notebook.
+
+    It never holds a widget: a saved notebook would reopen with a dead one.
+    """
+    return _bundle(fitting(report, lambda cut: embedded_size(_bundle(cut)) <= CAP))
+
+
+def embedded_size(data: dict[str, object]) -> int:
+    """Return the bytes that a bundle adds to a notebook's file.
+
+    nbformat writes JSON with an indentation of one, and an output's data stands five levels deep.
+    """
+    return len(json.dumps([[[[[data]]]]], indent=1, ensure_ascii=False).encode())
+
+
+def plain(report: Report) -> str:
+    """Return a few lines of text: the verdict, then one line per graph."""
+    lines = [verdict(report).sentence]
+    for frame in report.frames[:20]:
+        calls = frame.calls
+        lines.append(f"  {frame.name}: {amount(calls.total, 'call')}, {calls.compiled} compiled, {calls.eager} eager")
+        for graph in frame.graphs[:10]:
+            mutated = sum(argument.mutated for argument in graph.inputs if argument.duplicate_of is None)
+            aliased = sum(output.base is not None for output in graph.outputs)
+            lines.append(
+                f"    graph {graph.index}: {graph.status} in {duration(graph.duration_ns)}, "
+                f"{amount(len(graph.inputs), 'input')} ({mutated} mutated), "
+                f"{amount(len(graph.outputs), 'output')} ({aliased} aliased), {amount(len(graph.kernels), 'kernel')}"
+            )
+    lines += [f"  note: {note}" for note in report.notes]
+    return clean("\n".join(lines))
+
+
+def _bundle(report: Report) -> dict[str, object]:
+    return {MIME_TYPE: report.to_dict(), "text/html": fragment(report), "text/plain": plain(report)}

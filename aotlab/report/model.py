@@ -1,0 +1,989 @@
+"""The report: what happened, as plain frozen records that can be written, read and compared.
+
+A `Report` holds no tensors, no graphs and no live objects: strings, numbers, and records of these. It is what the
+notebook's widgets, the extension, the run history and the HTML page read, so its JSON form is a promise. Schema
+version 1 is additive: later aotlabs may add fields, readers ignore fields that they do not know, and a field that is
+missing takes its default.
+
+    Report
+    ├── cell, environment
+    ├── frames                 one per function that was compiled or called
+    │   ├── calls              counters, and the last thousand one by one
+    │   ├── refusals           what could not be compiled, and what happened instead
+    │   └── graphs             one per compiled entry
+    │       ├── stages         wall time, size, and the code that the stage handed on
+    │       ├── nodes          per stage, with the user's line
+    │       ├── inputs, outputs, storages, saved
+    │       ├── compiled       what the backend compiled; kernels
+    │       └── guards
+    ├── graph_break_rows
+    ├── timing_rows            filled by whoever measured
+    └── verification_rows      filled by whoever verified
+
+All sizes in bytes say so in their name; all times are in nanoseconds. Times that say ``at_ns`` count from the
+beginning of the recording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from aotlab.errors import UsageError, UserLine
+from aotlab.ir.specs import Size
+from aotlab.report.codec import ReportFormatError, decode, encode, schema
+from aotlab.report.text import known_size
+from aotlab.report.views import Views
+
+if TYPE_CHECKING:
+    from aotlab.report.collect import Recording
+
+VERSION = 1
+MIME_TYPE = "application/vnd.aotlab.report.v1+json"
+SCHEMA_ID = "urn:aotlab:report:v1"
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The notebook cell that was compiled.
+
+    Attributes
+    ----------
+    source
+        Its text, as the user wrote it.
+    identifier
+        The front end's id of the cell.
+    execution_count
+        The number in ``In [n]``.
+    """
+
+    source: str
+    identifier: str | None = None
+    execution_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that took part.
+
+    Attributes
+    ----------
+    kind
+        ``"cpu"``, ``"cuda"`` and so on.
+    index
+        Which of its kind; None for the CPU.
+    name
+        What the vendor calls it.
+    """
+
+    kind: str
+    index: int | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        place = self.kind if self.index is None else f"{self.kind}:{self.index}"
+        return f"{place} ({self.name})" if self.name else place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """One of the engine's switches, as it was set.
+
+    Attributes
+    ----------
+    name
+        Its name in `aotlab.config`.
+    value
+        Its value; the repr of values that are not plain.
+    """
+
+    name: str
+    value: bool | int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where the report was made.
+
+    Attributes
+    ----------
+    aotlab, torch, python
+        Versions.
+    platform
+        Operating system and machine.
+    threads
+        How many threads torch uses for one CPU op.
+    devices
+        The CPU, and accelerators that the process had used.
+    config
+        The engine's switches when the recording began.
+    """
+
+    aotlab: str
+    torch: str
+    python: str
+    platform: str
+    threads: int | None = None
+    devices: tuple[Device, ...] = ()
+    config: tuple[Switch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerTensor:
+    """A tensor inside of a wrapper subclass.
+
+    Attributes
+    ----------
+    name
+        The attribute that holds it.
+    tensor
+        What it looks like.
+    """
+
+    name: str
+    tensor: TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """What a tensor looks like; `aotlab.ir.specs.TensorSpec` in plain values.
+
+    Attributes
+    ----------
+    dtype, device, layout
+        As torch prints them, without ``torch.``.
+    shape, stride
+        In elements, outermost dimension first.
+    offset, byte_offset
+        Where it begins in its storage, in elements and in bytes.
+    nbytes
+        The bytes that its elements take.
+    requires_grad, is_leaf
+        As autograd had them.
+    type_name
+        The qualified name of its Python type.
+    inner
+        The tensors inside of a wrapper subclass.
+    """
+
+    dtype: str
+    device: str
+    layout: str = "strided"
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size = 0
+    byte_offset: Size = 0
+    nbytes: Size = 0
+    requires_grad: bool = False
+    is_leaf: bool = True
+    type_name: str = "torch.Tensor"
+    inner: tuple[InnerTensor, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A piece of code that a stage handed on.
+
+    Attributes
+    ----------
+    title
+        What it is, for example ``"joint graph"``.
+    language
+        ``"python"``, ``"c++"``, ``"triton"`` or ``"extern"``.
+    text
+        The code.
+    """
+
+    title: str
+    language: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes
+    ----------
+    name
+        Its name in `aotlab.pipeline`.
+    duration_ns
+        Wall time.
+    node_count
+        How many ops the graph that it handed on has; None where there is no graph.
+    summary
+        What it did, in a clause.
+    codes
+        The graphs or the program that it handed on, readable.
+    """
+
+    name: str
+    duration_ns: int
+    node_count: int | None = None
+    summary: str = ""
+    codes: tuple[Code, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a graph, and where it comes from.
+
+    Attributes
+    ----------
+    stage, part
+        The stage that handed it on, and which of its graphs holds it (``"joint"``, ``"forward"``, …).
+    name, op, target
+        As fx has them; ``target`` is the op's full name.
+    phase
+        ``"forward"`` or ``"backward"``: during which half of the trace it was recorded.
+    dtype, shape, device, nbytes
+        Its value, where that is a tensor.
+    inputs
+        The names of the nodes that it reads.
+    users
+        How many nodes read it.
+    line
+        The user's line that caused it; for a node of the backward, that of the forward op that it differentiates.
+    """
+
+    stage: str
+    part: str
+    name: str
+    op: str
+    target: str
+    phase: str
+    dtype: str | None = None
+    shape: tuple[Size, ...] | None = None
+    device: str | None = None
+    nbytes: Size | None = None
+    inputs: tuple[str, ...] = ()
+    users: int = 0
+    line: UserLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One argument, and what the function did to it.
+
+    Attributes
+    ----------
+    name
+        The caller's name for it: ``"x"``, ``"args[0]['w']"``, ``"model.weight"``.
+    kind
+        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"python"``.
+    value
+        The repr of an argument that is no tensor.
+    tensor
+        What it looked like when the function was called.
+    storage
+        Its storage in this graph's ``storages``; inputs with the same number share memory.
+    duplicate_of
+        The name of the earlier argument that is the very same tensor.
+    overlaps
+        The names of other arguments whose bytes it shares.
+    mutates_data, mutates_metadata, mutates_storage
+        Its values changed; its sizes, strides or offset changed; it was given other memory. None: not known,
+        because the graph was never traced.
+    mutation_hidden_from_autograd
+        Every write went through ``detach()`` or the like.
+    mutation_under_no_grad
+        Every write happened under ``no_grad`` or ``inference_mode``.
+    mutation_type
+        ``"not mutated"``, ``"mutated in graph"`` or ``"mutated out of graph"`` (the epilogue writes it).
+    requires_grad_after
+        ``requires_grad`` when the function had returned.
+    """
+
+    name: str
+    kind: str
+    value: str | None = None
+    tensor: TensorInfo | None = None
+    storage: int | None = None
+    duplicate_of: str | None = None
+    overlaps: tuple[str, ...] = ()
+    mutates_data: bool | None = None
+    mutates_metadata: bool | None = None
+    mutates_storage: bool | None = None
+    mutation_hidden_from_autograd: bool | None = None
+    mutation_under_no_grad: bool | None = None
+    mutation_type: str | None = None
+    requires_grad_after: bool | None = None
+
+    @property
+    def mutated(self) -> bool:
+        """Whether anything about it changed."""
+        return bool(self.mutates_data or self.mutates_metadata or self.mutates_storage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One output, and what it shares memory with.
+
+    Attributes
+    ----------
+    name
+        For example ``"out[0]"``.
+    output_type
+        One of the eight of `aotlab.ir.metadata.OutputType`, in words.
+    raw_type
+        The qualified name of its Python type.
+    tensor
+        What it looks like; None if it is no tensor.
+    storage
+        Its storage in this graph's ``storages``.
+    base_kind, base
+        What it is made from: ``"input"``, ``"intermediate"`` or ``"output"``, and that one's name.
+    views
+        The views that lead from the base to it, as code (``"x.t()"``); ``"as_strided"`` where no chain is known.
+    relation
+        The same as a sentence.
+    requires_grad
+        Whether it requires grad.
+    dynamic_dims
+        Dimensions whose size is symbolic.
+    """
+
+    name: str
+    output_type: str
+    raw_type: str
+    tensor: TensorInfo | None = None
+    storage: int | None = None
+    base_kind: str | None = None
+    base: str | None = None
+    views: str | None = None
+    relation: str = ""
+    requires_grad: bool = False
+    dynamic_dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The bytes of a storage that one tensor reaches.
+
+    Attributes
+    ----------
+    name
+        The tensor's.
+    role
+        ``"input"`` or ``"output"``.
+    start, stop
+        The first byte and the one after the last; with strides, not all bytes between belong to the tensor.
+        None where they are symbolic.
+    mutated
+        Whether the function writes it.
+    """
+
+    name: str
+    role: str
+    start: int | None
+    stop: int | None
+    mutated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """One piece of memory that inputs and outputs live in.
+
+    Attributes
+    ----------
+    number
+        Its number within the graph.
+    owner
+        ``"input"`` (the caller's), ``"intermediate"`` (made by the graph, several outputs may share it) or
+        ``"output"`` (made by the graph for one output).
+    nbytes
+        Its size; None where it is not known.
+    device
+        Where it is.
+    spans
+        The tensors in it.
+    """
+
+    number: int
+    owner: str
+    nbytes: Size | None
+    device: str
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One value that the forward keeps for the backward.
+
+    Attributes
+    ----------
+    name
+        The node's name.
+    tensor
+        What it looks like.
+    nbytes
+        The bytes that its elements take.
+    reason
+        Why it is kept rather than computed again.
+    is_input, is_output
+        It is an input of the function or an output, so that keeping it takes no new memory.
+    used_by
+        The nodes of the backward that read it.
+    line
+        The user's line that made it.
+    """
+
+    name: str
+    tensor: TensorInfo
+    nbytes: Size
+    reason: str
+    is_input: bool = False
+    is_output: bool = False
+    used_by: tuple[str, ...] = ()
+    line: UserLine | None = None
+
+    @property
+    def new_bytes(self) -> int:
+        """The memory that keeping it takes, in bytes: none for what the caller holds anyway."""
+        return 0 if self.is_input or self.is_output else known_size(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel that the backend generated or calls.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    language
+        ``"triton"``, ``"c++"``, ``"python"`` or ``"extern"``.
+    graph_name, kind
+        The compiled graph that it belongs to, and which that is: ``"forward"``, ``"backward"`` or ``"inference"``.
+    source
+        Its source.
+    """
+
+    name: str
+    language: str
+    graph_name: str
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraph:
+    """One graph that the backend compiled.
+
+    Attributes
+    ----------
+    kind
+        ``"forward"``, ``"backward"`` or ``"inference"``.
+    name
+        For example ``"model__0_forward_1"``.
+    backend
+        The compiler's name.
+    compile_ns
+        How long the compiler took.
+    node_count
+        How many ops it was given.
+    pattern
+        For a backward that was derived for a pattern of tangents: which tangents were defined. Empty: all.
+    """
+
+    kind: str
+    name: str
+    backend: str
+    compile_ns: int
+    node_count: int = 0
+    pattern: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """One assumption of a compiled entry.
+
+    Attributes
+    ----------
+    kind
+        What is compared: ``"dtype"``, ``"identity"``, ``"grad mode"`` and so on.
+    subject
+        What it is about: an argument's name, or ``"global"``.
+    sentence
+        The assumption in words.
+    """
+
+    kind: str
+    subject: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One compiled entry of a frame: what the pipeline did, stage by stage.
+
+    Attributes
+    ----------
+    index
+        Its number within the frame.
+    entry
+        The engine's number for it, unique in the process that recorded it.
+    status
+        ``"compiled"``, ``"refused"``, ``"compiling"`` (the recording ended first) or ``"earlier"`` (compiled before
+        the recording began, so that only its calls are known).
+    frontend, backend
+        Who captured the function, who compiled the graphs.
+    tracer
+        The tracer that ran.
+    reason
+        Why no earlier entry served; None for the first.
+    training
+        Whether a backward was made.
+    grad_mode
+        Whether grad mode was on at the call.
+    at_ns, duration_ns
+        When it was compiled, counted from the beginning of the recording, and how long that took.
+    calls
+        How many calls it served while recording.
+    stages, nodes, inputs, outputs, storages, saved, compiled, kernels, guards
+        See the records of those names.
+    random_ops
+        The random ops in it.
+    backward_error
+        What differentiating the function raised; the backward raises it, as eager's would.
+    """
+
+    index: int
+    entry: int
+    status: str
+    frontend: str = ""
+    backend: str = ""
+    tracer: str | None = None
+    reason: str | None = None
+    training: bool | None = None
+    grad_mode: bool | None = None
+    at_ns: int | None = None
+    duration_ns: int | None = None
+    calls: int = 0
+    stages: tuple[Stage, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    storages: tuple[Storage, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    compiled: tuple[CompiledGraph, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    random_ops: tuple[str, ...] = ()
+    backward_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call.
+
+    Attributes
+    ----------
+    at_ns
+        When it ended, counted from the beginning of the recording.
+    duration_ns
+        How long it took, compilation included if it compiled.
+    graph
+        The graph that served it; None if it ran eagerly.
+    compiled
+        Whether it ran compiled code.
+    """
+
+    at_ns: int
+    duration_ns: int
+    graph: int | None
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """The calls of one frame while recording.
+
+    Attributes
+    ----------
+    total, compiled, eager
+        How many there were, how many ran compiled code, how many ran eagerly.
+    recent
+        The last ones, at most a thousand, oldest first.
+    """
+
+    total: int = 0
+    compiled: int = 0
+    eager: int = 0
+    recent: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A compilation that did not come about.
+
+    Attributes
+    ----------
+    graph
+        The graph's index in its frame.
+    error
+        The exception's class.
+    reason
+        The key under which refusals are counted, for example ``"RandomOp"``.
+    message
+        What the exception says.
+    argument
+        The argument concerned.
+    line
+        The user's line concerned.
+    outcome
+        ``"raised"`` or ``"ran eagerly"``.
+    at_ns
+        When, counted from the beginning of the recording.
+    """
+
+    graph: int
+    error: str
+    reason: str
+    message: str
+    argument: str | None = None
+    line: UserLine | None = None
+    outcome: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One function that was compiled or called.
+
+    Attributes
+    ----------
+    name
+        Its name, unique in the report.
+    function
+        Its qualified name.
+    line
+        Where it is defined.
+    graphs, refusals, calls
+        See the records of those names.
+    """
+
+    name: str
+    function: str
+    line: UserLine | None = None
+    graphs: tuple[Graph, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    calls: Calls = Calls()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreakRow:
+    """A place where Dynamo split a function.
+
+    Attributes
+    ----------
+    frame
+        The function, as Dynamo names it.
+    reason
+        As Dynamo words it.
+    at_ns
+        When, counted from the beginning of the recording.
+    """
+
+    frame: str
+    reason: str
+    at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRow:
+    """One measurement: many repeats of one phase under one engine.
+
+    Attributes
+    ----------
+    engine
+        ``"eager"``, ``"upstream"`` or ``"aotlab"``.
+    phase
+        ``"forward"``, ``"backward"`` or ``"total"``.
+    median_ns, min_ns, p10_ns, p90_ns
+        Statistics over the repeats.
+    repeats
+        How many there were.
+    device
+        Where it ran.
+    frame, graph
+        What was measured, where it is one of this report's.
+    """
+
+    engine: str
+    phase: str
+    median_ns: int
+    min_ns: int
+    p10_ns: int
+    p90_ns: int
+    repeats: int
+    device: str = "cpu"
+    frame: str | None = None
+    graph: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRow:
+    """One observable of one call, compared with eager's.
+
+    Attributes
+    ----------
+    engine
+        ``"aotlab"`` or ``"upstream"``.
+    kind
+        What was compared: ``"value"``, ``"stride"``, ``"storage"``, ``"gradient"`` and so on.
+    subject
+        Of what: an input's or output's name.
+    equal
+        Whether both agree, within the tolerance rule.
+    expected, actual
+        What eager and the engine had, as short texts.
+    sentence
+        The difference in words; empty if there is none.
+    call
+        Which call of the verification it belongs to, counted from 1.
+    frame, graph
+        What was compared, where it is one of this report's.
+    """
+
+    engine: str
+    kind: str
+    subject: str
+    equal: bool
+    expected: str = ""
+    actual: str = ""
+    sentence: str = ""
+    call: int | None = None
+    frame: str | None = None
+    graph: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The report in one line, made before anything was cut from it.
+
+    Attributes
+    ----------
+    sentence
+        The line.
+    state
+        ``"verified"``, ``"unverified"``, ``"different"``, ``"partly"`` or ``"nothing"``; see
+        `aotlab.report.verdict.Verdict`.
+    """
+
+    sentence: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Views):
+    """What happened while something was compiled and run.
+
+    Reports come from `Report.record` and from `Report.load`. The tables (``report.inputs`` and so on) are pandas
+    DataFrames made on demand; `aotlab.report.tables.COLUMNS` documents their columns.
+
+    Attributes
+    ----------
+    version
+        The version of this model: 1.
+    name
+        What the recorder called it.
+    created
+        When the recording began, as ISO 8601 with the offset from UTC.
+    duration_ns
+        How long the recording took.
+    cell
+        The notebook cell, if it was one.
+    environment
+        Versions, devices, switches.
+    frames
+        The functions that were compiled or called.
+    graph_break_rows, timing_rows, verification_rows
+        What the tables ``graph_breaks``, ``timings`` and ``verification`` show.
+    notes
+        Sentences about the report itself: what could not be recorded, what was cut.
+    summary
+        The verdict of the whole report, in the form that a notebook's output embeds; None elsewhere.
+
+    Examples
+    --------
+    >>> import aotlab, torch
+    >>> @aotlab.compile(backend="eager")
+    ... def double_(x):
+    ...     return x.mul_(2)
+    >>> with aotlab.Report.record() as report:
+    ...     _ = double_(torch.ones(3))
+    >>> report.inputs[["name", "mutates_data"]].values.tolist()
+    [['x', True]]
+    """
+
+    version: int = VERSION
+    name: str = ""
+    created: str = ""
+    duration_ns: int = 0
+    cell: Cell | None = None
+    environment: Environment
+    frames: tuple[Frame, ...] = ()
+    graph_break_rows: tuple[GraphBreakRow, ...] = ()
+    timing_rows: tuple[TimingRow, ...] = ()
+    verification_rows: tuple[VerificationRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    summary: Summary | None = None
+
+    def report(self) -> Report:
+        """Return this very report; `Recording` has the same method."""
+        return self
+
+    @staticmethod
+    def record(name: str | None = None) -> AbstractContextManager[Recording]:
+        """Record what aotlab does during a ``with`` block, in all threads.
+
+        Parameters
+        ----------
+        name
+            A title for the report.
+
+        Returns
+        -------
+        AbstractContextManager
+            It gives a `Recording`, which answers to everything that a report answers to, during the block and
+            after it; ``recording.report()`` is the plain report.
+        """
+        from aotlab.report.collect import record
+
+        return record(name)
+
+    def with_timings(self, rows: Iterable[object]) -> Report:
+        """Return a copy with ``rows`` added to the timings.
+
+        Parameters
+        ----------
+        rows
+            `TimingRow` objects, mappings with its keys, or other objects with its attributes.
+
+        Raises
+        ------
+        UsageError
+            A row lacks something, or has it with a wrong type.
+        """
+        return replace(self, timing_rows=(*self.timing_rows, *[_row(TimingRow, row) for row in rows]))
+
+    def with_verification(self, rows: Iterable[object], *, engine: str = "aotlab", frame: str | None = None) -> Report:
+        """Return a copy with ``rows`` added to the verification.
+
+        Parameters
+        ----------
+        rows
+            `VerificationRow` objects, mappings with its keys, or other objects with its attributes, such as the
+            ``comparisons`` of what `aotlab.verify` returns.
+        engine, frame
+            What rows that do not say so are about.
+
+        Raises
+        ------
+        UsageError
+            A row lacks something, or has it with a wrong type.
+        """
+        known = {"engine": engine, "frame": frame}
+        added = [_row(VerificationRow, row, known) for row in rows]
+        return replace(self, verification_rows=(*self.verification_rows, *added))
+
+    def with_cell(self, cell: Cell) -> Report:
+        """Return a copy that names the notebook cell it came from."""
+        return replace(self, cell=cell)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as dicts, lists and plain values: what `to_json` writes."""
+        encoded = encode(self)
+        assert isinstance(encoded, dict)
+        return encoded
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return the report as JSON text (ASCII)."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Report:
+        """Read a report from JSON text.
+
+        Nothing in the text is executed. Fields that are not known are ignored.
+
+        Raises
+        ------
+        ReportFormatError
+            The text is no JSON, no report, damaged, or of another version.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ReportFormatError(f"this is no aotlab report: not JSON ({error})") from None
+        return cls.from_dict(value)
+
+    @classmethod
+    def from_dict(cls, value: object) -> Report:
+        """Read a report from what `json.loads` returns; see `from_json`."""
+        if not isinstance(value, dict) or "version" not in value or "environment" not in value:
+            raise ReportFormatError("this is no aotlab report: it has no fields 'version' and 'environment'")
+        version = value["version"]
+        if version != VERSION or type(version) is not int:
+            raise ReportFormatError(
+                f"the report has version {version!r}; this aotlab reads version {VERSION}. "
+                "Read it with the aotlab that wrote it, or a newer one"
+            )
+        return decode(cls, value)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report as JSON to ``path``, and return the path."""
+        path = Path(path)
+        path.write_text(self.to_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a report that `save` wrote; see `from_json` for what is checked.
+
+        Raises
+        ------
+        ReportFormatError
+            The file is no report of this version; the message names it.
+        OSError
+            The file cannot be read.
+        """
+        try:
+            return cls.from_json(Path(path).read_bytes())
+        except ReportFormatError as error:
+            raise ReportFormatError(f"{path}: {error}") from None
+
+
+def report_schema() -> dict[str, object]:
+    """Build the JSON Schema of `Report`: what ``schema/report.v1.json`` holds."""
+    return schema(Report, title="aotlab report, version 1", identifier=SCHEMA_ID)
+
+
+def _row(kind: type[R], row: object, known: Mapping[str, object] | None = None) -> R:
+    """Turn what a caller has into a record of ``kind``, checked; ``known`` fills in what the row does not say."""
+    if isinstance(row, kind):
+        return row
+    values = {**(known or {}), **(row if isinstance(row, Mapping) else _attributes(row))}
+    for name, value in values.items():
+        if name.endswith("_ns") and isinstance(value, float):
+            values[name] = round(value)
+    try:
+        return decode(kind, values, kind.__name__)
+    except ReportFormatError as error:
+        raise UsageError(str(error).replace("the report is damaged", "this row cannot be added to a report")) from None
+
+
+def _attributes(row: object) -> dict[str, object]:
+    if is_dataclass(row):
+        return {field.name: getattr(row, field.name) for field in fields(row)}
+    return dict(vars(row)) if hasattr(row, "__dict__") else {}

@@ -1,0 +1,141 @@
+"""What can be seen of a report: tables, a sentence, a page, a notebook's output.
+
+`Views` is shared by `aotlab.report.model.Report` and by `aotlab.report.collect.Recording`, so that both answer alike:
+a recording shows the report as it stands at that moment. Whatever draws is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from aotlab.report.model import Report
+
+
+class Views:
+    """Tables and pages of whatever `report` returns."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def report(self) -> Report:
+        """Return the report that is shown."""
+
+    @property
+    def inputs(self) -> pd.DataFrame:
+        """One row per argument: what it is, what it shares memory with, how it was mutated."""
+        return self._table("inputs")
+
+    @property
+    def outputs(self) -> pd.DataFrame:
+        """One row per output: what it is and what it aliases."""
+        return self._table("outputs")
+
+    @property
+    def storages(self) -> pd.DataFrame:
+        """One row per tensor in a storage: the bytes that it reaches."""
+        return self._table("storages")
+
+    @property
+    def stages(self) -> pd.DataFrame:
+        """One row per stage of the pipeline: wall time and size."""
+        return self._table("stages")
+
+    @property
+    def nodes(self) -> pd.DataFrame:
+        """One row per graph node and stage, with the user's line."""
+        return self._table("nodes")
+
+    @property
+    def saved(self) -> pd.DataFrame:
+        """One row per value that the forward keeps for the backward: bytes and reason."""
+        return self._table("saved")
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """One row per kernel, with its source."""
+        return self._table("kernels")
+
+    @property
+    def guards(self) -> pd.DataFrame:
+        """One row per assumption of a compiled entry."""
+        return self._table("guards")
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """One row per call, for the last thousand of each frame."""
+        return self._table("calls")
+
+    @property
+    def recompiles(self) -> pd.DataFrame:
+        """One row per compilation after a frame's first, with the reason."""
+        return self._table("recompiles")
+
+    @property
+    def refusals(self) -> pd.DataFrame:
+        """One row per function that could not be compiled, and what happened instead."""
+        return self._table("refusals")
+
+    @property
+    def graph_breaks(self) -> pd.DataFrame:
+        """One row per place where Dynamo split a function."""
+        return self._table("graph_breaks")
+
+    @property
+    def timings(self) -> pd.DataFrame:
+        """One row per measurement: engine and phase, with median and spread."""
+        return self._table("timings")
+
+    @property
+    def verification(self) -> pd.DataFrame:
+        """One row per comparison with eager."""
+        return self._table("verification")
+
+    @property
+    def verdict(self) -> str:
+        """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
+        from aotlab.report.verdict import verdict
+
+        return verdict(self.report()).sentence
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained page that opens anywhere, and return the path.
+
+        The page has no scripts and loads nothing; it follows the reader's light or dark theme.
+        """
+        from aotlab.report.html import page
+
+        path = Path(path)
+        path.write_text(page(self.report()), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        from aotlab.report.mime import plain
+
+        return plain(self.report())
+
+    def _repr_html_(self) -> str:
+        from aotlab.report.mime import bundle
+
+        return str(bundle(self.report())["text/html"])
+
+    def _repr_mimebundle_(
+        self, include: Container[str] | None = None, exclude: Container[str] | None = None
+    ) -> dict[str, object]:
+        from aotlab.report.mime import bundle
+
+        return {
+            kind: data
+            for kind, data in bundle(self.report()).items()
+            if (include is None or kind in include) and (exclude is None or kind not in exclude)
+        }
+
+    def _table(self, name: str) -> pd.DataFrame:
+        from aotlab.report.tables import table
+
+        return table(self.report(), name)

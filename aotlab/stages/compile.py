@@ -1,0 +1,176 @@
+"""Stage 6, compile: hand each graph to the compiler, and take back a boxed callable.
+
+*Boxed* means: the callable takes one list and may empty it. A caller that keeps no references of its own then lets the
+callee free each input as soon as it was used last::
+
+    inputs = [x, y]
+    outputs = compiled(inputs)      # inputs is [] now
+
+While a compiler runs, `get_aot_compilation_context` tells it which graph it is compiling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from aotlab import torch_internals as internals
+from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
+from aotlab.ir.graphs import NodeRecord, node_records, placeholders, readable
+from aotlab.partitioners.default import is_tangent
+from aotlab.stages.partition import PartitionRecord
+from aotlab.stages.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord:
+    """One kernel of graph ``graph``: written by the compiler, or called from a library (``extern``)."""
+
+    name: str
+    language: Literal["triton", "c++", "python", "extern"]
+    source: str
+    graph: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraphRecord:
+    """One compiled graph.
+
+    ``code`` is the graph as readable Python, taken before the compiler had it; ``wrapper`` is the code that the
+    compiler wrote itself; ``compile_ns`` is the time that the compiler took.
+    """
+
+    kind: GraphKind
+    name: str
+    backend: str
+    code: str
+    wrapper: str | None
+    kernels: tuple[KernelRecord, ...]
+    compile_ns: int
+    nodes: tuple[NodeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRecord:
+    """The graphs that were compiled together."""
+
+    graphs: tuple[CompiledGraphRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardRecord:
+    """A backward that was compiled for one pattern of defined tangents."""
+
+    pattern: tuple[bool, ...]
+    graph: CompiledGraphRecord
+
+
+@dataclass(kw_only=True, eq=False)
+class CompilationContext:
+    """What the graphs of one entry share: the model's name, the entry's number, and the backend's own state."""
+
+    model_name: str
+    number: int
+    shared: dict[str, Any]
+    detailed: bool
+
+
+_current: ContextVar[tuple[list[str], str, int]] = ContextVar("aotlab_graph", default=([], "model", 0))
+
+
+def get_aot_compilation_context() -> tuple[list[str], str, int]:
+    """Return what is being compiled: the graph's names such as ``0_forward``, the model's name, and the entry's number.
+
+    Outside of a compilation, what was compiled last in this context, at first ``([], "model", 0)``. Source: upstream's
+    ``torch._functorch._aot_autograd.logging_utils.get_aot_compilation_context``.
+    """
+    names, model, number = _current.get()
+    return list(names), model, number
+
+
+@contextmanager
+def _naming(name: str, model: str, number: int) -> Iterator[None]:
+    token = _current.set(([name], model, number))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def compile_graph(
+    module: fx.GraphModule,
+    kind: GraphKind,
+    backend: Backend,
+    trace: Trace,
+    context: CompilationContext,
+    visible_outputs: int,
+) -> tuple[Boxed, CompiledGraphRecord]:
+    """Compile one graph.
+
+    Raises
+    ------
+    Exception
+        Whatever the compiler raises.
+    """
+    name = f"{context.number}_{kind}"
+    inputs = placeholders(module.graph)
+    if kind == "backward":  # saved values stay where they are between forward and backward; tangents do not
+        static: Sequence[int] = [i for i, node in enumerate(inputs) if not is_tangent(node)]
+    else:
+        static = trace.metadata.static_input_indices
+    code = readable(module, f"{context.model_name}_{name}") if context.detailed else ""
+    nodes = node_records(module.graph) if context.detailed else ()
+    request = CompileRequest(
+        module=module,
+        example_inputs=tuple(node.meta["val"] for node in inputs),
+        kind=kind,
+        fake_mode=trace.fake_mode,
+        static_inputs=tuple(static),
+        visible_outputs=visible_outputs,
+        graph_id=context.number,
+        shared=context.shared,
+    )
+    started = time.perf_counter_ns()
+    with _naming(name, context.model_name, context.number):
+        compiled = backend.compile(request)
+    record = CompiledGraphRecord(
+        kind=kind,
+        name=f"{context.model_name}__{name}",
+        backend=backend.name,
+        code=code,
+        wrapper=backend.source(compiled),
+        kernels=tuple(
+            KernelRecord(name=k.name, language=k.language, source=k.source, graph=name)
+            for k in backend.kernels(compiled)
+        ),
+        compile_ns=time.perf_counter_ns() - started,
+        nodes=nodes,
+    )
+    return boxed(compiled), record
+
+
+def run(
+    partition: PartitionRecord,
+    trace: Trace,
+    backend: Backend,
+    context: CompilationContext,
+    *,
+    lazy_backward: bool,
+) -> tuple[CompileRecord, Boxed, Boxed | None]:
+    """Compile the forward and, unless it is left for later, the backward."""
+    kind: GraphKind = "forward" if trace.training else "inference"
+    with torch.no_grad(), internals.disable_autocast():
+        forward, record = compile_graph(
+            partition.forward, kind, backend, trace, context, partition.num_forward_outputs
+        )
+        if partition.backward is None or lazy_backward:
+            return CompileRecord(graphs=(record,)), forward, None
+        backward, backward_record = compile_graph(partition.backward, "backward", backend, trace, context, 0)
+    return CompileRecord(graphs=(record, backward_record)), forward, backward

@@ -1,0 +1,290 @@
+"""Stage 5, partition: cut the joint graph into a forward and a backward.
+
+What the backward uses of the forward must be *saved*: it becomes an additional output of the forward and an input of
+the backward::
+
+    forward(x, y)          -> (out, x, y)          # x and y are saved
+    backward(x, y, tangent) -> (tangent * y, tangent * x)
+
+Which values to save is the partitioner's choice. Two things are this stage's, whichever partitioner was chosen:
+
+- A saved *view* of an input or output is replaced by that tensor, and the view is made in the backward. Autograd counts
+  writes per storage, and would not see a later write through a view that a compiler made.
+- A saved input that the epilogue will overwrite is saved as a clone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
+from aotlab.ir.checks import check_graph
+from aotlab.ir.graphs import line_of, output_args, placeholders
+from aotlab.ir.metadata import MutationType
+from aotlab.ir.specs import TensorSpec, spec_of
+from aotlab.stages.trace import Trace, TraceRecord
+from aotlab.torch_internals import OpOverload
+
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedValue:
+    """A value that the forward keeps for the backward.
+
+    ``is_input`` says that it is an input of the function, so that keeping it takes no memory; ``is_output`` likewise
+    for an output; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    """
+
+    name: str
+    spec: TensorSpec
+    nbytes: int
+    reason: str
+    line: UserLine | None
+    is_input: bool
+    is_output: bool
+    used_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord:
+    """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
+
+    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values.
+    """
+
+    partitioner: str
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved: tuple[SavedValue, ...]
+    num_forward_outputs: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Split:
+    """The partition with its live values: the tape's fake tensor for each saved value, None if it is not of the tape."""
+
+    saved_values: list[Tensor | None]
+    saved_names: list[str]
+
+
+def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
+    """Partition the joint graph.
+
+    Raises
+    ------
+    RandomOpError
+        The partitioner put a random op of the forward into the backward.
+    """
+    name = getattr(partitioner, "__name__", type(partitioner).__name__)
+    count = len(trace.forward_outputs)
+    if not trace.training or trace.backward_error is not None:
+        module = trace_record.module
+        if trace.training:  # differentiating failed: the forward alone
+            module = trace.tape.graph("Forward", trace.placeholders, trace.forward_outputs, keep_impure="forward")
+        record = PartitionRecord(
+            partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count
+        )
+        return record, Split(saved_values=[], saved_names=[])
+    joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
+    forward, backward = partitioner(
+        trace_record.module,
+        joint_inputs,
+        num_fwd_outputs=count,
+        static_lifetime_input_indices=list(trace.metadata.static_input_indices),
+    )
+    _save_roots_of_views(forward, backward, count)
+    _save_clones(forward, trace, count)
+    forward.recompile()
+    backward.recompile()
+    check_graph(forward, "forward")
+    check_graph(backward, "backward")
+    _check_random(backward)
+
+    values, names = [], []
+    for node in output_args(forward.graph)[count:]:
+        assert node is not None
+        origin = node.meta.get("saved_value", node.meta.get("val"))
+        values.append(origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None)
+        names.append(node.meta.get("saved_name", node.name))
+    record = PartitionRecord(
+        partitioner=name,
+        forward=forward,
+        backward=backward,
+        saved=_describe_saved(forward, backward, count),
+        num_forward_outputs=count,
+    )
+    return record, Split(saved_values=values, saved_names=names)
+
+
+def derive_backward(trace: Trace, split: Split, pattern: Sequence[bool]) -> fx.GraphModule:
+    """Write the backward graph for the tangents that ``pattern`` says are defined.
+
+    It takes all saved values and the defined tangents, and returns one gradient or None per input. What the forward
+    did not save, but can be computed from what it saved, is computed again.
+
+    Raises
+    ------
+    PartialBackwardError
+        Something is needed that was neither saved nor can be computed again.
+    """
+    gradients = trace.derive(pattern)
+    inputs = [
+        (f"{name}" if value is not None else f"unused_{name}", value if value is not None else _stand_in(trace))
+        for name, value in zip(split.saved_names, split.saved_values, strict=True)
+    ]
+    defined = [
+        (f"tangents_{n + 1}", tangent)
+        for n, (tangent, is_defined) in enumerate(zip(trace.tangents, pattern, strict=True))
+        if is_defined
+    ]
+    stop = {id(fake) for _, fake in (*inputs, *defined)}
+    wanted, outside = trace.tape.needed(gradients, stop)
+    again = [trace.tape.operations[i] for i in wanted if trace.tape.operations[i].phase == "forward"]
+    if outside or any(operation.is_random for operation in again):
+        raise PartialBackwardError(
+            "a backward from some of the outputs needs a value that the forward did not save",
+            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
+            suggestion="use aotlab.default_partition",
+        )
+    return trace.tape.graph("Backward", [*inputs, *defined], gradients)
+
+
+def _stand_in(trace: Trace) -> Tensor:
+    with trace.fake_mode:
+        return trace.tape.enter(torch.empty(0))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    schema = node.target._schema
+    if not schema.arguments or len(schema.returns) != 1:
+        return False
+    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return first is not None and not first.is_write and result is not None and isinstance(node.meta.get("val"), Tensor)
+
+
+def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Save an input or output in place of a view of it."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph))
+    inputs = placeholders(backward.graph)
+    saved = returned[count:]
+    kept: list[fx.Node] = []
+    slots: dict[fx.Node, fx.Node] = {}  # forward node → the backward's placeholder
+    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
+        assert node is not None
+        if node not in visible and _root(node, visible) is not None:
+            continue
+        slots[node] = placeholder
+        kept.append(node)
+    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
+        assert node is not None
+        if node in slots:
+            continue
+        chain = [node]
+        while chain[-1] not in visible:
+            chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+        root = chain.pop()
+        if root not in slots:
+            with backward.graph.inserting_before(inputs[0]):
+                slots[root] = backward.graph.placeholder(root.name)
+            slots[root].meta = dict(root.meta)
+            # placeholders of saved values stand in the order of the forward's outputs
+            anchor = slots[kept[-1]] if kept else None
+            if anchor is not None:
+                anchor.append(slots[root])
+            kept.append(root)
+        copies: dict[fx.Node, fx.Node] = {root: slots[root]}
+        first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        with backward.graph.inserting_before(first_op):
+            for step in reversed(chain):
+                copies[step] = backward.graph.node_copy(step, lambda n, c=copies: c[n])
+        placeholder.replace_all_uses_with(copies[node])
+        backward.graph.erase_node(placeholder)
+    output.args = ((*returned[:count], *kept),)
+    forward.graph.eliminate_dead_code(is_impure_node=_must_stay)
+
+
+def _must_stay(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or (
+        isinstance(node.target, OpOverload)
+        and (torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable)
+    ) or "_assert" in str(node.target)
+
+
+def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
+    while _is_view(node):
+        node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
+        if node in visible:
+            return node
+    return None
+
+
+def _save_clones(forward: fx.GraphModule, trace: Trace, count: int) -> None:
+    """Save a clone of each saved input that the epilogue overwrites."""
+    overwritten = {
+        placeholder
+        for placeholder, (_, fake) in zip(placeholders(forward.graph), trace.placeholders, strict=True)
+        for info, kept in zip(trace.metadata.input_info, trace.input_fakes, strict=True)
+        if kept is fake and info.mutation_type is MutationType.MUTATED_OUT_GRAPH
+    }
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    for i in range(count, len(returned)):
+        node = returned[i]
+        if node in overwritten:
+            assert node is not None
+            with forward.graph.inserting_before(output):
+                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+            clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
+            returned[i] = clone
+    output.args = (tuple(returned),)
+
+
+def _check_random(backward: fx.GraphModule) -> None:
+    for node in backward.graph.nodes:
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise RandomOpError(
+                f"the partitioner recomputes `{node.target}` in the backward",
+                line=line_of(node),
+                why="it would draw other numbers than the forward did",
+                suggestion="use aotlab.default_partition",
+            )
+
+
+def _describe_saved(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> tuple[SavedValue, ...]:
+    returned = output_args(forward.graph)
+    inputs = placeholders(backward.graph)
+    records = []
+    for node, placeholder in zip(returned[count:], inputs, strict=False):
+        assert node is not None
+        users = tuple(user.name for user in placeholder.users)
+        is_input, is_output = node.op == "placeholder", node in returned[:count]
+        where = "an input" if is_input else "an output" if is_output else f"computed by `{node.name}`"
+        if "saved_value" in node.meta:
+            where = f"a clone of `{node.meta['saved_name']}`, which the call overwrites"
+        needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
+        uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
+        spec = spec_of(node.meta["val"])
+        assert isinstance(spec.nbytes, int)
+        records.append(
+            SavedValue(
+                name=node.meta.get("saved_name", node.name),
+                spec=spec,
+                nbytes=spec.nbytes,
+                reason=f"{where}; the backward needs it for {uses}" if uses else f"{where}; it is a gradient itself",
+                line=line_of(node),
+                is_input=is_input,
+                is_output=is_output,
+                used_by=users,
+            )
+        )
+    return tuple(records)

@@ -1,0 +1,765 @@
+"""Stage 7, runtime: write the function that stands between the caller and the compiled graphs.
+
+The graphs are pure; the caller's function was not. What the earlier stages took away, this one gives back, as one
+straight-line Python function per entry, with no case in it that the metadata rules out::
+
+    def run(args, kwargs):
+        # guards: is this a call that the entry was compiled for?
+        if len(args) != 2 or kwargs: return MISS
+        x, y = args
+        if not tensors_hold(x, y): return MISS
+        # compiled forward
+        new_x, out_2 = Compiled.apply(x, y)
+        # epilogue
+        x.copy_(new_x)                   # the mutation
+        out_0 = x.t()                    # an output that aliases an input
+        return (out_0, out_2[0], out_2)
+
+Only inputs that can get a gradient go through ``apply``; everything else passes by it in a list. The text is kept in
+the record, and registered with `linecache`, so that tracebacks show it.
+
+For training there is one `torch.autograd.Function` per entry. Its backward is compiled for the tangents that are
+defined; saved values are kept by `SavedValues`, which does what autograd does for its own.
+"""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.backends.base import Boxed
+from aotlab.errors import DoubleBackwardError, GraphInvariantError
+from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, same_value
+from aotlab.ir.metadata import (
+    InputAliasInfo,
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    TangentSource,
+    ViewAndMutationMeta,
+    ViewStep,
+)
+from aotlab.stages.capture import Call
+from aotlab.stages.dedupe import DedupeRecord
+from aotlab.stages.partition import PartitionRecord, Split
+from aotlab.stages.trace import Trace
+from aotlab.torch_internals import pytree
+
+
+class Miss:
+    """What a generated function returns for a call that its guards do not hold for."""
+
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = Miss()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeRecord:
+    """The generated function: its file name in tracebacks, and its source."""
+
+    name: str
+    source: str
+
+
+# --- saved values ------------------------------------------------------------------------------------------------
+
+
+class SavedValues:
+    """The values that one call's forward saved, kept as autograd keeps its own.
+
+    They go through the innermost ``saved_tensors_hooks``; their versions are checked when they are used; they are let
+    go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
+    that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
+    that does not goes through.
+    """
+
+    __slots__ = ("_hooks", "_values", "_versions", "released")
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        hooks = internals.saved_tensor_hooks()
+        self.released = 0
+        self._hooks = hooks
+        self._versions = [value._version for value in values]
+        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+
+    def use(self, mask: int) -> list[Tensor]:
+        """Return the values for a backward that reaches the nodes in ``mask``.
+
+        Raises
+        ------
+        RuntimeError
+            As autograd does: when the graph has been freed, or a value was written in place.
+        """
+        if self.released & mask or self._values is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+                "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+                "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
+                "if you need to access saved tensors after calling backward."
+            )
+        if self._hooks is not None:
+            return [self._hooks[1](value) for value in self._values]
+        for value, version in zip(self._values, self._versions, strict=True):
+            if value._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{value.type()} {list(value.shape)}] is at version {value._version}; expected version {version} "
+                    "instead. Hint: enable anomaly detection to find the operation that failed to compute its "
+                    "gradient, with torch.autograd.set_detect_anomaly(True)."
+                )
+        return list(self._values)
+
+    def release(self, mask: int, all_masks: Sequence[int]) -> None:
+        """Note that a backward over ``mask`` is done, and let go of what no other backward may still use."""
+        if internals.keeps_graph():
+            return
+        self.released |= mask
+        if all(m == 0 or m & self.released for m in all_masks):
+            self._values = None if any(all_masks) else self._values
+
+
+def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Copy a tangent into the strides that the backward was traced with."""
+    dense = tangent.to_dense() if tangent.layout != torch.strided else tangent
+    return torch.empty_strided(dense.shape, stride, dtype=dense.dtype, device=dense.device).copy_(dense)
+
+
+# --- the backward ------------------------------------------------------------------------------------------------
+
+
+class Backward:
+    """The compiled backwards of one entry, one for each pattern of defined tangents that was asked for."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        split: Split,
+        full: Boxed | None,
+        compile_pattern: Callable[[tuple[bool, ...]], Boxed],
+        name: str,
+    ) -> None:
+        self._trace = trace
+        self._compile = compile_pattern
+        self._name = name
+        self.masks = trace.state_masks
+        self.strides = [tuple(t.stride()) for t in trace.tangents]
+        self.wanted = [i for i, leaf in enumerate(trace.leaves) if leaf is not None]
+        self._compiled: dict[tuple[bool, ...], Boxed] = {}
+        self._saves = len(split.saved_names)
+        if full is not None:
+            self._compiled[(True,) * len(self.masks)] = full
+
+    def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the inputs that went through ``apply``, in their order.
+
+        Raises
+        ------
+        DoubleBackwardError
+            Under ``create_graph=True``.
+        Exception
+            The error that differentiating the traced program raised.
+        """
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                f"the backward of compiled `{self._name}` was called with create_graph=True",
+                why="derivatives of a compiled backward are not supported yet",
+                suggestion="call the original function where higher derivatives are needed",
+            )
+        if self._trace.backward_error is not None:
+            raise self._trace.backward_error
+        pattern = tuple(t is not None for t in tangents)
+        if True not in pattern:
+            return [None] * len(self.wanted)
+        compiled = self._compiled.get(pattern)
+        mask = 0
+        inputs: list[Any] = []
+        for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
+            if tangent is not None:
+                mask |= own
+                inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
+        values = saved.use(mask) if self._saves else _none_saved(saved, mask)
+        if compiled is None:
+            compiled = self._compiled[pattern] = self._compile(pattern)
+        if internals.any_autocast_enabled():
+            with internals.disable_autocast():
+                gradients = compiled([*values, *inputs])
+        else:
+            gradients = compiled([*values, *inputs])
+        saved.release(mask, self.masks)
+        return [gradients[i] for i in self.wanted]
+
+
+def _none_saved(saved: SavedValues, mask: int) -> list[Tensor]:
+    """Raise eager's error for a second backward also where we, other than eager, had nothing to save."""
+    return saved.use(mask) if saved.released & mask else []
+
+
+# --- the generator -----------------------------------------------------------------------------------------------
+
+_METHODS = {
+    "aten.t.default": "t",
+    "aten.transpose.int": "transpose",
+    "aten.view.default": "view",
+    "aten.view.dtype": "view",
+    "aten.unsqueeze.default": "unsqueeze",
+    "aten.squeeze.default": "squeeze",
+    "aten.squeeze.dim": "squeeze",
+    "aten.squeeze.dims": "squeeze",
+    "aten.permute.default": "permute",
+    "aten.expand.default": "expand",
+    "aten.select.int": "select",
+    "aten.diagonal.default": "diagonal",
+    "aten.detach.default": "detach",
+    "aten.unbind.int": "unbind",
+    "aten.split.Tensor": "split",
+    "aten.split_with_sizes.default": "split_with_sizes",
+    "aten.unfold.default": "unfold",
+}
+
+
+class _Writer:
+    """Collects the lines of the generated source and the objects that it refers to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
+        self._taken: set[str] = {
+            "args", "kwargs", "forward", "backward", "torch", "MISS", "run", "Compiled", "box", "out", "lifted",
+            "parameters", "ctx", "self",
+        }  # fmt: skip
+
+    def add(self, line: str = "") -> None:
+        """Add a line at the present depth."""
+        self.lines.append("    " * self.depth + line if line else "")
+
+    def local(self, wanted: str) -> str:
+        """Make up a local name that reads like ``wanted``."""
+        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        if name[0].isdigit() or keyword.iskeyword(name) or name in __builtins_names__:
+            name = f"{name}_" if not name[0].isdigit() else f"v{name}"
+        stem, n = name, 1
+        while name in self._taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self._taken.add(name)
+        return name
+
+    def constant(self, wanted: str, value: Any) -> str:
+        """Make ``value`` reachable under a name like ``wanted``."""
+        name = self.local(wanted)
+        self.namespace[name] = value
+        return name
+
+
+__builtins_names__ = frozenset(dir(__builtins__)) if not isinstance(__builtins__, dict) else frozenset(__builtins__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the generator puts together.
+
+    ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, made while the call's own settings were in force.
+    """
+
+    call: Call
+    dedupe: DedupeRecord
+    trace: Trace
+    partition: PartitionRecord
+    forward: Boxed
+    backward: Backward | None
+    settings_hold: Callable[[], bool]
+    tensors_hold: Callable[..., bool]
+    entry: int
+    debug: bool
+
+
+def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
+    """Write, compile and return the function that serves one entry's calls.
+
+    It takes ``args`` and ``kwargs`` and returns what the user's function would, or `MISS` if the guards do not hold.
+    """
+    source, namespace = generate(parts)
+    safe = re.sub(r"[^\w.]+", "_", parts.call.target.name)
+    name = f"<aotlab {safe} entry {parts.entry}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), namespace)
+    return RuntimeRecord(name=name, source=source), namespace["run"]
+
+
+def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
+    """Write the source and gather what it refers to."""
+    return _Generator(parts).generate()
+
+
+class _Generator:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.meta: ViewAndMutationMeta = parts.trace.metadata
+        self.state: CallState = parts.call.state
+        self.w = _Writer()
+        self.expressions: dict[int, str] = {}  # flat position → expression
+        self.grad_on = dict(self.state.settings)["grad mode"]
+        self.multi: dict[tuple[str, tuple[ViewStep, ...]], str] = {}
+
+    def generate(self) -> tuple[str, dict[str, Any]]:
+        w = self.w
+        w.namespace["forward"] = self.parts.forward
+        w.namespace["set_grad_mode"] = internals.set_grad_mode
+        w.namespace["disable_autocast"] = internals.disable_autocast
+        body = w.lines
+        w.add("# prologue: do the assumptions of the trace hold?")
+        self._guards()
+        w.add()
+        results = self._call_forward()
+        w.add()
+        w.add("# epilogue: what the caller can see")
+        self._mutations(results)
+        outputs = self._outputs(results)
+        self._grad_mode_left()
+        w.add(f"return {self._nest(outputs)}")
+        head = self._function_class() if self.parts.trace.training else []
+        source = "\n".join([*head, "def run(args, kwargs):", *body]) + "\n"
+        return source, w.namespace
+
+    # --- prologue
+
+    def _guards(self) -> None:
+        w, parts, state = self.w, self.parts, self.state
+        target = parts.call.target
+        still_same = target.still_same()
+        settings = dict(state.settings)
+        conditions = [
+            f"not {w.constant('settings_hold', parts.settings_hold)}()",
+            f"{w.constant('inference_mode', torch.is_inference_mode_enabled)}() is not {settings['inference mode']}",
+            f"{w.constant('function_modes', internals.function_mode_count)}() != {state.function_modes}",
+            f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
+            f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
+        ]
+        if state.function_modes:
+            device = w.constant("default_device", settings["default device"])
+            conditions.append(f"torch.get_default_device() != {device}")
+        self._miss(conditions)
+        if still_same is not None:
+            self._miss([f"not {w.constant('reached_holds', still_same)}()"])
+        self._unpack()
+        kept = [self.expressions[i] for i in parts.dedupe.kept]
+        for i in parts.dedupe.positions:
+            if state.same_as[i] != i:
+                self._miss([f"{self.expressions[i]} is not {self.expressions[state.same_as[i]]}"])
+        if kept:
+            self._miss([f"not {w.constant('tensors_hold', parts.tensors_hold)}({self._star(kept)})"])
+        for i in parts.dedupe.kept:
+            facts = state.leaves[i]
+            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
+                self._miss([f"{self.expressions[i]}.is_leaf is not {facts.is_leaf}"])
+        self._overlap_guard()
+
+    def _star(self, expressions: Sequence[str]) -> str:
+        """Write an argument list, with ``*parameters`` for all the lifted ones where they stand in order."""
+        count = self.parts.call.lifted_count
+        if count and list(expressions[:count]) == [f"parameters[{i}]" for i in range(count)]:
+            return ", ".join(["*parameters", *expressions[count:]])
+        return ", ".join(expressions)
+
+    def _miss(self, conditions: Sequence[str]) -> None:
+        self.w.add(f"if {' or '.join(conditions)}:")
+        self.w.add("    return MISS")
+
+    def _unpack(self) -> None:
+        """Write the code that takes the nested arguments apart, checking their nesting on the way."""
+        w, call = self.w, self.parts.call
+        if call.lifted_count:
+            w.add(f"parameters = {w.constant('lifted', call.target.lifted)}()")
+            for i in range(call.lifted_count):
+                self.expressions[i] = f"parameters[{i}]"
+        _, args, kwargs = call.rebuild(call.values)
+        position = [call.lifted_count]
+        if _is_simple(args) and _is_simple(kwargs):
+            keys = list(kwargs)
+            conditions = [f"len(args) != {len(args)}"]
+            conditions.append(f"tuple(kwargs) != {tuple(keys)!r}" if keys else "kwargs")
+            self._miss(conditions)
+            for i, value in enumerate(args):
+                self._unpack_value(value, f"args[{i}]", position)
+            for key in keys:
+                self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
+            return
+        w.add(f"leaves, nesting = {w.constant('tree_flatten', pytree.tree_flatten)}((args, kwargs))")
+        self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
+        for i in range(call.lifted_count, len(call.values)):
+            self._unpack_leaf(call.values[i], f"leaves[{i - call.lifted_count}]", i)
+
+    def _unpack_value(self, value: Any, expression: str, position: list[int]) -> None:
+        if type(value) in (tuple, list):
+            self._miss([f"type({expression}) is not {type(value).__name__}", f"len({expression}) != {len(value)}"])
+            for i, item in enumerate(value):
+                self._unpack_value(item, f"{expression}[{i}]", position)
+        elif type(value) is dict:
+            keys = self.w.constant("keys", tuple(value))
+            self._miss([f"type({expression}) is not dict", f"tuple({expression}) != {keys}"])
+            for i, item in enumerate(value.values()):
+                self._unpack_value(item, f"{expression}[{keys}[{i}]]", position)
+        else:
+            self._unpack_leaf(value, expression, position[0])
+            position[0] += 1
+
+    def _unpack_leaf(self, value: Any, expression: str, position: int) -> None:
+        name = self.w.local(self.state.names[position])
+        self.w.add(f"{name} = {expression}")
+        self.expressions[position] = name
+        facts = self.state.leaves[position]
+        if not isinstance(facts, ValueFacts):
+            return
+        if facts.by_identity or value is None or isinstance(value, bool):
+            expected = repr(value) if value is None or isinstance(value, bool) else self.w.constant(name, value)
+            self._miss([f"{name} is not {expected}"])
+        elif type(value) in (int, str):
+            self._miss([f"type({name}) is not {type(value).__name__}", f"{name} != {value!r}"])
+        else:
+            same = self.w.constant("same_value", same_value)
+            self._miss([f"not {same}({name}, {self.w.constant(f'expected_{name}', value)})"])
+
+    def _overlap_guard(self) -> None:
+        kept = self.parts.dedupe.kept
+        written = [i.index for i in self.meta.input_info if i.mutation_type is not MutationType.NOT_MUTATED]
+        if not written or len(kept) < 2:
+            return
+        extents = []
+        for i in kept:
+            facts = self.state.leaves[i]
+            assert isinstance(facts, TensorFacts)
+            extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
+        if len(kept) == 2:
+            a, b = (self.expressions[i] for i in kept)
+            one, two = self.w.local("start"), self.w.local("start")
+            self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
+            self._miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
+            return
+        check = self.w.constant("written_inputs_overlap", _overlap_checker(extents, written))
+        self._miss([f"{check}({self._star([self.expressions[i] for i in kept])})"])
+
+    # --- the compiled forward
+
+    def _input_list(self) -> list[str]:
+        return [self.expressions[i] for i in self.parts.dedupe.placeholders]
+
+    def _call_forward(self) -> dict[int, str]:
+        """Write the call of the compiled forward; return the expression for each of its user-visible outputs."""
+        w, trace = self.w, self.parts.trace
+        count = len(trace.forward_outputs)
+        autocast = any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
+        w.add("# compiled forward")
+        if not trace.training:
+            requires = any(i.requires_grad for i in self.meta.input_info)
+            with_mode = self.grad_on and requires
+            self._in_context(
+                f"out = forward([{self._star(self._input_list())}])",
+                grad_mode=False if with_mode else None,
+                autocast_off=autocast,
+            )
+            return {i: f"out[{i}]" for i in range(count)}
+        names: dict[int, str] = {}
+        inputs = self._input_list()
+        through = [e for e, leaf in zip(inputs, trace.leaves, strict=True) if leaf is not None]
+        beside = [e for e, leaf in zip(inputs, trace.leaves, strict=True) if leaf is None]
+        differentiable = trace.tangent_outputs
+        for i in range(count):
+            names[i] = w.local(self._output_label(i))
+        w.add(f"box = [{', '.join(beside)}]")
+        results = ", ".join(names[i] for i in differentiable)
+        comma = "" if len(differentiable) != 1 else ""
+        self._in_context(
+            f"{results}{comma} = Compiled.apply(box, {self._star(through)})",
+            grad_mode=None if self.grad_on else True,
+            autocast_off=False,
+        )
+        others = [i for i in range(count) if i not in differentiable]
+        if others:
+            w.add(f"{', '.join(names[i] for i in others)}{',' if len(others) == 1 else ''} = box")
+        return names
+
+    def _output_label(self, i: int) -> str:
+        kinds = [("new", info.name) for info in self._mutated_out()]
+        kinds += [("", o.name) for o in self._returned_outputs()]
+        kinds += [("base", str(n)) for n in range(len(self.meta.intermediate_bases))]
+        return " ".join(part for part in kinds[i] if part)
+
+    def _in_context(self, line: str, *, grad_mode: bool | None, autocast_off: bool) -> None:
+        w = self.w
+        if autocast_off:
+            w.add("with disable_autocast():")
+            w.depth += 1
+        if grad_mode is None:
+            w.add(line)
+        else:
+            w.add(f"set_grad_mode({grad_mode})")
+            w.add("try:")
+            w.add("    " + line)
+            w.add("finally:")
+            w.add(f"    set_grad_mode({not grad_mode})")
+        if autocast_off:
+            w.depth -= 1
+
+    def _function_class(self) -> list[str]:
+        """Write the autograd.Function."""
+        parts, trace = self.parts, self.parts.trace
+        backward = parts.backward
+        assert backward is not None
+        count = len(trace.forward_outputs)
+        inputs = self._input_list()
+        through = [i for i, leaf in enumerate(trace.leaves) if leaf is not None]
+        order, box_index = [], 0
+        for i in range(len(inputs)):
+            if i in through:
+                order.append(f"inputs[{through.index(i)}]")
+            else:
+                order.append(f"box[{box_index}]")
+                box_index += 1
+        if not box_index:
+            listed = "list(inputs)"
+        else:
+            listed = f"[{', '.join(order)}]"
+        names = self.w.namespace
+        names["Function"] = torch.autograd.Function
+        names["SavedValues"] = SavedValues
+        names["backward"] = backward
+        others = [i for i in range(count) if i not in trace.tangent_outputs]
+        autocast = any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
+        lines = ["class Compiled(Function):", "    @staticmethod", "    def forward(ctx, box, *inputs):"]
+        lines.append("        ctx.set_materialize_grads(False)")
+        if autocast:
+            lines += ["        with disable_autocast():", f"            out = forward({listed})"]
+        else:
+            lines.append(f"        out = forward({listed})")
+        lines.append(f"        ctx.values = SavedValues({self._saved_expression(count)})")
+        if box_index or others:
+            lines.append(f"        box[:] = [{', '.join(f'out[{i}]' for i in others)}]")
+        returned = [f"out[{i}]" for i in trace.tangent_outputs]
+        lines.append(f"        return {', '.join(returned)}")
+        lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
+        lines.append("        return None, *backward(ctx.values, tangents)")
+        return [*lines, "", ""]
+
+    def _saved_expression(self, count: int) -> str:
+        """Write the list of saved values; an output is saved detached, lest it keep itself alive."""
+        saved = self.parts.partition.saved
+        if not any(s.is_output for s in saved):
+            return f"out[{count}:]"
+        items = [f"out[{count + i}].detach()" if s.is_output else f"out[{count + i}]" for i, s in enumerate(saved)]
+        return f"[{', '.join(items)}]"
+
+    # --- epilogue
+
+    def _mutated_out(self) -> list[InputAliasInfo]:
+        return [i for i in self.meta.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+
+    def _returned_outputs(self) -> list[OutputAliasInfo]:
+        kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
+        found = [o for o in self.meta.output_info if o.output_type in kinds and o.spec is not None]
+        order = {i: n for n, i in enumerate(self.parts.trace.returned_outputs)}
+        return sorted(found, key=lambda o: order[o.index])
+
+    def _mutations(self, results: dict[int, str]) -> None:
+        """Write the new values into the caller's tensors."""
+        w = self.w
+        visible = {t.index for t in self.meta.tangents if t.source is TangentSource.MUTATED_INPUT}
+        for n, info in enumerate(self._mutated_out()):
+            target = self.expressions[self.parts.dedupe.kept[info.index]]
+            line = f"{target}.copy_({results[n]})"
+            if info.index in visible:
+                self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
+            else:
+                quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
+                self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+
+    def _outputs(self, results: dict[int, str]) -> list[str]:
+        """Write the outputs; return their expressions in the user's order."""
+        w, meta = self.w, self.meta
+        mutated = len(self._mutated_out())
+        returned = self._returned_outputs()
+        expressions: dict[int, str] = {}
+        for n, output in enumerate(returned):
+            expressions[output.index] = results[mutated + n]
+        if self.parts.debug:
+            for output in returned:
+                assert output.spec is not None
+                check = w.constant("check_output", _output_checker(output))
+                w.add(f"{check}({expressions[output.index]})")
+        bases = {n: results[mutated + len(returned) + n] for n in range(len(meta.intermediate_bases))}
+        constants = self.parts.trace.out_constants
+        pending = [o for o in meta.output_info if o.index not in expressions]
+        # an output may be the same object as one that comes after it
+        pending.sort(key=lambda o: (o.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, o.views == ()))
+        for output in pending:
+            i = output.index
+            if i in constants:
+                value = constants[i]
+                plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
+                expressions[i] = repr(value) if plain else w.constant("constant", value)
+                continue
+            assert output.base_idx is not None
+            if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
+                base = self.expressions[self.parts.dedupe.kept[output.base_idx]]
+                base_requires = meta.input_info[output.base_idx].requires_grad_after
+            elif output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+                base = expressions[output.base_idx]
+                base_requires = meta.output_info[output.base_idx].requires_grad
+            else:
+                base = bases[output.base_idx]
+                base_requires = any(
+                    t.source is TangentSource.INTERMEDIATE_BASE and t.index == output.base_idx for t in meta.tangents
+                )
+            if output.views == ():
+                expressions[i] = base
+                continue
+            name = w.local(output.name)
+            want = not output.under_no_grad
+            toggle = want if base_requires and want != self.grad_on else None
+            self._write_views(name, base, output, toggle)
+            expressions[i] = name
+        return [expressions[i] for i in range(len(meta.output_info))]
+
+    def _write_views(self, name: str, base: str, output: OutputAliasInfo, grad_mode: bool | None) -> None:
+        if output.views is None:
+            spec = output.spec
+            assert spec is not None
+            self._in_context(
+                f"{name} = {base}.as_strided({spec.shape}, {spec.stride}, {self._as_strided_offset(base, output)})",
+                grad_mode=grad_mode,
+                autocast_off=False,
+            )
+            return
+        expression = base
+        for n, step in enumerate(output.views):
+            call = self._view_call(expression, step)
+            if step.item is None:
+                expression = call
+                continue
+            key = (base, output.views[:n] + (ViewStep(target=step.target, args=step.args, kwargs=step.kwargs),))
+            if key not in self.multi or grad_mode is not None:
+                self.multi[key] = self.w.local("views")
+                self._in_context(f"{self.multi[key]} = {call}", grad_mode=grad_mode, autocast_off=False)
+            expression = f"{self.multi[key]}[{step.item}]"
+        self._in_context(f"{name} = {expression}", grad_mode=grad_mode, autocast_off=False)
+
+    def _as_strided_offset(self, base: str, output: OutputAliasInfo) -> str:
+        assert output.spec is not None
+        assert output.base_idx is not None
+        if output.output_type is OutputType.ALIAS_OF_INPUT:
+            here = self.meta.input_info[output.base_idx].spec.offset
+            assert isinstance(here, int)
+            assert isinstance(output.spec.offset, int)
+            return f"{base}.storage_offset() + {output.spec.offset - here}"
+        return str(output.spec.offset)
+
+    def _view_call(self, base: str, step: ViewStep) -> str:
+        arguments = [self._literal(a) for a in step.args] + [f"{k}={self._literal(v)}" for k, v in step.kwargs]
+        method = _METHODS.get(step.target)
+        if method is not None and not step.kwargs:
+            return f"{base}.{method}({', '.join(arguments)})"
+        name = step.target.replace(".", "_")
+        if name not in self.w.namespace:
+            packet, overload = step.target.removeprefix("aten.").rsplit(".", 1)
+            self.w.namespace[name] = getattr(getattr(torch.ops.aten, packet), overload)
+        return f"{name}({', '.join([base, *arguments])})"
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(self._literal(item) for item in value)
+            return f"[{inner}]"
+        if value is None or type(value) in (int, bool, float, str) or isinstance(value, torch.dtype):
+            return repr(value)
+        return self.w.constant("argument", value)
+
+    def _grad_mode_left(self) -> None:
+        if self.meta.grad_enabled_mutation is not None:
+            self.w.add(f"set_grad_mode({self.meta.grad_enabled_mutation})")
+
+    def _nest(self, outputs: list[str]) -> str:
+        spec = self.parts.trace.out_spec
+        template = pytree.tree_unflatten(list(range(len(outputs))), spec)
+        text = _nested_text(template, outputs)
+        if text is not None:
+            return text
+        unflatten = self.w.constant("tree_unflatten", pytree.tree_unflatten)
+        return f"{unflatten}([{', '.join(outputs)}], {self.w.constant('out_nesting', spec)})"
+
+
+def _is_simple(value: Any) -> bool:
+    """Tell whether a nesting consists of tuples, lists and dicts with plain keys only, as `_unpack` can take apart."""
+    if type(value) in (tuple, list):
+        return all(_is_simple(item) for item in value)
+    if type(value) is dict:
+        return all(type(k) in (str, int) for k in value) and all(_is_simple(item) for item in value.values())
+    return pytree.tree_flatten(value)[1].is_leaf()
+
+
+def _nested_text(template: Any, outputs: list[str]) -> str | None:
+    """Write a nesting of positions as an expression; None if it has other containers than tuple, list and dict."""
+    if type(template) is int:
+        return outputs[template]
+    if type(template) in (tuple, list):
+        items = [_nested_text(item, outputs) for item in template]
+        if any(item is None for item in items):
+            return None
+        inner = ", ".join(item for item in items if item is not None)
+        if type(template) is list:
+            return f"[{inner}]"
+        return f"({inner},)" if len(items) == 1 else f"({inner})"
+    if type(template) is dict and all(type(k) in (str, int) for k in template):
+        pairs = [(k, _nested_text(item, outputs)) for k, item in template.items()]
+        if any(item is None for _, item in pairs):
+            return None
+        return "{" + ", ".join(f"{k!r}: {item}" for k, item in pairs) + "}"
+    return None
+
+
+def _overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[..., bool]:
+    """Make a check of whether the bytes of a written input overlap those of another input."""
+    is_written = [i in written for i in range(len(extents))]
+    lengths = tuple(zip(extents, is_written, strict=True))
+
+    def overlap(*tensors: Tensor) -> bool:
+        spans = sorted(
+            [(t.data_ptr(), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n]
+        )
+        end, written_end = 0, 0
+        for start, length, is_one, _ in spans:
+            if start < written_end or (is_one and start < end):
+                return True
+            stop = start + length
+            if stop > end:
+                end = stop
+            if is_one and stop > written_end:
+                written_end = stop
+        return False
+
+    return overlap
+
+
+def _output_checker(output: OutputAliasInfo) -> Callable[[Tensor], None]:
+    """Make the check that ``config.debug_assert`` puts behind each compiled output."""
+    spec = output.spec
+    assert spec is not None
+
+    def check(value: Tensor) -> None:
+        seen = (tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad)
+        expected = (spec.shape, spec.stride, spec.dtype, output.requires_grad)
+        if seen != expected:
+            raise GraphInvariantError(
+                f"`{output.name}` came back with (shape, strides, dtype, requires_grad) {seen}; traced as {expected}"
+            )
+
+    return check

@@ -1,0 +1,317 @@
+"""The one door to torch's private APIs.
+
+Every name that torch does not document comes in here, with a line of why; the rest of aotlab imports it from
+here. ``tests/test_torch_internals.py`` asserts that each still exists, and behaves as used, on the installed torch.
+Inductor is loaded only when it is first asked for: importing it takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+# Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
+from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
+from torch._C import _len_torch_function_stack as function_mode_count
+
+# The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+
+# Kernels that Python implements for fake tensors (batch norm's statistics among them) hang on this dispatcher.
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
+
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+# Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
+from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
+
+# Nested containers taken apart and put together; every torch that we support has it under this name only.
+from torch.utils import _pytree as pytree
+
+# A mode that sees every op below autograd and functionalization.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Swaps a module's parameters and buffers for the length of a block, ties included.
+from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GlobalStateGuard",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TensorGuards",
+    "TorchDispatchMode",
+    "TracingContext",
+    "UnsupportedOperatorException",
+    "dispatch_mode_count",
+    "enable_python_dispatcher",
+    "extract_tensor_metadata",
+    "function_mode_count",
+    "functionalization",
+    "pytree",
+    "reparametrize_module",
+    "tracing",
+]
+
+
+# --- functionalization -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def functionalization() -> Iterator[None]:
+    """Make factory functions return functional wrappers too; views stay views in the graph."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+
+
+def to_functional(tensor: Tensor) -> Tensor:
+    """Wrap ``tensor`` so that mutations of the wrapper become functional ops."""
+    return torch._to_functional_tensor(tensor)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def is_functional(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is such a wrapper."""
+    return torch._is_functional_tensor(tensor)
+
+
+def sync(tensor: Tensor) -> None:
+    """Apply mutations that were made through other views of the wrapper's storage."""
+    torch._sync(tensor)
+
+
+def from_functional(tensor: Tensor) -> Tensor:
+    """Return the value that a wrapper holds now; `sync` it first."""
+    return torch._from_functional_tensor(tensor)
+
+
+def has_data_mutation(wrapper: Tensor) -> bool:
+    """Tell whether a wrapper's values were written (zero-size and self-copy writes count)."""
+    return bool(torch._functionalize_has_data_mutation(wrapper))  # type: ignore[attr-defined]  # not in the stubs
+
+
+def has_metadata_mutation(wrapper: Tensor) -> bool:
+    """Tell whether a wrapper's sizes, strides or offset changed in place."""
+    return bool(torch._functionalize_has_metadata_mutation(wrapper))  # type: ignore[attr-defined]  # not in the stubs
+
+
+def was_storage_changed(wrapper: Tensor) -> bool:
+    """Tell whether a wrapper was given another storage."""
+    return bool(torch._functionalize_was_storage_changed(wrapper))  # type: ignore[attr-defined]  # not in the stubs
+
+
+def mutations_hidden_from_autograd(wrapper: Tensor) -> bool:
+    """Tell whether all writes went through detached aliases."""
+    return bool(torch._functionalize_are_all_mutations_hidden_from_autograd(wrapper))  # type: ignore[attr-defined]
+
+
+def mutations_under_no_grad(wrapper: Tensor) -> bool:
+    """Tell whether all writes happened under ``no_grad`` or ``inference_mode``."""
+    return bool(
+        torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper)  # type: ignore[attr-defined]
+    )
+
+
+# --- dispatch ----------------------------------------------------------------------------------------------------
+
+
+def has_composite_implicit_kernel(op: OpOverload) -> bool:
+    """Tell whether ``op`` is defined by other ops under every key, so that it can be decomposed."""
+    return bool(op._can_decompose())
+
+
+def call_by_fake_mode(
+    mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
+    with mode:
+        return op(*args, **kwargs)
+
+
+#: Set grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
+set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+def disable_autocast() -> AbstractContextManager[None]:
+    """Keep autocast from casting again what a trace under autocast has cast already."""
+    return torch._C._DisableAutocast()  # type: ignore[no-any-return,attr-defined]  # not in the stubs
+
+
+def any_autocast_enabled() -> bool:
+    """Tell whether autocast is on for any device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+def transforms_active() -> bool:
+    """Tell whether a ``torch.func`` transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def forward_ad_active() -> bool:
+    """Tell whether a level of forward-mode differentiation is open."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Make a C++ check that as many tensors have the types, dtypes, devices, sizes, strides and so on of these.
+
+    It also fails if two of them are the same object.
+    """
+    return TensorGuards(  # type: ignore[no-any-return]  # untyped in torch
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    ).check
+
+
+# --- autograd ----------------------------------------------------------------------------------------------------
+
+
+def sequence_number() -> int:
+    """Return the number that the next autograd node will get."""
+    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]  # not in the stubs
+
+
+def current_node_sequence() -> int | None:
+    """Return the number of the autograd node that is being run, None outside a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def node_sequence(node: Any) -> int:
+    """Return an autograd node's number: nodes made later have larger ones."""
+    return int(node._sequence_nr())
+
+
+def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined,no-any-return]
+
+
+def keeps_graph() -> bool:
+    """Tell whether the backward that is running was called with ``retain_graph=True``."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]  # not in stubs
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often ``tensor``'s storage was written through tensors that share its counter."""
+    return int(tensor._version)
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """Return the tensor of which ``tensor`` is a differentiable view."""
+    return tensor._base
+
+
+@functools.cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saves_tensors(node: Any) -> bool:
+    """Tell whether an autograd node keeps tensors for its backward, which a second backward would miss."""
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return bool(node.saved_tensors)  # type: ignore[attr-defined]  # set by torch's C++
+        return any(getattr(node, name, None) not in (None, ()) for name in _saved_names(type(node)))
+    except RuntimeError:  # what was saved has been written since: then it was saved
+        return True
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that tensors on one storage share, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+# --- Dynamo and Inductor, loaded late ----------------------------------------------------------------------------
+
+
+def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep Dynamo from looking into ``function``."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions that Inductor traces with under its present configuration."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> None:
+    """Run Inductor's pattern matching over a joint or inference graph, in place."""
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def tracing_context(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Give Inductor the context in which it expects to find the fake mode."""
+    with tracing(TracingContext(fake_mode)):
+        yield
+
+
+def inductor_compile(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    fake_mode: FakeTensorMode,
+    is_inference: bool,
+    is_backward: bool,
+    static_inputs: Sequence[int],
+    graph_id: int,
+    shared: dict[str, Any],
+    exact_random: bool,
+) -> Any:
+    """Compile one graph by Inductor's inner entry and return its boxed callable.
+
+    ``shared`` is what the forward and the backward of one entry have in common; it is filled here at first use.
+    With ``exact_random`` random ops take their numbers from torch's generators, as eager does.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    if not shared:
+        shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
+        shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
+    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode):
+        return compile_fx_inner(
+            module,
+            list(example_inputs),
+            is_inference=is_inference,
+            is_backward=is_backward,
+            static_input_idxs=list(static_inputs),
+            graph_id=graph_id,
+            **shared,
+        )
+
+
+def inductor_source(compiled: Any) -> str | None:
+    """Return the Python that Inductor wrote for a compiled graph, None if it wrote none."""
+    source = getattr(compiled, "source_code", None)
+    return source if isinstance(source, str) and source else None

@@ -1,0 +1,45 @@
+"""What every test can rely on: one kernel cache for the run, a fixed seed, and GPU tests that say why they skip."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Set before anything imports Inductor, and inherited by xdist's workers and by subprocesses. A first compilation costs
+# half a minute of C++ headers; with one folder for the run it is paid once. An outer setting (CI's) is kept.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"aotlab-tests-{os.getuid()}"))
+# Inductor would start a pool of compile workers in every xdist worker.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Tracing takes longer than Hypothesis' default deadline, and a run must be repeatable: the same examples every time.
+settings.register_profile("aotlab", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.load_profile("aotlab")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` where there is no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch.cuda.is_available() is False"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Seed torch before each test, so that no test depends on the ones before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Forget what Dynamo has compiled, before and after a test that uses ``torch.compile``."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -1,0 +1,126 @@
+"""The tables: columns and dtypes as promised, empty or not, and the story's truth in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from aotlab.report import COLUMNS, Report
+from aotlab.report.model import GraphBreakRow
+
+
+def full(report: Report) -> Report:
+    """Add rows to the tables that others fill."""
+    timing = {"engine": "eager", "phase": "forward", "median_ns": 5, "min_ns": 4, "p10_ns": 4, "p90_ns": 7}
+    report = report.with_timings([{**timing, "repeats": 30}])
+    return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_and_dtypes(report: Report, name: str) -> None:
+    """Each table has exactly the documented columns and dtypes, with rows and without."""
+    expected = {column: dtype for column, (dtype, _) in COLUMNS[name].items()}
+    rows = getattr(full(report), name)
+    empty = getattr(Report(environment=report.environment), name)
+    assert {column: str(dtype) for column, dtype in rows.dtypes.items()} == expected
+    assert {column: str(dtype) for column, dtype in empty.dtypes.items()} == expected
+    assert list(rows.columns) == list(empty.columns) == list(expected)
+    assert (len(rows) > 0, len(empty)) == (True, 0)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_documented_and_keyed(name: str) -> None:
+    """Each column has a meaning; tables begin with their key; nanoseconds and bytes say so."""
+    columns = COLUMNS[name]
+    assert all(meaning for _, meaning in columns.values())
+    assert list(columns)[:2] == (["frame", "reason"] if name == "graph_breaks" else ["frame", "graph"])
+    assert all("ns" in columns[column][1] for column in columns if column.endswith("_ns"))
+    assert all("byte" in columns[column][1] for column in columns if "bytes" in column)
+
+
+def test_a_recording_has_every_table(recording: Any) -> None:
+    """`Recording` and `Report` give the same tables."""
+    for name in COLUMNS:
+        pd.testing.assert_frame_equal(getattr(recording, name), getattr(recording.report(), name))
+
+
+def test_inputs(report: Report) -> None:
+    """The story's arguments; a Python value has no tensor's columns."""
+    table = report.inputs[report.inputs.graph.eq(0) & report.inputs.frame.eq("step")]
+    assert table.name.tolist() == ["weight", "x", "again", "y", "z", "scale"]
+    assert table.mutated.tolist() == [False, True, True, False, False, pd.NA]
+    assert table["shape"].tolist() == ["[5, 3]", "[4, 5]", "[4, 5]", "[3, 2]", "[2, 2]", pd.NA]
+    assert table.byte_offset.tolist() == [0, 0, 0, 0, 8, pd.NA]
+    assert table.storage.tolist() == [0, 1, 1, 2, 2, pd.NA]
+    assert table.value.tolist()[-1] == "2.0"
+    assert table.duplicate_of.dropna().tolist() == ["x"]
+    assert table[table.name.eq("y")].overlaps.item() == "z"
+
+
+def test_tables_can_be_joined(report: Report) -> None:
+    """Which outputs live in a mutated input's memory is one merge."""
+    step = report.inputs.query("frame == 'step' and graph == 0 and mutated")
+    merged = report.outputs.merge(
+        step[["frame", "graph", "storage"]].drop_duplicates(), on=["frame", "graph", "storage"]
+    )
+    assert merged.name.tolist() == ["out[1]"]
+
+
+def test_recompiles_calls_and_refusals(report: Report) -> None:
+    """The second entry has its reason; calls know their graph or that they ran eagerly; refusals their line."""
+    assert report.recompiles[["frame", "graph", "status"]].values.tolist() == [["step", 1, "compiled"]]
+    assert report.recompiles.reason.item() == "`x` has shape (8, 5), this entry was compiled for (4, 5)"
+    assert report.calls.graph.tolist() == [0, 0, 0, 1, pd.NA]
+    assert report.calls.compiled.tolist() == [True] * 4 + [False]
+    assert report.calls.duration_ns.tolist() == [5000] * 5
+    assert report.refusals[["frame", "reason", "outcome", "line"]].values.tolist() == [
+        ["dropout_net", "RandomOp", "raised", 3]
+    ]
+
+
+def test_kernels_guards_and_breaks(report: Report) -> None:
+    """What the compiler made and what the entry assumes."""
+    kernels = report.kernels[report.kernels.graph.eq(0)]
+    assert kernels[["kind", "name", "language", "source"]].values.tolist() == [
+        ["forward", "cpp_fused_forward", "c++", "int main() {}"],
+        ["backward", "cpp_fused_backward", "c++", "int main() {}"],
+    ]
+    assert report.guards.sentence.tolist()[:2] == ["`x` is float32", "`again` is the same tensor as `x`"]
+    assert report.graph_breaks[["frame", "reason"]].values.tolist() == [["forward", "call to print()"]]
+
+
+def test_stages_are_in_order(report: Report) -> None:
+    """The stages table is the pipeline, with ns and ops."""
+    table = report.stages[report.stages.graph.eq(0) & report.stages.frame.eq("step")]
+    assert table.stage.tolist() == [
+        "capture",
+        "dedupe",
+        "synthetic_bases",
+        "trace",
+        "partition",
+        "compile",
+        "runtime",
+    ]
+    assert table.duration_ns.tolist() == [1_000_000, 10_000, 20_000, 40_000_000, 5_000_000, 900_000_000, 300_000]
+    assert table.nodes.tolist() == [pd.NA, pd.NA, pd.NA, 4, 4, pd.NA, pd.NA]
+
+
+def test_large_numbers_stay_exact(report: Report) -> None:
+    """An integer column with gaps does not pass through floats: 2**60 + 1 stays what it is."""
+    rows = [GraphBreakRow(frame="f", reason="r", at_ns=2**60 + 1)]
+    table = Report(environment=report.environment, graph_break_rows=tuple(rows)).graph_breaks
+    assert table.at_ns.tolist() == [2**60 + 1]
+
+
+def test_importing_aotlab_loads_no_pandas() -> None:
+    """The room and pandas come when a report is asked for, not before."""
+    code = (
+        "import sys, aotlab; a = 'pandas' in sys.modules, 'aotlab.report' in sys.modules;"
+        "aotlab.Report; print(a, 'pandas' in sys.modules, 'aotlab.report' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(False, False) False True"

@@ -1,0 +1,193 @@
+"""The command line: what it passes on, what it answers, and that it runs without an installation."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import aotlab
+from aotlab import cli
+from aotlab.errors import RandomOpError, UsageError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--version`` prints the version that Python sees."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert (stop.value.code, capsys.readouterr().out) == (0, f"aotlab {aotlab.__version__}\n")
+
+
+def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option of ``demo`` reaches `aotlab.demo.run`, and its status is the command's."""
+    from aotlab import demo
+
+    calls: list[dict[str, object]] = []
+
+    def run(**options: object) -> int:
+        calls.append(options)
+        return 1
+
+    monkeypatch.setattr(demo, "run", run)
+    assert cli.main(["demo"]) == 1
+    cli.main(["demo", "--device", "cuda:1", "--backend", "eager", "--json", "a.json", "--html", "b.html"])
+    assert calls == [
+        {
+            "device": "auto",
+            "backend": "inductor",
+            "json_path": None,
+            "html_path": Path("aotlab-report.html"),
+            "out": sys.stdout,
+        },
+        {
+            "device": "cuda:1",
+            "backend": "eager",
+            "json_path": Path("a.json"),
+            "html_path": Path("b.html"),
+            "out": sys.stdout,
+        },
+    ]
+
+
+def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bench engine`` has options of its own, ``--help`` among them."""
+    from aotlab.bench import suite
+
+    calls: list[list[str]] = []
+
+    def main(argv: list[str]) -> int:
+        calls.append(argv)
+        return 0
+
+    monkeypatch.setattr(suite, "main", main)
+    assert cli.main(["bench", "engine", "--quick", "--json", "figures.json", "--help"]) == 0
+    assert calls == [["engine", "--quick", "--json", "figures.json", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["demo", "--device", "tpu"], "'tpu' is none of auto, cpu, cuda, cuda:N"),
+        (["demo", "--devices", "cpu"], "unrecognized arguments: --devices cpu"),
+        (["doctor", "extra"], "unrecognized arguments: extra"),
+        (["bench"], "the following arguments are required: SUITE"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong command line ends with status 2 and says what is wrong."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == cli.WRONG_USAGE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UsageError("no such device"), cli.WRONG_USAGE, "aotlab: no such device\n"),
+        (RandomOpError("dropout"), cli.FAILED, "aotlab: RandomOpError: dropout\n"),
+        (KeyboardInterrupt(), cli.INTERRUPTED, "aotlab: interrupted\n"),
+    ],
+)
+def test_our_errors_are_sentences(
+    error: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An error of ours becomes one line on stderr and an exit status; there is no traceback."""
+    from aotlab import doctor
+
+    def run(**_options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(doctor, "run", run)
+    assert (cli.main(["doctor"]), capsys.readouterr().err) == (status, message)
+
+
+@pytest.fixture(scope="module")
+def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a site folder with torch, numpy and pandas, what they require, and nothing else."""
+    folder = tmp_path_factory.mktemp("site")
+    waiting, seen = ["torch", "numpy", "pandas"], set()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # required on another platform only
+        requirements = [Requirement(text) for text in distribution.requires or []]
+        waiting += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+        for file in distribution.files or []:
+            top = file.parts[0]
+            if top not in {"..", "__pycache__"} and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    return folder
+
+
+def bare(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m aotlab`` from the checkout with the packages in ``site`` alone, in ``folder``."""
+    path = os.pathsep.join([str(ROOT), str(site)])
+    return subprocess.run(
+        # -S keeps this interpreter's own site-packages out.
+        [sys.executable, "-S", "-m", "aotlab", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    """``--help`` works, and lists the commands, where not even torch is installed."""
+    empty = tmp_path / "site"
+    empty.mkdir()
+    done = bare(empty, tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^ {4}(\w+) ", done.stdout, re.MULTILINE) == ["demo", "bench", "doctor"]
+
+
+def test_bare_checkout(bare_site: Path, tmp_path: Path) -> None:
+    """``python -m aotlab doctor`` runs from a checkout with torch, numpy and pandas, and notes what is missing."""
+    done = bare(bare_site, tmp_path, "doctor", "--quick")
+    assert done.returncode in {0, 1}, done.stderr
+    found = {line[9:25].strip(): line for line in done.stdout.splitlines() if line[:1].strip()}
+    assert found["notebook"].startswith(
+        "note     notebook         without jupyterlab, ipywidgets, anywidget, matplotlib"
+    )
+    assert found["aotlab"].startswith("note ")
+    assert [found[name].split()[0] for name in ("python", "torch", "numpy", "pandas")] == ["ok"] * 4
+
+
+def test_bare_checkout_runs_the_demo(bare_site: Path, tmp_path: Path) -> None:
+    """The whole demo runs from a checkout with torch, numpy and pandas alone, and writes both reports."""
+    done = bare(bare_site, tmp_path, "demo", "--device", "cpu", "--backend", "eager", "--json", "report.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.glob("*report*")) == ["aotlab-report.html", "report.json"]
+
+
+def test_output_goes_where_it_is_told() -> None:
+    """``doctor`` prints to the stream that it is given."""
+    from aotlab import doctor
+
+    out = io.StringIO()
+    doctor.run(quick=True, out=out)
+    assert out.getvalue().startswith("ok       python ")

@@ -1,0 +1,169 @@
+"""``aotlab doctor``: each check is seen to find its problem."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from packaging.specifiers import SpecifierSet
+
+import aotlab
+from aotlab import doctor
+from aotlab.doctor import Finding
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_versions_are_the_packages() -> None:
+    """The versions that the doctor asks for are those of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (low, high) = (".".join(map(str, version)) for version in doctor.SUPPORTED_TORCH)
+    assert f"torch>={low},<{high}" in project["dependencies"]
+    assert project["requires-python"] == ">=" + ".".join(map(str, doctor.SUPPORTED_PYTHON))
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.11.0", "2.13.0+cpu", "2.15.3+cu132", "2.16.0", "3.0.0", "2.9.0"])
+def test_torch_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch outside the supported range is a problem, one inside is none."""
+    monkeypatch.setattr(torch, "__version__", version)
+    expected = "ok" if SpecifierSet(">=2.11,<2.16").contains(version) else "problem"
+    assert doctor.check_torch().status == expected
+
+
+def test_an_exception_is_a_finding() -> None:
+    """A check that raises says so under its name; the others go on."""
+
+    def broken() -> Finding:
+        raise ImportError("libfoo.so is not there\nand more")
+
+    finding = doctor.examine("torch", broken)
+    assert (finding.subject, finding.status, finding.seen) == (
+        "torch",
+        "problem",
+        "ImportError: libfoo.so is not there",
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "closing"), [("on", 0, "No problems."), ("op", 1, "1 problem."), ("pp", 1, "2 problems.")]
+)
+def test_exit_status(statuses: str, status: int, closing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status is 1 if there is a problem; notes are none."""
+    names = {"o": "ok", "n": "note", "p": "problem"}
+
+    def check(letter: str) -> Callable[[], Finding]:
+        return lambda: Finding(subject="x", status=names[letter], seen="y")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(doctor, "QUICK_CHECKS", tuple(("x", check(letter)) for letter in statuses))
+    out = io.StringIO()
+    assert doctor.run(quick=True, out=out) == status
+    assert out.getvalue().splitlines()[-1] == closing
+
+
+def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a compiler on the PATH there is a problem with an advice; with another one there, the advice names it."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = doctor.check_compiler()
+    assert finding.status == "problem"
+    assert "install a C++ compiler" in finding.advice
+    other = tmp_path / "c++"
+    other.write_text("#!/bin/sh\necho 'a compiler 1.0'\n")
+    other.chmod(0o755)
+    assert doctor.check_compiler().advice == "export CXX=c++"
+    monkeypatch.setenv("CXX", "c++")
+    assert str(doctor.check_compiler()) == "ok       C++ compiler     c++: a compiler 1.0"
+
+
+def test_broken_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler that cannot even say its version is a problem."""
+    broken = tmp_path / "broken-cc"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert doctor.check_compiler().seen == f"{broken} --version failed with status 3"
+
+
+def test_missing_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A Python without its C headers (Debian's, without python3-dev) is a problem."""
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert doctor.check_headers().status == "problem"
+    (tmp_path / "Python.h").touch()
+    assert doctor.check_headers().status == "ok"
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A required package that is not installed is a problem; one of the notebook's is a note."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert doctor.examine("pandas", doctor.check_pandas).status == "problem"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert doctor.check_notebook().status == "note"
+
+
+def test_missing_package_is_named() -> None:
+    """The advice for a package that is not there is the command that installs it."""
+
+    def check() -> Finding:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    assert doctor.examine("numpy", check).advice == "pip install numpy"
+
+
+def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache folder that cannot be made is a problem; a good one leaves no trace of the check."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert doctor.check_caches().status == "problem"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    assert doctor.check_caches().status == "ok"
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than a gigabyte left for kernels is a problem."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=5e8))
+    assert doctor.check_caches().status == "problem"
+
+
+def test_default_cache_is_inductors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The folder that is checked is the one that Inductor uses when nothing is set."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    code = "from torch._inductor.runtime.cache_dir_utils import default_cache_dir; print(default_cache_dir())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert str(doctor.inductor_cache()) == done.stdout.strip()
+
+
+def test_triton_is_needed_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing Triton is a problem where there is a GPU, and only there."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor.check_triton().status == "ok"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.check_triton().status == "problem"
+
+
+def test_wrong_results_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that compiles but computes something else is found out."""
+    assert doctor.check_engine().status == "ok"
+    monkeypatch.setattr(aotlab, "compile", lambda function, backend: lambda x, w: function(x, w) * 1.01)
+    finding = doctor.check_engine()
+    assert (finding.status, finding.advice) == ("problem", "please report this, with the output of `aotlab doctor`")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_inductor_compiles() -> None:
+    """Inductor compiles on a machine that runs these tests."""
+    finding = doctor.check_inductor()
+    assert (finding.status, re.sub(r"[\d.]+ s", "N s", finding.seen)) == (
+        "ok",
+        f"compiled a training step for {'cuda' if torch.cuda.is_available() else 'cpu'} in N s, as eager",
+    )

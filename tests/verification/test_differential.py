@@ -1,0 +1,493 @@
+"""Eager against candidates that are right, and against candidates broken in one observable each."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from aotlab.errors import OverlappingInputsError, UsageError
+from aotlab.verification import compare, eager
+from aotlab.verification.differential import Verification
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def function(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    """Mutate an input, and return a new tensor, a view of an input, an input, a sum and Python values."""
+    x.mul_(2)
+    new = x * y
+    return new, x[1:], y, (y * 3).sum(), {"count": 3, "nothing": None}
+
+
+def arguments() -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a non-leaf that may be mutated, and a leaf."""
+    leaf = torch.arange(1.0, 7.0).reshape(2, 3).requires_grad_()
+    return leaf * 1, torch.full((2, 3), 0.5, requires_grad=True)
+
+
+def against(broken: Callable[..., Any], original: Callable[..., Any] = function, **options: Any) -> Verification:
+    """Compare ``original`` with ``broken``, whatever the candidate is given."""
+    return compare(original, arguments(), candidate=lambda _: broken, **options)
+
+
+def test_a_function_equals_itself():
+    """Nothing differs, all kinds of observables were looked at, for both calls."""
+    result = compare(function, arguments(), candidate=eager)
+    assert result
+    assert (result.ok, result.first, result.differences, result.refused) == (True, None, (), None)
+    assert set(result.table["call"]) == {1, 2}
+    assert {
+        "container",
+        "grad mode",
+        "random state",
+        "python type",
+        "python value",
+        "identity",
+        "type",
+        "dtype",
+        "shape",
+        "stride",
+        "offset",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "storage",
+        "storage bytes",
+        "version",
+        "value",
+        "differentiable",
+        "gradient",
+    } == set(result.table["kind"])
+
+
+def test_the_arguments_are_left_alone():
+    """What is passed in is neither written nor given gradients."""
+    x, y = arguments()
+    before = x.detach().clone(), x._version, y.detach().clone()
+    compare(function, (x, y), candidate=eager)
+    assert torch.equal(x, before[0])
+    assert (x._version, y.grad) == (before[1], None)
+    assert torch.equal(y, before[2])
+
+
+class Broken:
+    """Candidates for `function`, each wrong in what its name says."""
+
+    @staticmethod
+    def wrong_value(x, y):
+        first, *rest = function(x, y)
+        return first + 1, *rest
+
+    @staticmethod
+    def wrong_dtype(x, y):
+        first, *rest = function(x, y)
+        return first.double(), *rest
+
+    @staticmethod
+    def wrong_shape(x, y):
+        first, *rest = function(x, y)
+        return first[None], *rest
+
+    @staticmethod
+    def dropped_gradient(x, y):
+        x.mul_(2)
+        return x * y.detach(), x[1:], y, (y * 3).sum(), {"count": 3, "nothing": None}
+
+    @staticmethod
+    def forgotten_mutation(x, y):
+        new = x * 2
+        return new * y, new[1:], y, (y * 3).sum(), {"count": 3, "nothing": None}
+
+    @staticmethod
+    def wrong_mutation(x, y):
+        result = function(x, y)
+        with torch.no_grad():
+            x.detach().add_(1)
+        return result
+
+    @staticmethod
+    def clone_instead_of_view(x, y):
+        new, view, *rest = function(x, y)
+        return new, view.clone(), *rest
+
+    @staticmethod
+    def wrong_offset(x, y):
+        new, _, *rest = function(x, y)
+        return new, x[:1], *rest
+
+    @staticmethod
+    def wrong_strides(x, y):
+        new, *rest = function(x, y)
+        return new.t().contiguous().t(), *rest
+
+    @staticmethod
+    def requires_grad_lost(x, y):
+        new, *rest = function(x, y)
+        return new.detach(), *rest
+
+    @staticmethod
+    def leaf_instead_of_result(x, y):
+        new, *rest = function(x, y)
+        return new.detach().requires_grad_(), *rest
+
+    @staticmethod
+    def identity_lost(x, y):
+        new, view, same, *rest = function(x, y)
+        return new, view, same.view_as(same), *rest
+
+    @staticmethod
+    def grad_mode_left(x, y):
+        result = function(x, y)
+        torch.set_grad_enabled(False)
+        return result
+
+    @staticmethod
+    def list_instead_of_tuple(x, y):
+        return list(function(x, y))
+
+    @staticmethod
+    def other_key(x, y):
+        *rest, _ = function(x, y)
+        return *rest, {"count": 3, "none": None}
+
+    @staticmethod
+    def wrong_number(x, y):
+        *rest, _ = function(x, y)
+        return *rest, {"count": 4, "nothing": None}
+
+    @staticmethod
+    def wrong_type(x, y):
+        *rest, _ = function(x, y)
+        return *rest, {"count": 3.0, "nothing": None}
+
+    @staticmethod
+    def swapped_outputs(x, y):
+        new, view, same, *rest = function(x, y)
+        return same, view, new, *rest
+
+    @staticmethod
+    def larger_storage(x, y):
+        new, *rest = function(x, y)
+        return torch.cat([new, new])[:2], *rest
+
+    @staticmethod
+    def random_number_drawn(x, y):
+        torch.rand(1)
+        return function(x, y)
+
+    @staticmethod
+    def raises(x, y):
+        raise ValueError("no")
+
+    @staticmethod
+    def parameter_instead_of_tensor(x, y):
+        *rest, total, last = function(x, y)
+        return *rest, nn.Parameter(total.detach()), last
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind", "subject"),
+    [
+        (Broken.wrong_value, "value", "out[0]"),
+        (Broken.wrong_dtype, "dtype", "out[0]"),
+        (Broken.wrong_shape, "shape", "out[0]"),
+        (Broken.dropped_gradient, "gradient", "y"),
+        (Broken.forgotten_mutation, "value", "x"),
+        (Broken.forgotten_mutation, "version", "x"),
+        (Broken.wrong_mutation, "value", "x"),
+        (Broken.clone_instead_of_view, "storage", "out[1]"),
+        (Broken.wrong_offset, "offset", "out[1]"),
+        (Broken.wrong_strides, "stride", "out[0]"),
+        (Broken.requires_grad_lost, "requires_grad", "out[0]"),
+        (Broken.requires_grad_lost, "differentiable", "call"),
+        (Broken.leaf_instead_of_result, "is_leaf", "out[0]"),
+        (Broken.identity_lost, "identity", "out[2]"),
+        (Broken.grad_mode_left, "grad mode", "after the call"),
+        (Broken.list_instead_of_tuple, "container", "out"),
+        (Broken.other_key, "container", "out"),
+        (Broken.wrong_number, "python value", "out[4]['count']"),
+        (Broken.wrong_type, "python type", "out[4]['count']"),
+        (Broken.swapped_outputs, "identity", "out[0]"),
+        (Broken.larger_storage, "storage bytes", "out[0]"),
+        (Broken.random_number_drawn, "random state", "after the call"),
+        (Broken.raises, "exception", "call"),
+        (Broken.parameter_instead_of_tensor, "type", "out[3]"),
+    ],
+)
+def test_each_observable_is_caught_when_broken(broken, kind, subject):
+    """A candidate that is wrong in one thing is caught, by a difference of that kind about that subject."""
+    result = against(broken)
+    assert not result
+    assert (kind, subject) in {(difference.kind, difference.subject) for difference in result.differences}
+
+
+def test_zeros_instead_of_none():
+    """A leaf that no output reaches has no gradient; zeros are another answer."""
+
+    def unreached(x, y):
+        return (x * 2).sum()
+
+    def zeros(x, y):
+        return (x * 2).sum() + (y * 0).sum()
+
+    (difference,) = against(zeros, unreached, calls=1).differences
+    assert (difference.kind, difference.subject, difference.expected) == ("gradient", "y", "None")
+    assert difference.actual == "float32[2, 3] 0, 0, 0, 0, 0, 0"
+
+
+def test_a_gradient_missing_from_one_output_only():
+    """A gradient that is lost for the second output shows when each output is backwarded."""
+
+    def two(x, y):
+        return x * 2, y * 3
+
+    def lost(x, y):
+        return x * 2, (y * 3).detach() + 0 * y + y.detach() * 0
+
+    assert "gradient" in {difference.kind for difference in against(lost, two, backward="each").differences}
+    assert against(lost, two, backward="first").ok
+
+
+def test_mutation_hidden_from_autograd():
+    """The right value written past autograd has the wrong gradient."""
+
+    def mutate(x, y):
+        x.mul_(y)
+
+    def hidden(x, y):
+        x.detach().mul_(y.detach())
+
+    kinds = {difference.kind for difference in against(hidden, mutate).differences}
+    assert "gradient" in kinds
+    assert "value" not in kinds
+
+
+def test_other_exceptions():
+    """Another type is a difference; another message only if messages are asked for."""
+
+    def fails(x, y):
+        raise ValueError("one")
+
+    def otherwise(x, y):
+        raise ValueError("two")
+
+    def another_type(x, y):
+        raise TypeError("one")
+
+    assert against(otherwise, fails).ok
+    assert [difference.kind for difference in against(otherwise, fails, messages=True, calls=1).differences] == [
+        "exception message"
+    ]
+    assert not against(another_type, fails)
+    assert not against(function, fails)
+
+
+def test_exception_in_the_backward():
+    """A candidate whose backward Broken.raises is caught."""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor):
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("broken")
+
+    def ours(x, y):
+        return Broken.apply(x * y)
+
+    result = against(ours, lambda x, y: x * y, calls=1)
+    assert [(difference.kind, difference.subject) for difference in result.differences] == [("exception", "backward")]
+
+
+def test_only_a_later_call_is_wrong():
+    """The second call is compared as well, and the sentence says that it was the second."""
+    count = 0
+
+    def stale(x, y):
+        nonlocal count
+        count += 1
+        return Broken.wrong_value(x, y) if count == 2 else function(x, y)
+
+    result = against(stale)
+    assert result.first == "call 2: `out[0]` differs in 6 of 6 elements: at (0, 0) eager has 1.0, the engine 2.0"
+
+
+def test_state_of_a_module():
+    """Buffers that a module mutates are compared from call to call, on a copy of the module."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    x = torch.arange(12.0).reshape(4, 3).sin()
+    assert compare(model, (x,), candidate=eager)
+
+    def forgetful(copy: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: torch.Tensor) -> Any:
+            saved = [buffer.clone() for buffer in copy.buffers()]
+            result = copy(value)
+            for buffer, old in zip(copy.buffers(), saved, strict=True):
+                buffer.copy_(old)
+            return result
+
+        return call
+
+    result = compare(model, (x,), candidate=forgetful)
+    assert {difference.subject for difference in result.differences if difference.kind == "value"} == {
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    }
+    assert model[1].num_batches_tracked.item() == 0
+
+
+def test_refusals_are_differences_of_their_own():
+    """A refused call is not ok; that it left the arguments alone is checked."""
+
+    def refuse(x, y):
+        raise OverlappingInputsError("x overlaps y")
+
+    def mutate_and_refuse(x, y):
+        y.detach().add_(1)
+        raise OverlappingInputsError("x overlaps y")
+
+    polite, rude = against(refuse, calls=1), against(mutate_and_refuse, calls=1)
+    assert [difference.kind for difference in polite.differences] == ["refused"]
+    assert polite.refused == ("the call was refused with OverlappingInputsError: x overlaps y, eager: no refusal")
+    assert [(difference.kind, difference.subject) for difference in rude.differences] == [
+        ("refused", "call"),
+        ("mutated before refusal", "y"),
+    ]
+
+
+def test_bit_for_bit():
+    """Exact means NaN equals NaN, zeros have signs, and one unit in the last place is a difference."""
+
+    def make(value: float) -> Callable[..., Any]:
+        return lambda x, y: torch.full((2,), value, dtype=torch.float64)
+
+    nan, zero = float("nan"), 0.0
+    assert against(make(nan), make(nan))
+    assert not against(make(-zero), make(zero))
+    assert against(make(-zero), make(zero)).first == "`out` has zeros of another sign"
+    assert not against(make(1.0 + 2.0**-52), make(1.0))
+    assert against(make(1.0 + 2.0**-52), make(1.0), tolerance="close")
+    assert not against(make(1.001), make(1.0), tolerance="close")
+
+
+def noisy(scale: float) -> Callable[..., Any]:
+    """Make a mean of float16 numbers with an error of ``scale``; in float64 there is none."""
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        return x.mean() + (scale if x.dtype == torch.float16 else 0.0)
+
+    return mean
+
+
+@pytest.mark.parametrize(("error", "accepted"), [(0.001, True), (0.15, True), (0.25, False)])
+def test_the_yardstick(error, accepted):
+    """What assert_close rejects is accepted up to twice the yardstick's error against float64."""
+    x = torch.ones(8, dtype=torch.float16)
+    result = compare(
+        noisy(0.0),
+        (x,),
+        candidate=lambda _: noisy(error),
+        yardstick=lambda function: noisy(0.1) if function is not None else function,
+        tolerance="close",
+    )
+    assert bool(result) is accepted
+
+
+def test_without_a_float64_run_assert_close_decides():
+    """Where the yardstick cannot be applied, nothing is forgiven."""
+    weight = torch.ones(8, dtype=torch.float16)
+
+    def function(x):
+        return (x * weight).sum()
+
+    result = compare(
+        function,
+        (torch.ones(8, dtype=torch.float16),),
+        candidate=lambda _: lambda x: function(x) + 1,
+        yardstick=lambda _: lambda x: function(x) + 5,
+        tolerance="close",
+    )
+    assert not result
+
+
+def test_relaxed_layout():
+    """Within a compiler's tolerance a new result may lie anywhere; a view of an input may not."""
+
+    def padded(x, y):
+        new, *rest = function(x, y)
+        return torch.cat([new, new])[2:], *rest
+
+    assert not against(padded)
+    assert against(padded, tolerance="close")
+    assert not against(Broken.wrong_offset, tolerance="close")
+    assert not against(Broken.clone_instead_of_view, tolerance="close")
+    assert not against(Broken.wrong_strides, tolerance="close")
+
+
+def test_table_and_text():
+    """The table has the documented columns and dtypes; text and HTML begin with the verdict, escaped."""
+    good = against(function)
+    bad = against(Broken.wrong_type, subject="<f>")
+    assert list(good.table.columns) == ["kind", "subject", "expected", "actual", "equal", "call"]
+    assert (good.table["equal"].dtype, good.table["call"].dtype) == (bool, "int64")
+    assert repr(good) == f"Verification of function: all {len(good.table)} observables equal"
+    assert repr(bad).startswith(f"Verification of <f>: 4 of {len(bad.table)} observables differ; `out[4]['count']` is")
+    assert bad._repr_html_().startswith("<p>Verification of &lt;f&gt;: 4 of")
+    assert isinstance(bad.table[~bad.table["equal"]], pd.DataFrame)
+    with pytest.raises(FrozenInstanceError):
+        good.subject = "other"  # type: ignore[misc]
+
+
+def test_container_types():
+    """A named tuple is not a tuple, though it compares equal to one."""
+    assert not against(lambda x, y: (x, y), lambda x, y: Pair(x, y))
+    assert against(lambda x, y: Pair(x, y), lambda x, y: Pair(x, y))
+
+
+def test_random_functions_are_given_the_same_numbers():
+    """Each side draws the same random numbers, and the caller's generator does not move."""
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    assert compare(lambda x: x + torch.rand(3), (torch.ones(3),), candidate=eager)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_captured_tensors_take_part():
+    """A tensor that a function captures is compared like a parameter and put back afterwards."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def uses(x):
+        return x * weight
+
+    def detaches(x):
+        return x * weight.detach() + 0 * weight
+
+    result = compare(uses, (torch.ones(3),), candidate=lambda _: detaches)
+    assert {(difference.kind, difference.subject) for difference in result.differences} == {("gradient", "weight")}
+    assert weight.grad is None
+
+
+def test_unknown_engine():
+    """A misspelt engine is a usage error."""
+    from aotlab.verification import verify
+
+    with pytest.raises(UsageError, match="engine 'upsteam'"):
+        verify(function, *arguments(), engine="upsteam")
+
+
+def test_upstream_is_verified_too():
+    """Stock torch.compile passes on a function that mutates and aliases its inputs."""
+    from aotlab.verification import verify
+
+    assert verify(function, *arguments(), engine="upstream", backend="eager").first is None

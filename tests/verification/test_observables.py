@@ -1,0 +1,195 @@
+"""What `observe` writes down of a call."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from aotlab.errors import RandomOpError
+from aotlab.verification.observables import Call, cotangent, flatten, observe
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Box:
+    content: Any
+    label: str
+
+
+def call(*args: Any, **named: torch.Tensor) -> Call:
+    """Make a call whose tensor arguments are x0, x1, …; ``named`` are watched."""
+    names = [(f"x{index}", value) for index, value in enumerate(args) if isinstance(value, torch.Tensor)]
+    return Call(args=args, inputs=tuple(names), watched=tuple(named.items()))
+
+
+def state(observation, name):
+    """Find what was observed of one tensor."""
+    return next(state for state in observation.tensors if state.name == name)
+
+
+def test_outputs_are_flattened_through_all_containers():
+    """Every leaf gets the expression that reaches it, and the nesting is kept as text."""
+    tensor = torch.ones(2)
+    text, leaves = flatten((Pair(tensor, 1), {"k": [None, Box(2.0, "b")]}, ()), "out")
+    assert text == (
+        f"tuple({__name__}.Pair(left=Tensor, right=value), "
+        f"dict(k=list(value, {__name__}.Box(content=value, label=value))), tuple())"
+    )
+    names = [name for name, _ in leaves]
+    assert names == ["out[0].left", "out[0].right", "out[1]['k'][0]", "out[1]['k'][1].content", "out[1]['k'][1].label"]
+
+
+def test_storage_partition_and_identity():
+    """Tensors are grouped by storage under the first name in it, and objects under their first name."""
+    x = torch.arange(6.0)
+    seen = observe(lambda a: (a, a[2:], a.clone()), call(x))
+    assert [state(seen, name).same_as for name in ("out[0]", "out[1]", "out[2]")] == ["x0", "out[1]", "out[2]"]
+    assert [state(seen, name).shares_with for name in ("out[0]", "out[1]", "out[2]")] == ["x0", "x0", "out[2]"]
+    assert (state(seen, "out[1]").spec.offset, state(seen, "out[1]").spec.storage_bytes) == (2, 24)
+
+
+def test_mutation_shows_in_value_and_version():
+    """A mutated input has its new value and a moved counter; one that is only read has neither."""
+    x, y = torch.zeros(2), torch.ones(2)
+    seen = observe(lambda a, b: a.add_(b), call(x, y))
+    assert [state(seen, name).version_moved for name in ("x0", "x1")] == [True, False]
+    assert state(seen, "x0").value.tolist() == [1.0, 1.0]
+    assert state(seen, "out").version_moved is None
+
+
+def test_values_are_from_before_the_backward():
+    """An observation is a copy: what happens to the tensors later does not change it."""
+    x = torch.zeros(2)
+    seen = observe(lambda a: a, call(x))
+    x.add_(1)
+    assert state(seen, "out").value.tolist() == [0.0, 0.0]
+
+
+def test_gradient_of_an_unreached_leaf_is_none():
+    """None and zeros are told apart."""
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    seen = observe(lambda a, b: (a * 2).sum() + 0 * b.sum(), call(x, y))
+    none = observe(lambda a, b: (a * 2).sum(), call(torch.ones(2, requires_grad=True), y.detach().requires_grad_()))
+    assert [gradient.value is None for gradient in seen.gradients] == [False, False]
+    assert [gradient.value is None for gradient in none.gradients] == [False, True]
+
+
+def test_a_mutated_input_is_differentiated_like_an_output():
+    """The gradient flows through the new value of a non-leaf input to the leaf behind it."""
+    leaf = torch.ones(3, requires_grad=True)
+    x = leaf * 1
+    seen = observe(_triple, call(x, leaf=leaf))
+    assert seen.differentiated == ("x0",)
+    (gradient,) = [gradient for gradient in seen.gradients if gradient.leaf == "leaf"]
+    assert torch.equal(gradient.value, 3 * cotangent(x, 0))
+
+
+def _triple(a: torch.Tensor) -> None:
+    a.mul_(3)
+
+
+@pytest.mark.parametrize(
+    ("backward", "differentiated", "steps"),
+    [("all", ("out[0]", "out[1]"), 1), ("first", ("out[0]",), 1), ("each", ("out[0]", "out[1]"), 2), (None, (), 0)],
+)
+def test_which_outputs_are_backwarded(backward, differentiated, steps):
+    """All at once, the first, one by one with the gradients after each, or none."""
+    x = torch.ones(2, requires_grad=True)
+    seen = observe(lambda a: (a * 2, a * 3), call(x), backward=backward)
+    assert seen.differentiated == differentiated
+    assert len(seen.gradients) == steps
+    if backward == "each":
+        first, second = (gradient.value for gradient in seen.gradients)
+        assert torch.equal(first, 2 * cotangent(x, 0))
+        assert torch.equal(second, 2 * cotangent(x, 0) + 3 * cotangent(x, 1))
+
+
+def test_grad_mode_is_observed_and_put_back():
+    """A function that switches grad mode is seen to, and the observer is not infected."""
+    seen = observe(lambda: torch.set_grad_enabled(False) and None, call())
+    assert seen.grad_mode is False
+    assert torch.is_grad_enabled()
+
+
+def test_exceptions_are_observed():
+    """The type and the first line of the message, in the call and in the backward; refusals by their reason."""
+
+    def fail() -> None:
+        raise ValueError("first\nsecond")
+
+    def refuse() -> None:
+        raise RandomOpError("rand")
+
+    seen = observe(fail, call()).failure
+    assert (seen.phase, seen.type, seen.message, seen.refused) == ("call", ValueError, "first", None)
+    assert observe(refuse, call()).failure.refused == "RandomOp"
+
+    def stale(a: torch.Tensor) -> torch.Tensor:
+        b = a * 1
+        c = b.square()
+        b.add_(1)
+        return c
+
+    late = observe(stale, call(torch.ones(2, requires_grad=True)))
+    assert late.failure is None
+    assert (late.backward_failure.phase, late.backward_failure.type) == ("backward", RuntimeError)
+
+
+def test_an_output_that_cannot_be_looked_at_is_a_failure():
+    """A view whose history was made invalid raises at its first use; the call counts as raising."""
+
+    def broken(a: torch.Tensor) -> torch.Tensor:
+        b = a * 1
+        first, _ = b.unbind(0)
+        b.mul_(2)
+        return first
+
+    assert observe(broken, call(torch.ones(2, 2, requires_grad=True))).failure.type is RuntimeError
+
+
+def test_random_state_is_observed():
+    """Two calls that draw differently leave different states behind."""
+    torch.manual_seed(0)
+    one = observe(lambda: torch.rand(1), call())
+    torch.manual_seed(0)
+    two = observe(lambda: torch.rand(1), call())
+    torch.manual_seed(0)
+    other = observe(lambda: torch.rand(5, 5), call())
+    assert one.random_state == two.random_state != other.random_state
+
+
+def test_python_leaves_keep_type_and_text():
+    """True and 1 are not the same; an object without a repr of its own is known by its type."""
+    seen = observe(lambda: (True, 1, 1.0, None, object()), call())
+    assert [(leaf.type_name, leaf.text) for leaf in seen.leaves] == [
+        ("bool", "True"),
+        ("int", "1"),
+        ("float", "1.0"),
+        ("NoneType", "None"),
+        ("object", "<object>"),
+    ]
+
+
+def test_inference_tensors_have_no_counter():
+    """Asking an inference tensor for its version raises; the observation says that there is none."""
+    with torch.inference_mode():
+        x = torch.ones(2)
+        seen = observe(lambda a: a.add_(1), call(x))
+    assert state(seen, "x0").version_moved is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+def test_cotangents_are_exact_and_uneven(dtype):
+    """No element is zero, neighbours differ, outputs get different ones, and no dtype rounds them."""
+    x = torch.zeros(3, 5, dtype=dtype)
+    values = cotangent(x, 0)
+    assert values.dtype == dtype
+    assert bool((values != 0).all())
+    assert torch.equal(values.to(torch.complex128), cotangent(x.to(torch.complex128), 0))
+    assert not torch.equal(values, cotangent(x, 1))
+    assert not torch.equal(values.reshape(5, 3).t(), values)
