@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -23,7 +23,7 @@ from aotlab.frontends.dynamo import compile_by_dynamo
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import OpOverload, pytree
+from aotlab.torch_internals import OpOverload, is_leaf
 
 __all__ = [
     "AotModule",
@@ -41,7 +41,6 @@ __all__ = [
 
 Function = Callable[..., Any]
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
-F = TypeVar("F", bound=Function)
 
 
 def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
@@ -305,7 +304,7 @@ def aot_module_simplified(
     After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13, without the arguments that only
     Dynamo and Inductor pass to it.
     """
-    nested = [type(a).__qualname__ for a in args if not pytree.tree_flatten(a)[1].is_leaf()]
+    nested = [type(a).__qualname__ for a in args if not is_leaf(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
     compiled = _module_function(
@@ -330,14 +329,6 @@ compiled_function = aot_function
 compiled_module = aot_module
 
 Engine = Literal["aotlab", "upstream", "eager"]
-
-
-@overload
-def compile(fn_or_module: None = None, **settings: Any) -> Callable[[F], Any]: ...
-@overload
-def compile(fn_or_module: nn.Module, **settings: Any) -> nn.Module: ...
-@overload
-def compile(fn_or_module: Function, **settings: Any) -> Any: ...
 
 
 def compile(
@@ -398,7 +389,8 @@ def compile(
     if engine == "eager":
         return fn_or_module
     if engine == "upstream":
-        return torch.compile(fn_or_module, backend="aot_eager" if backend == "eager" else backend, dynamic=dynamic)
+        stock: Any = "aot_eager" if backend == "eager" else backend
+        return torch.compile(fn_or_module, backend=stock, dynamic=dynamic)
     if engine != "aotlab":
         raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
     chosen = partitioner or default_partition
@@ -409,4 +401,3 @@ def compile(
     if isinstance(fn_or_module, nn.Module):
         return AotModule(fn_or_module, _compiled(ModuleTarget(fn_or_module), resolved, chosen, keep_mutations=True))
     return _compiled(FunctionTarget(fn_or_module), resolved, chosen, keep_mutations=True)
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import warnings
@@ -9,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from torch import Tensor
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
@@ -87,6 +90,9 @@ class CallLog:
         return self.total - self.eager
 
 
+_ids = itertools.count()
+
+
 class CompiledFunction:
     """A function with its compiled entries; calling it compiles where no entry's guards hold.
 
@@ -109,6 +115,7 @@ class CompiledFunction:
         backend_name: str,
     ) -> None:
         self._target = target
+        self._id = next(_ids)
         self._compile_call = compile_call
         self._on_refusal = on_refusal
         self._backend_name = backend_name
@@ -155,7 +162,7 @@ class CompiledFunction:
         observe.emit(
             observe.Called(
                 function=self._target.name,
-                function_id=id(self),
+                function_id=self._id,
                 entry=entry,
                 duration_ns=duration,
                 compiled=compiled,
@@ -227,7 +234,7 @@ class CompiledFunction:
 
         started = time.perf_counter_ns()
         try:
-            entry = self._compile_call(self._target, args, kwargs, explain, number, id(self))
+            entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
         except RefusedError as error:
             eager = config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
             self._failed(number, started, error, "ran eagerly" if eager else "raised")
@@ -269,8 +276,8 @@ class CompiledFunction:
 
 
 def _has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    leaves = internals.pytree.tree_leaves((args, kwargs))
-    return any(isinstance(leaf, internals.torch.Tensor) and internals.is_functional(leaf) for leaf in leaves)
+    leaves, _ = internals.flatten((args, kwargs))
+    return any(isinstance(leaf, Tensor) and internals.is_functional(leaf) for leaf in leaves)
 
 
 def capture_of(entry: Entry) -> CaptureRecord:

@@ -367,7 +367,8 @@ def _print(report: Report, outcomes: Sequence[Outcome], out: TextIO) -> None:
     for number, outcome in enumerate(outcomes, start=1):
         print(f"\n{'=' * 100}\n{number}. {outcome.program.title}\n{'=' * 100}", file=out)
         for title, table in _tables(report, outcome):
-            text = table.to_string(index=False, na_rep="") if len(table) else "(none)"
+            # As objects: pandas' own types for missing values print "<NA>", whatever they are told.
+            text = table.astype(object).where(table.notna(), "").to_string(index=False) if len(table) else "(none)"
             print(f"\n{title}\n\n{text}", file=out)
     print(f"\n{'=' * 100}\n\n{report.verdict}", file=out)
     for outcome in outcomes:
@@ -392,8 +393,10 @@ def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFram
         "Stages of the pipeline",
         stages.assign(duration_ns=stages["duration_ns"].map(duration)).rename(columns={"duration_ns": "time"}),
     )
-    kernels = of(report.kernels, "graph_name", "kind", "language", "name", "source")
-    yield "Kernels", kernels.assign(source=kernels["source"].str.count("\n") + 1).rename(columns={"source": "lines"})
+    kernels = of(report.kernels, "graph_name", "kind", "language", "name")
+    # A library function is called many times, a kernel of Inductor's own stands there once.
+    counted = kernels.groupby(list(kernels.columns), sort=False).size().reset_index(name="count")
+    yield f"Kernels ({len(kernels)})", counted
     yield "Timings: medians measured in turns, ratios round by round", _timing_table(outcome.timings)
     yield "Verification against eager, by what was compared", _verification_table(report, outcome.frame)
 

@@ -54,7 +54,7 @@ class ValueFacts:
         """Compare as the compiled check does."""
         if self.by_identity or other.by_identity:
             return self.value is other.value
-        return self.type is other.type and same_value(self.value, other.value)
+        return self.type is other.type and bool(same_value(self.value, other.value))
 
 
 _BY_VALUE = (
@@ -69,7 +69,7 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
-        return a.hex() == b.hex()
+        return a.hex() == str(b.hex())
     if isinstance(a, complex):
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if isinstance(a, slice):
@@ -202,7 +202,7 @@ def _copy_plain(value: Any) -> Any:
 
 
 def _is_library(function: types.FunctionType) -> bool:
-    return function.__module__ is not None and function.__module__.split(".")[0] in ("torch", "aotlab", "builtins")
+    return str(function.__module__).split(".")[0] in ("torch", "aotlab", "builtins")
 
 
 def _code_names(code: types.CodeType) -> Iterator[str]:
@@ -222,9 +222,7 @@ def reached_state(function: Any) -> tuple[Reached, ...]:
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", function)]
 
-    def visit(
-        name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None
-    ) -> None:
+    def visit(name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None) -> None:
         if isinstance(value, (Tensor, types.ModuleType)):
             return  # a captured tensor is refused at the op that uses it; modules are not rebound
         if _plain(value):
@@ -353,7 +351,8 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> 
 
 def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
     """Return the pairs of positions whose byte intervals overlap; sorts by address, so pairs are few to look at."""
-    spans = sorted(((*byte_interval(tensor), tensor.device.type, i) for i, tensor in tensors), key=lambda s: (s[2], s[0]))
+    spans = [(*byte_interval(tensor), tensor.device.type, i) for i, tensor in tensors]
+    spans.sort(key=lambda span: (span[2], span[0]))
     pairs = []
     open_spans: list[tuple[int, int, str, int]] = []
     for span in spans:
@@ -381,9 +380,8 @@ def check_surroundings() -> int:
     elif internals.dispatch_mode_count():
         what = "a torch dispatch mode"
     count = internals.function_mode_count()
-    if what is None and count:
-        if count > 1 or torch.get_default_device() == torch.device("cpu"):
-            what = "a torch function mode"
+    if what is None and (count > 1 or (count and torch.get_default_device() == torch.device("cpu"))):
+        what = "a torch function mode"
     if what is not None:
         raise TransformError(
             f"a compiled function was called under {what}",

@@ -70,7 +70,10 @@ class CompileFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Event):
-    """A call was served by ``entry`` (None: it ran eagerly). Emitted only while somebody listens."""
+    """A call was served by ``entry`` (None: it ran eagerly). Emitted only while somebody listens.
+
+    ``compiled`` says that this very call had to wait until the entry was compiled.
+    """
 
     function: str
     function_id: int

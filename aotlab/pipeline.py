@@ -89,11 +89,12 @@ def compile_call(
             based = synthetic_bases.run(call, deduped)
         journal.announce("synthetic_bases", based)
 
+        decompositions = options.backend.decompositions()
         with journal.stage("trace"):
             traced, live = trace.run(
                 call,
                 deduped,
-                decompositions=options.backend.decompositions(),
+                decompositions=decompositions,
                 keep_input_mutations=options.keep_inference_input_mutations,
                 static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
                 check_inputs=lambda infos: synthetic_bases.check(based, infos, call, deduped),
@@ -104,13 +105,11 @@ def compile_call(
 
         with journal.stage("partition"):
             if live.training and live.backward_error is None:
-                options.backend.prepare(traced.module, has_random=bool(traced.random_ops))
+                options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
         journal.announce("partition", split_record, _size(split_record))
 
-        context = compile.CompilationContext(
-            model_name="model", number=number, shared={}, detailed=observe.listening()
-        )
+        context = compile.CompilationContext(model_name="model", number=number, shared={}, detailed=observe.listening())
         with journal.stage("compile"):
             compiled, forward, full_backward = compile.run(
                 split_record, live, options.backend, context, lazy_backward=config.lazy_backward
@@ -139,9 +138,7 @@ def compile_call(
                 guards=sentences(call.state, mutates=mutates),
             )
         )
-    return Entry(
-        number=number, run=run, state=call.state, mutates=mutates, records=journal.records, reason=reason
-    )
+    return Entry(number=number, run=run, state=call.state, mutates=mutates, records=journal.records, reason=reason)
 
 
 class _Journal:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import linecache
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -35,7 +35,9 @@ from aotlab.errors import (
     GraphInvariantError,
     HigherOrderOpError,
     HooksError,
+    MetadataMutationError,
     RefusedError,
+    StorageMutationError,
     SubclassError,
     UserLine,
 )
@@ -105,9 +107,12 @@ def user_line() -> UserLine | None:
 
 
 class Operation:
-    """One recorded op: what was called on which fake tensors, what came out, and where it comes from."""
+    """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
 
-    __slots__ = ("args", "index", "kwargs", "meta", "phase", "place", "result", "sequence", "target")
+    ``original`` is the op that was being decomposed when this one was called, or this one; Inductor names kernels by it.
+    """
+
+    __slots__ = ("args", "index", "kwargs", "meta", "original", "phase", "place", "result", "sequence", "target")
 
     def __init__(
         self,
@@ -117,10 +122,12 @@ class Operation:
         kwargs: dict[str, Any],
         result: Any,
         phase: Phase,
-        place: Callable[[], UserLine] | None,
+        place: Callable[[], UserLine | None] | None,
         sequence: int | None,
         meta: dict[str, Any] | None,
+        original: OpOverload,
     ) -> None:
+        self.original = original
         self.index = index
         self.target = target
         self.args = args
@@ -347,6 +354,7 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
     meta = node.meta
     meta["phase"] = operation.phase
     meta["operation"] = operation.index
+    meta["original_aten"] = operation.original
     if operation.place is not None:
         meta["user_line"] = operation.place
     if operation.sequence is not None:
@@ -367,7 +375,9 @@ def _describe(node: fx.Node, fake: Tensor) -> None:
 # --- the dispatch mode -------------------------------------------------------------------------------------------
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
-_LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default))
+_LIFTS = frozenset(
+    (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
+)
 
 
 class Recorder(TorchDispatchMode):
@@ -393,25 +403,27 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self, tape: Tape, fake_mode: FakeTensorMode, decompositions: dict[Any, Callable[..., Any]] | None = None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = tape
         self.fake_mode = fake_mode
         self.decompositions = decompositions or {}
         self.phase: Phase = "forward"
-        self.place: Callable[[], UserLine] | None = None
+        self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
+        self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
-        self._places: dict[int, Callable[[], UserLine]] = {}
+        self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> Recorder:
         """Start recording."""
         _active.append(self)
-        return super().__enter__()  # type: ignore[no-any-return]  # untyped in torch
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
         _active.pop()
 
     def _decomposition(self, op: Any) -> Callable[..., Any] | None:
@@ -436,8 +448,15 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         decomposition = self._decomposition(func)
         if decomposition is not None:
-            with self:
-                result = decomposition(*args, **kwargs)
+            outermost = self._original is None
+            if outermost:
+                self._original = func
+            try:
+                with self:
+                    result = decomposition(*args, **kwargs)
+            finally:
+                if outermost:
+                    self._original = None
             if result is not NotImplemented:
                 return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
@@ -476,9 +495,9 @@ class Recorder(TorchDispatchMode):
             if sequence is not None:
                 place = self._places.get(sequence)
                 meta = self._metas.get(sequence)
-        tape.append(
-            Operation(len(tape.operations), func, args, kwargs, result, self.phase, place, sequence, meta)
-        )
+        original = self._original or func
+        index = len(tape.operations)
+        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
@@ -527,7 +546,7 @@ class Recorder(TorchDispatchMode):
 _active: list[Recorder] = []
 
 
-def locate(place: Callable[[], UserLine] | None, meta: dict[str, Any] | None) -> None:
+def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
     """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
     if _active:
         _active[-1].place = place
@@ -568,7 +587,14 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 
 
 class EscapeGuard(TorchFunctionMode):
-    """Refuse, at the Python level, what would look behind a traced tensor or write around the trace."""
+    """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
+
+    ``input_storages`` names the inputs by `torch_internals.storage_key`.
+    """
+
+    def __init__(self, input_storages: Mapping[int, str] | None = None) -> None:
+        super().__init__()
+        self.input_storages = input_storages or {}
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -583,11 +609,66 @@ class EscapeGuard(TorchFunctionMode):
                 why=why,
                 suggestion="move it out of the compiled function",
             )
-        if _writes_in_place(func) and args and isinstance(args[0], Tensor) and overlaps_itself(args[0]):
+        if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            self._refuse_reshape(func, args[0])
+        written = kwargs.get("out") if kwargs else None
+        if _writes_in_place(func) and args:
+            written = args[0]
+        if not isinstance(written, Tensor):
+            return func(*args, **(kwargs or {}))
+        if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if internals.is_functional(written):
+            base = internals.base_of(written)
+            keep_strides(written if base is None else base)
+        return result
 
 
+    def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
+        name = self.input_storages.get(internals.storage_key(tensor))
+        if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
+            if name is None and func is not Tensor.set_:
+                return
+            raise StorageMutationError(
+                f"`{func.__name__}` gives {f'`{name}`' if name else 'an intermediate'} another storage or size",
+                line=user_line(),
+                why="that is not supported yet",
+                suggestion="return a new tensor",
+                argument=name,
+            )
+        if name is not None:
+            raise MetadataMutationError(
+                f"`{func.__name__}` changes `{name}`, or a view of it, other than in its values",
+                line=user_line(),
+                why="that is not supported yet",
+                suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
+                argument=name,
+            )
+
+
+def keep_strides(wrapper: Tensor) -> None:
+    """Copy the value of a wrapper that was written into the wrapper's strides, where they differ.
+
+    An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
+    to choose, and what is computed from its result inherits the choice.
+    """
+    internals.sync(wrapper)
+    if internals.from_functional(wrapper).stride() == wrapper.stride() or overlaps_itself(wrapper):
+        return
+    with torch.no_grad():
+        fresh = torch.empty_strided(wrapper.shape, wrapper.stride(), dtype=wrapper.dtype, device=wrapper.device)
+        fresh.copy_(wrapper)
+        internals.sync(fresh)
+        internals.replace_value(wrapper, internals.from_functional(fresh))
+
+
+_RESHAPES_IN_PLACE = frozenset(
+    (
+        Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
+        Tensor.as_strided_, Tensor.detach_, Tensor.set_, Tensor.resize_, Tensor.resize_as_,
+    )
+)  # fmt: skip
 _in_place: dict[Any, bool] = {}
 
 
@@ -596,7 +677,9 @@ def _writes_in_place(func: Any) -> bool:
     if known is None:
         name = getattr(func, "__name__", "")
         known = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        known = known or (name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"))
+        known = known or (
+            name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+        )
         _in_place[func] = known
     return known
 

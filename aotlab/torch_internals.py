@@ -40,14 +40,14 @@ from torch._subclasses.fake_tensor import (
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 
+# Swaps a module's parameters and buffers for the length of a block, ties included.
+from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
+
 # Nested containers taken apart and put together; every torch that we support has it under this name only.
 from torch.utils import _pytree as pytree
 
 # A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import TorchDispatchMode
-
-# Swaps a module's parameters and buffers for the length of a block, ties included.
-from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
 __all__ = [
     "DataDependentOutputException",
@@ -66,11 +66,49 @@ __all__ = [
     "enable_python_dispatcher",
     "extract_tensor_metadata",
     "function_mode_count",
+    "flatten",
     "functionalization",
+    "is_leaf",
+    "path_text",
+    "paths",
     "pytree",
     "reparametrize_module",
     "tracing",
+    "unflatten",
 ]
+
+
+# --- pytrees -----------------------------------------------------------------------------------------------------
+
+
+def _is_value(value: Any) -> bool:
+    # pytree would take sizes apart and give them back as plain tuples
+    return isinstance(value, torch.Size)
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """Take nested containers apart; return the leaves and the nesting."""
+    return pytree.tree_flatten(value, is_leaf=_is_value)
+
+
+def unflatten(leaves: Sequence[Any], nesting: Any) -> Any:
+    """Put leaves together again."""
+    return pytree.tree_unflatten(list(leaves), nesting)
+
+
+def paths(value: Any) -> list[tuple[Any, ...]]:
+    """Return the key path of each leaf, in the order of `flatten`."""
+    return [tuple(path) for path, _ in pytree.tree_flatten_with_path(value, is_leaf=_is_value)[0]]
+
+
+def path_text(path: tuple[Any, ...]) -> str:
+    """Write a key path as Python would: ``[0]['w']``."""
+    return pytree.keystr(path)
+
+
+def is_leaf(value: Any) -> bool:
+    """Tell whether ``value`` is no container."""
+    return bool(_is_value(value) or pytree.tree_flatten(value)[1].is_leaf())
 
 
 # --- functionalization -------------------------------------------------------------------------------------------
@@ -88,7 +126,7 @@ def functionalization() -> Iterator[None]:
 
 def to_functional(tensor: Tensor) -> Tensor:
     """Wrap ``tensor`` so that mutations of the wrapper become functional ops."""
-    return torch._to_functional_tensor(tensor)  # type: ignore[no-any-return]  # untyped in torch
+    return torch._to_functional_tensor(tensor)
 
 
 def is_functional(tensor: Tensor) -> bool:
@@ -98,12 +136,19 @@ def is_functional(tensor: Tensor) -> bool:
 
 def sync(tensor: Tensor) -> None:
     """Apply mutations that were made through other views of the wrapper's storage."""
-    torch._sync(tensor)
+    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]  # not in the stubs
 
 
 def from_functional(tensor: Tensor) -> Tensor:
     """Return the value that a wrapper holds now; `sync` it first."""
     return torch._from_functional_tensor(tensor)
+
+
+def replace_value(wrapper: Tensor, value: Tensor) -> None:
+    """Let ``wrapper`` hold ``value`` from now on, and its aliases what follows from that."""
+    torch._functionalize_replace(wrapper, value)
+    torch._functionalize_commit_update(wrapper)
+    sync(wrapper)
 
 
 def has_data_mutation(wrapper: Tensor) -> bool:
@@ -113,24 +158,22 @@ def has_data_mutation(wrapper: Tensor) -> bool:
 
 def has_metadata_mutation(wrapper: Tensor) -> bool:
     """Tell whether a wrapper's sizes, strides or offset changed in place."""
-    return bool(torch._functionalize_has_metadata_mutation(wrapper))  # type: ignore[attr-defined]  # not in the stubs
+    return bool(torch._functionalize_has_metadata_mutation(wrapper))
 
 
 def was_storage_changed(wrapper: Tensor) -> bool:
     """Tell whether a wrapper was given another storage."""
-    return bool(torch._functionalize_was_storage_changed(wrapper))  # type: ignore[attr-defined]  # not in the stubs
+    return bool(torch._functionalize_was_storage_changed(wrapper))
 
 
 def mutations_hidden_from_autograd(wrapper: Tensor) -> bool:
     """Tell whether all writes went through detached aliases."""
-    return bool(torch._functionalize_are_all_mutations_hidden_from_autograd(wrapper))  # type: ignore[attr-defined]
+    return bool(torch._functionalize_are_all_mutations_hidden_from_autograd(wrapper))
 
 
 def mutations_under_no_grad(wrapper: Tensor) -> bool:
     """Tell whether all writes happened under ``no_grad`` or ``inference_mode``."""
-    return bool(
-        torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper)  # type: ignore[attr-defined]
-    )
+    return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------
@@ -155,7 +198,7 @@ set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 
 def disable_autocast() -> AbstractContextManager[None]:
     """Keep autocast from casting again what a trace under autocast has cast already."""
-    return torch._C._DisableAutocast()  # type: ignore[no-any-return,attr-defined]  # not in the stubs
+    return torch._C._DisableAutocast()
 
 
 def any_autocast_enabled() -> bool:
@@ -178,11 +221,10 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
     It also fails if two of them are the same object.
     """
-    return TensorGuards(  # type: ignore[no-any-return]  # untyped in torch
-        *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
-        dynamic_dims_strides=[list(t.stride()) for t in tensors],
-    ).check
+    # one list of sizes and one of strides per tensor; the stubs say otherwise
+    sizes: list[Any] = [list(t.shape) for t in tensors]
+    strides: list[Any] = [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 # --- autograd ----------------------------------------------------------------------------------------------------
@@ -190,12 +232,12 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 def sequence_number() -> int:
     """Return the number that the next autograd node will get."""
-    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]  # not in the stubs
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 
@@ -206,12 +248,12 @@ def node_sequence(node: Any) -> int:
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def keeps_graph() -> bool:
     """Tell whether the backward that is running was called with ``retain_graph=True``."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]  # not in stubs
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def version_of(tensor: Tensor) -> int:
@@ -229,12 +271,17 @@ def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
+def _holds_tensor(saved: Any) -> bool:
+    return isinstance(saved, Tensor) or (isinstance(saved, (tuple, list)) and any(map(_holds_tensor, saved)))
+
+
 def saves_tensors(node: Any) -> bool:
     """Tell whether an autograd node keeps tensors for its backward, which a second backward would miss."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return bool(node.saved_tensors)  # type: ignore[attr-defined]  # set by torch's C++
-        return any(getattr(node, name, None) not in (None, ()) for name in _saved_names(type(node)))
+            return bool(node.saved_tensors)
+        kind: Any = type(node)
+        return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
     except RuntimeError:  # what was saved has been written since: then it was saved
         return True
 
@@ -259,11 +306,13 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
-def inductor_joint_passes(module: fx.GraphModule) -> None:
+def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
     """Run Inductor's pattern matching over a joint or inference graph, in place."""
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
 
-    joint_graph_passes(module)
+    with V.set_fake_mode(fake_mode), fake_mode:
+        joint_graph_passes(module)
 
 
 @contextlib.contextmanager
@@ -299,7 +348,7 @@ def inductor_compile(
     if not shared:
         shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
-    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode):
+    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode), fake_mode:
         return compile_fx_inner(
             module,
             list(example_inputs),

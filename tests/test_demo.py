@@ -176,18 +176,13 @@ def test_one_program_that_cannot_run_leaves_the_other(
 ) -> None:
     """An error in one program is told, with its traceback, and the other is shown all the same."""
     _make_quick(monkeypatch)
-    compile_ = api.compile
+    compile_: Callable[..., Callable[..., object]] = api.compile
+
+    def broken(*_: object) -> object:
+        raise ValueError("broken on purpose")
 
     def failing(function: Callable[..., object], **options: object) -> Callable[..., object]:
-        if isinstance(function, torch.nn.Module):
-            raise_ = ValueError("broken on purpose")
-
-            def call(*_: object) -> object:
-                raise raise_
-
-            return call
-        compiled: Callable[..., object] = compile_(function, **options)  # type: ignore[call-overload]
-        return compiled
+        return broken if isinstance(function, torch.nn.Module) else compile_(function, **options)
 
     monkeypatch.setattr(api, "compile", failing)
     out = io.StringIO()

@@ -52,7 +52,7 @@ class Backend:
         """Return the ops that the trace shall replace, with their replacements."""
         return {}
 
-    def prepare(self, module: fx.GraphModule, *, has_random: bool) -> None:
+    def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Rewrite the joint graph of a training call in place, before it is partitioned."""
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from torch import fx
 
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
-from aotlab.torch_internals import OpOverload
+from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
 def is_random(op: Any) -> bool:
@@ -33,10 +33,10 @@ class InductorBackend(Backend):
         """Return Inductor's table without random ops, which must draw as eager does."""
         return {op: function for op, function in internals.inductor_decompositions().items() if not is_random(op)}
 
-    def prepare(self, module: fx.GraphModule, *, has_random: bool) -> None:
+    def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Run Inductor's pattern matching over the joint graph."""
         with torch.no_grad(), internals.disable_autocast():
-            internals.inductor_joint_passes(module)
+            internals.inductor_joint_passes(module, fake_mode)
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Compile one graph; the callable is boxed."""
@@ -48,8 +48,8 @@ class InductorBackend(Backend):
         random = any(is_random(node.target) for node in module.graph.nodes)
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
             if request.kind == "inference":
-                internals.inductor_joint_passes(module)
-            compiled = internals.inductor_compile(
+                internals.inductor_joint_passes(module, request.fake_mode)
+            return internals.inductor_compile(  # type: ignore[no-any-return]  # Inductor's OutputCode, which is boxed
                 module,
                 request.example_inputs,
                 fake_mode=request.fake_mode,
@@ -60,7 +60,6 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=random,
             )
-        return compiled  # type: ignore[no-any-return]  # Inductor's OutputCode, which is boxed
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""

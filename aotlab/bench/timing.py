@@ -211,7 +211,7 @@ def compare(
         line_up.append(Case(name=again + _AGAIN, call=twice.call, prepare=twice.prepare))
     wait = _waiter(torch.device(device))
     times: list[list[float]] = [[] for _ in line_up]
-    with _quiet_collector() as collect:
+    with _collector_off():
         for case in line_up:
             for call in case.calls(warmup):
                 call()
@@ -219,11 +219,12 @@ def compare(
         if again is not None:
             # The same case measured the same way, or the A/A ratio would show the lengths of the loops.
             lengths.append(lengths[names.index(again)])
-        for turn in range(rounds):
-            order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
-            for index in order:
-                collect()
-                times[index].append(_sample(line_up[index], lengths[index], wait) / lengths[index])
+        with _what_exists_frozen():
+            for turn in range(rounds):
+                order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
+                for index in order:
+                    gc.collect()
+                    times[index].append(_sample(line_up[index], lengths[index], wait) / lengths[index])
     samples = tuple(
         Samples(name=case.name, inner=count, ns=tuple(ns))
         for case, count, ns in zip(line_up, lengths, times, strict=True)
@@ -280,6 +281,9 @@ def _inner_calls(case: Case, sample_ns: int, wait: Callable[[], None]) -> int:
     count = 1
     while True:
         took = max(_sample(case, count, wait), 1)
+        if took >= sample_ns:
+            # Once more: a hiccup of the machine would leave a fast case with samples of one call.
+            took = max(min(took, _sample(case, count, wait)), 1)
         if took >= sample_ns or count >= most:
             return count
         # Up to ten times more at a step: the first trial of a fast call is mostly the clock.
@@ -293,22 +297,30 @@ def _waiter(device: torch.device) -> Callable[[], None]:
 
 
 @contextmanager
-def _quiet_collector() -> Iterator[Callable[[], object]]:
-    """Keep the garbage collector out of the samples; yield a function that collects between them.
-
-    What exists already is frozen meanwhile, so that a collection looks only at what the cases made: a full one
-    takes longer than most samples. A caller's own frozen objects are left alone.
-    """
+def _collector_off() -> Iterator[None]:
+    """Keep the garbage collector from starting by itself, which it would do within samples."""
     was_enabled = gc.isenabled()
-    freeze = gc.get_freeze_count() == 0
-    gc.collect()
     gc.disable()
-    if freeze:
-        gc.freeze()
     try:
-        yield gc.collect
+        yield
     finally:
-        if freeze:
-            gc.unfreeze()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _what_exists_frozen() -> Iterator[None]:
+    """Let collections look only at objects made from now on.
+
+    One that looks at everything that torch has loaded and compiled takes longer than most samples. If the caller has
+    frozen objects of his own nothing is done, because unfreezing knows no difference.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

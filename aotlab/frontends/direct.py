@@ -127,7 +127,8 @@ class ModuleTarget:
                         self._names.append((f"{path}.{key}" if path else key, kind))
         for _, module in self._modules:
             self._sizes.append((module._modules, sum(v is not None for v in module._modules.values())))
-            self._links += [(module._modules, key, child) for key, child in module._modules.items() if child is not None]
+            children = module._modules
+            self._links += [(children, key, child) for key, child in children.items() if child is not None]
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters and buffers."""
@@ -146,7 +147,10 @@ class ModuleTarget:
         """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
         links, sizes = self._links, self._sizes
         flags = [(module, module.training) for _, module in self._modules]
-        hooked = [(m._forward_hooks, m._forward_pre_hooks, bool(m._forward_hooks or m._forward_pre_hooks)) for m, _ in flags]
+        hooked = [
+            (module._forward_hooks, module._forward_pre_hooks, bool(module._forward_hooks or module._forward_pre_hooks))
+            for module, _ in flags
+        ]
 
         def check() -> bool:
             for held, key, child in links:
@@ -176,8 +180,8 @@ class ModuleTarget:
                 if held.get(key) is not tensor
             ]
         finally:
-            for (held, key), tensor in zip(self._slots, before, strict=True):
-                held[key] = tensor
+            for (held, key), own in zip(self._slots, before, strict=True):
+                held[key] = own
         for module, was in attributes:
             for key, value in list(module.__dict__.items()):
                 if value is not was.get(key) and not key.startswith("_"):

@@ -129,7 +129,7 @@ def backend(
     graph, example_inputs
         As Dynamo gives them; tracing waits for the first call.
     options
-        ``torch.compile``'s ``options``: ``"compiler"`` (``"inductor"``, ``"eager"`` or a function) and ``"partitioner"``.
+        ``torch.compile``'s ``options``: ``"compiler"`` (``"inductor"``, ``"eager"`` or a function), ``"partitioner"``.
 
     Raises
     ------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import TensorSpec, spec_of
+from aotlab.torch_internals import OpOverload
 
 Phase = Literal["forward", "backward"]
 
@@ -37,7 +38,7 @@ def target_name(target: object) -> str:
     """Name a node's target: ``aten.add.Tensor``, ``operator.getitem``, or an attribute path."""
     if isinstance(target, str):
         return target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     module = getattr(target, "__module__", "") or ""
     return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
@@ -101,4 +102,5 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
     """Return what ``graph`` returns, as a flat tuple."""
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return tuple(output.args[0])  # type: ignore[arg-type]  # fx types the output's argument as any Argument
+    returned: Any = output.args[0]
+    return tuple(returned)

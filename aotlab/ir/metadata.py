@@ -119,6 +119,8 @@ class OutputAliasInfo:
         Whether the output requires grad.
     views
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
+    same_as
+        The index of an earlier output that is the same object.
     under_no_grad
         Whether autograd does not connect it to its base: it was detached, or made under ``no_grad``. (A view made
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
@@ -133,6 +135,7 @@ class OutputAliasInfo:
     dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
+    same_as: int | None = None
     under_no_grad: bool = False
 
     @property

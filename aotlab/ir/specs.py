@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from aotlab.torch_internals import storage_key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymExpr:
@@ -89,7 +91,7 @@ class StorageNumbers:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
-        key = storage._cdata
+        key = storage_key(tensor)
         if key not in self._numbers:
             self._numbers[key] = len(self._numbers)
             self._alive.append(storage)

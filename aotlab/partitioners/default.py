@@ -98,9 +98,8 @@ def default_partition(
     fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
     forward = forward_nodes(graph, fwd_outputs)
     backward = _ancestors(gradients, forward)
-    saved = [
-        node for node in graph.nodes if node in forward and (any(u in backward for u in node.users) or node in gradients)
-    ]
+    kept = set(gradients)
+    saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
     tangents = [node for node in placeholders(graph) if is_tangent(node)]
     primals = [node for node in placeholders(graph) if not is_tangent(node)]
     return (

@@ -49,7 +49,7 @@ class _CallNote(NamedTuple):
     at_ns: int
     duration_ns: int
     entry: int | None
-    compiled: bool
+    cold: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +95,8 @@ class Recording(Views):
         self._begin_ns = time.perf_counter_ns()
         self._end_ns: int | None = None
         self._config = tuple([Switch(name=name, value=_switch_value(name)) for name in config.__annotations__])
-        self._frames: dict[int, _FrameLog] = {}
+        # By name as well: an id may be given to another function when its first owner is gone.
+        self._frames: dict[tuple[int, str], _FrameLog] = {}
         self._entries: dict[int, _EntryLog] = {}
         self._breaks: list[GraphBreakRow] = []
         self._notes: list[str] = []
@@ -138,10 +139,10 @@ class Recording(Views):
 
     def _called(self, event: observe.Called) -> None:
         log = self._frame(event.function_id, event.function)
-        if event.compiled:
-            log.compiled += 1
-        else:
+        if event.entry is None:
             log.eager += 1
+        else:
+            log.compiled += 1
         log.recent.append(_CallNote(event.at_ns, event.duration_ns, event.entry, event.compiled))
         if event.entry is not None:
             entry = self._entries.get(event.entry)
@@ -171,9 +172,10 @@ class Recording(Views):
                 self._breaks.append(GraphBreakRow(frame=event.frame, reason=event.reason, at_ns=at_ns))
 
     def _frame(self, function_id: int, function: str) -> _FrameLog:
-        log = self._frames.get(function_id)
+        key = (function_id, function)
+        log = self._frames.get(key)
         if log is None:
-            log = self._frames[function_id] = _FrameLog(function=function)
+            log = self._frames[key] = _FrameLog(function=function)
         return log
 
     def _build(self) -> Report:
@@ -204,7 +206,8 @@ class Recording(Views):
                 duration_ns=note.duration_ns,
                 # An entry may serve calls of another function's log only by a bug; then the call counts as unknown.
                 graph=None if note.entry is None else indices.get(note.entry),
-                compiled=note.compiled,
+                compiled=note.entry is not None,
+                cold=note.cold,
             )
             for note in log.recent
         ]

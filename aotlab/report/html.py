@@ -206,7 +206,7 @@ def _stages(graph: Graph) -> Markup | None:
                 _cell_of(bar, kind="bar"),
                 _cell_of(duration(stage.duration_ns), kind="number"),
                 _cell_of("" if stage.node_count is None else f"{stage.node_count:,}", kind="number"),
-                _cell_of(stage.summary),
+                _cell_of(stage.summary, kind="words"),
             ]
         )
     return join(
@@ -226,7 +226,7 @@ def _inputs(inputs: Sequence[Input]) -> Markup | None:
             _cell_of("" if row.tensor is None else data_size(row.tensor.nbytes), kind="number"),
             _cell_of("" if row.storage is None else f"#{row.storage}", kind="number"),
             _cell_of(*_grad_marks(row.tensor)),
-            _cell_of(*_mutation_marks(row)),
+            _cell_of(*_mutation_marks(row), kind="words"),
         ]
         for row in inputs
     ]
@@ -246,7 +246,8 @@ def _mutation_marks(row: Input) -> list[Markup]:
     )
     marks += [_mark(text, "write") for flag, text in flags if flag]
     if row.mutated:
-        if row.mutation_hidden_from_autograd:
+        # Without a gradient there is nothing that a mutation could be hidden from.
+        if row.mutation_hidden_from_autograd and row.tensor is not None and row.tensor.requires_grad:
             marks.append(_mark("hidden from autograd"))
         if row.mutation_under_no_grad:
             marks.append(_mark("under no_grad"))
@@ -288,7 +289,8 @@ def _outputs(outputs: Sequence[Output]) -> Markup | None:
                 _cell_of(_mark("requires grad", "blue") if row.requires_grad else None),
                 _cell_of(
                     _mark(row.output_type, "alias" if row.base is not None else "") if row.tensor is not None else None,
-                    join(relation, " ", element("code", chain)) if chain else relation,
+                    join(relation, ": ", element("code", chain)) if chain else relation,
+                    kind="words",
                 ),
             ]
         )
@@ -367,6 +369,7 @@ def _saved(graph: Graph) -> Markup | None:
                 join(" ", _mark("an input")) if row.is_input else None,
                 join(" ", _mark("an output")) if row.is_output else None,
                 _line(row.line),
+                kind="words",
             ),
             _cell_of(element("code", listed(row.used_by, 4)) if row.used_by else None),
         ]
@@ -407,7 +410,8 @@ def _guards(graph: Graph) -> Markup | None:
     if not graph.guards:
         return None
     rows = [
-        [_cell_of(guard.kind), _cell_of(guard.subject, kind="name"), _cell_of(guard.sentence)] for guard in graph.guards
+        [_cell_of(guard.kind), _cell_of(guard.subject, kind="name"), _cell_of(guard.sentence, kind="words")]
+        for guard in graph.guards
     ]
     table = _grid(("kind", "about", "assumption"), rows)
     return join(
@@ -441,10 +445,10 @@ def _nodes(nodes: Sequence[Node]) -> Markup | None:
     rows = [
         [
             _cell_of(node.name, kind="name"),
-            _cell_of(element("code", node.target)),
+            _cell_of(element("code", node.target if node.op == "call_function" else node.op)),
             _cell_of(element("code", f"{node.dtype}{sizes(node.shape)}") if node.dtype else None, kind="nowrap"),
             _cell_of(_mark(node.phase, "warn" if node.phase == "backward" else "blue")),
-            _cell_of(_line(node.line)),
+            _cell_of(_line(node.line), kind="words"),
         ]
         for node in traced[:MOST_NODES]
     ]
@@ -480,9 +484,9 @@ def _strip(recent: Sequence[Call]) -> Markup:
     bars = [
         element(
             "i",
-            kind=None if call.compiled else "eager",
+            kind="eager" if not call.compiled else "cold" if call.cold else None,
             style=f"height:{15 + 85 * (value - low) / max(high - low, 1):.0f}%",
-            title=f"{duration(call.duration_ns)}, {'eager' if call.graph is None else f'graph {call.graph}'}",
+            title=_about_call(call),
         )
         for call, value in zip(recent, logs, strict=True)
     ]
@@ -490,7 +494,16 @@ def _strip(recent: Sequence[Call]) -> Markup:
     text = (
         f"The last {amount(len(recent), 'call')}, {duration(fastest)} to {duration(slowest)}, on a logarithmic scale."
     )
-    return join(element("div", *bars, kind="calls"), element("p", text, kind="soft"))
+    kinds = (("warm", "compiled code"), ("cold", "compiled first"), ("eager", "eager"))
+    key = [element("span", element("i", kind=kind), name) for kind, name in kinds]
+    return join(element("div", *bars, kind="calls"), element("p", element("span", text), *key, kind="key"))
+
+
+def _about_call(call: Call) -> str:
+    if not call.compiled:
+        return f"{duration(call.duration_ns)}, eager"
+    served = "an unknown graph" if call.graph is None else f"graph {call.graph}"
+    return f"{duration(call.duration_ns)}, {served}{', compilation included' if call.cold else ''}"
 
 
 def _recompiles(frame: Frame) -> Markup | None:
@@ -500,7 +513,7 @@ def _recompiles(frame: Frame) -> Markup | None:
     rows = [
         [
             _cell_of(f"{graph.index}", kind="number"),
-            _cell_of(graph.reason or ""),
+            _cell_of(graph.reason or "", kind="words"),
             _cell_of(_mark(graph.status, "good" if graph.status == "compiled" else "warn")),
             _cell_of(duration(graph.at_ns), kind="number"),
             _cell_of(duration(graph.duration_ns), kind="number"),
@@ -517,7 +530,11 @@ def _graph_breaks(report: Report) -> Markup | None:
     if not report.graph_break_rows:
         return None
     rows = [
-        [_cell_of(row.frame, kind="name"), _cell_of(row.reason), _cell_of(duration(row.at_ns), kind="number")]
+        [
+            _cell_of(row.frame, kind="name"),
+            _cell_of(row.reason, kind="words"),
+            _cell_of(duration(row.at_ns), kind="number"),
+        ]
         for row in report.graph_break_rows
     ]
     return join(_heading("Graph breaks", f"{len(rows)}"), _grid(("frame", "reason", "at#"), rows))
@@ -596,7 +613,7 @@ def _verification(report: Report) -> Markup | None:
                 _cell_of(row.subject, kind="name"),
                 _cell_of(row.expected),
                 _cell_of(row.actual),
-                _cell_of(row.sentence),
+                _cell_of(row.sentence, kind="words"),
             ]
             for row in different
         ]
@@ -674,7 +691,8 @@ def _extent(start: int, stop: int, scale: int) -> str:
 
 def _tensor(tensor: TensorInfo) -> Markup:
     return join(
-        element("code", str(tensor)), element("span", _layout(tensor), kind="line") if _layout(tensor) else None
+        element("code", str(tensor), kind="nowrap"),
+        element("span", _layout(tensor), kind="line") if _layout(tensor) else None,
     )
 
 

@@ -20,15 +20,17 @@ def bundle(report: Report) -> dict[str, object]:
 
     It never holds a widget: a saved notebook would reopen with a dead one.
     """
-    return _bundle(fitting(report, lambda cut: embedded_size(_bundle(cut)) <= CAP))
+    return _bundle(fitting(report, _fits))
 
 
 def embedded_size(data: dict[str, object]) -> int:
     """Return the bytes that a bundle adds to a notebook's file.
 
-    nbformat writes JSON with an indentation of one, and an output's data stands five levels deep.
+    nbformat writes JSON with an indentation of one, an output's data stands five levels deep, and text is written
+    as a list of its lines.
     """
-    return len(json.dumps([[[[[data]]]]], indent=1, ensure_ascii=False).encode())
+    written = {kind: each.splitlines(keepends=True) if isinstance(each, str) else each for kind, each in data.items()}
+    return len(json.dumps([[[[[written]]]]], indent=1, ensure_ascii=False).encode())
 
 
 def plain(report: Report) -> str:
@@ -47,6 +49,11 @@ def plain(report: Report) -> str:
             )
     lines += [f"  note: {note}" for note in report.notes]
     return clean("\n".join(lines))
+
+
+def _fits(report: Report) -> bool:
+    # First the cheap half of the truth: the page of a large report takes seconds to write, its JSON does not.
+    return len(report.to_json()) <= CAP and embedded_size(_bundle(report)) <= CAP
 
 
 def _bundle(report: Report) -> dict[str, object]:

@@ -596,12 +596,15 @@ class Call:
         The graph that served it; None if it ran eagerly.
     compiled
         Whether it ran compiled code.
+    cold
+        Whether it waited for a compilation.
     """
 
     at_ns: int
     duration_ns: int
     graph: int | None
     compiled: bool
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

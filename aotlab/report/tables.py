@@ -150,6 +150,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "at_ns": (_COUNT, "when it ended, in ns since the recording began"),
         "duration_ns": (_COUNT, "how long it took, in ns, compilation included"),
         "compiled": (_TRUTH, "whether it ran compiled code"),
+        "cold": (_TRUTH, "whether it waited for a compilation"),
     },
     "recompiles": {
         **_KEY,
@@ -381,6 +382,7 @@ def _call_rows(report: Report) -> Iterator[Row]:
                 "at_ns": call.at_ns,
                 "duration_ns": call.duration_ns,
                 "compiled": call.compiled,
+                "cold": call.cold,
             }
 
 

@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
 from aotlab.guards import CallState, Reached, call_state
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-from aotlab.torch_internals import pytree
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
@@ -45,7 +45,7 @@ class Target(Protocol):
         """Return what the function reads besides its arguments."""
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return a fast check of `reached` and of the structure of what is lifted, None if there is nothing to check."""
+        """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function with ``lifted`` in place of its own parameters and buffers."""
@@ -106,7 +106,7 @@ class Call:
 
     def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
         """Nest flat values as the caller did."""
-        args, kwargs = pytree.tree_unflatten(list(values[self.lifted_count :]), self.spec)
+        args, kwargs = internals.unflatten(values[self.lifted_count :], self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 
@@ -119,13 +119,13 @@ def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
     names = []
-    for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]:
-        where, top, *inner = path
+    for keys in internals.paths((args, kwargs)):
+        where, top, inner = keys[0], keys[1], keys[2:]
         if where.idx == 0:
             head = plain[top.idx] if top.idx < len(plain) else f"{rest}[{top.idx - len(plain)}]"
         else:
             head = str(top.key)
-        names.append(head + pytree.keystr(tuple(inner)))
+        names.append(head + internals.path_text(inner))
     return names
 
 
@@ -138,7 +138,7 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         An argument cannot be traced or guarded, or the call stands under a mode that the graph could not respect.
     """
     lifted = list(target.lifted())
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = internals.flatten((args, kwargs))
     values = (*lifted, *leaves)
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
     state = call_state(structure=str(spec), names=names, values=values, reached=target.reached())

@@ -167,9 +167,7 @@ def run(
     """Compile the forward and, unless it is left for later, the backward."""
     kind: GraphKind = "forward" if trace.training else "inference"
     with torch.no_grad(), internals.disable_autocast():
-        forward, record = compile_graph(
-            partition.forward, kind, backend, trace, context, partition.num_forward_outputs
-        )
+        forward, record = compile_graph(partition.forward, kind, backend, trace, context, partition.num_forward_outputs)
         if partition.backward is None or lazy_backward:
             return CompileRecord(graphs=(record,)), forward, None
         backward, backward_record = compile_graph(partition.backward, "backward", backend, trace, context, 0)

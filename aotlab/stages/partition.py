@@ -67,7 +67,7 @@ class PartitionRecord:
 
 @dataclass(kw_only=True, eq=False)
 class Split:
-    """The partition with its live values: the tape's fake tensor for each saved value, None if it is not of the tape."""
+    """The partition with its live values: the tape's fake tensor of each saved value, None if it is not of the tape."""
 
     saved_values: list[Tensor | None]
     saved_names: list[str]
@@ -83,13 +83,11 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     """
     name = getattr(partitioner, "__name__", type(partitioner).__name__)
     count = len(trace.forward_outputs)
-    if not trace.training or trace.backward_error is not None:
+    if not trace.training or len(output_args(trace_record.module.graph)) == count:
         module = trace_record.module
-        if trace.training:  # differentiating failed: the forward alone
+        if trace.training:  # nothing could be differentiated: the forward alone
             module = trace.tape.graph("Forward", trace.placeholders, trace.forward_outputs, keep_impure="forward")
-        record = PartitionRecord(
-            partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count
-        )
+        record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split(saved_values=[], saved_names=[])
     joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
     forward, backward = partitioner(
@@ -115,7 +113,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
-        backward=backward,
+        backward=backward if trace.backward_error is None else None,
         saved=_describe_saved(forward, backward, count),
         num_forward_outputs=count,
     )
@@ -197,27 +195,31 @@ def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, coun
             with backward.graph.inserting_before(inputs[0]):
                 slots[root] = backward.graph.placeholder(root.name)
             slots[root].meta = dict(root.meta)
-            # placeholders of saved values stand in the order of the forward's outputs
-            anchor = slots[kept[-1]] if kept else None
-            if anchor is not None:
-                anchor.append(slots[root])
             kept.append(root)
         copies: dict[fx.Node, fx.Node] = {root: slots[root]}
         first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
         with backward.graph.inserting_before(first_op):
             for step in reversed(chain):
-                copies[step] = backward.graph.node_copy(step, lambda n, c=copies: c[n])
+                copies[step] = backward.graph.node_copy(step, copies.__getitem__)
         placeholder.replace_all_uses_with(copies[node])
         backward.graph.erase_node(placeholder)
+    # the backward takes the saved values in the order in which the forward returns them, then the tangents
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for placeholder in [*(slots[node] for node in kept), *inputs[len(saved) :]]:
+        first_op.prepend(placeholder)
     output.args = ((*returned[:count], *kept),)
     forward.graph.eliminate_dead_code(is_impure_node=_must_stay)
 
 
 def _must_stay(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or (
-        isinstance(node.target, OpOverload)
-        and (torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable)
-    ) or "_assert" in str(node.target)
+    return (
+        node.op in ("placeholder", "output")
+        or (
+            isinstance(node.target, OpOverload)
+            and (torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable)
+        )
+        or "_assert" in str(node.target)
+    )
 
 
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:

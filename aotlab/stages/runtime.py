@@ -51,7 +51,6 @@ from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord, Split
 from aotlab.stages.trace import Trace
-from aotlab.torch_internals import pytree
 
 
 class Miss:
@@ -176,8 +175,6 @@ class Backward:
                 why="derivatives of a compiled backward are not supported yet",
                 suggestion="call the original function where higher derivatives are needed",
             )
-        if self._trace.backward_error is not None:
-            raise self._trace.backward_error
         pattern = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
@@ -237,7 +234,7 @@ class _Writer:
         self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
         self._taken: set[str] = {
             "args", "kwargs", "forward", "backward", "torch", "MISS", "run", "Compiled", "box", "out", "lifted",
-            "parameters", "ctx", "self",
+            "parameters", "ctx", "self", "leaves", "nesting", "len", "tuple", "type", "list", "dict",
         }  # fmt: skip
 
     def add(self, line: str = "") -> None:
@@ -247,8 +244,10 @@ class _Writer:
     def local(self, wanted: str) -> str:
         """Make up a local name that reads like ``wanted``."""
         name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
-        if name[0].isdigit() or keyword.iskeyword(name) or name in __builtins_names__:
-            name = f"{name}_" if not name[0].isdigit() else f"v{name}"
+        if name[0].isdigit():
+            name = f"v{name}"
+        if keyword.iskeyword(name):
+            name = f"{name}_"
         stem, n = name, 1
         while name in self._taken:
             n += 1
@@ -261,9 +260,6 @@ class _Writer:
         name = self.local(wanted)
         self.namespace[name] = value
         return name
-
-
-__builtins_names__ = frozenset(dir(__builtins__)) if not isinstance(__builtins__, dict) else frozenset(__builtins__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +307,7 @@ class _Generator:
         self.w = _Writer()
         self.expressions: dict[int, str] = {}  # flat position → expression
         self.grad_on = dict(self.state.settings)["grad mode"]
-        self.multi: dict[tuple[str, tuple[ViewStep, ...]], str] = {}
+        self.multi: dict[tuple[str, str], str] = {}
 
     def generate(self) -> tuple[str, dict[str, Any]]:
         w = self.w
@@ -396,7 +392,7 @@ class _Generator:
             for key in keys:
                 self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
             return
-        w.add(f"leaves, nesting = {w.constant('tree_flatten', pytree.tree_flatten)}((args, kwargs))")
+        w.add(f"leaves, nesting = {w.constant('tree_flatten', internals.flatten)}((args, kwargs))")
         self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
         for i in range(call.lifted_count, len(call.values)):
             self._unpack_leaf(call.values[i], f"leaves[{i - call.lifted_count}]", i)
@@ -479,9 +475,8 @@ class _Generator:
             names[i] = w.local(self._output_label(i))
         w.add(f"box = [{', '.join(beside)}]")
         results = ", ".join(names[i] for i in differentiable)
-        comma = "" if len(differentiable) != 1 else ""
         self._in_context(
-            f"{results}{comma} = Compiled.apply(box, {self._star(through)})",
+            f"{results} = Compiled.apply(box, {self._star(through)})",
             grad_mode=None if self.grad_on else True,
             autocast_off=False,
         )
@@ -573,7 +568,6 @@ class _Generator:
 
     def _mutations(self, results: dict[int, str]) -> None:
         """Write the new values into the caller's tensors."""
-        w = self.w
         visible = {t.index for t in self.meta.tangents if t.source is TangentSource.MUTATED_INPUT}
         for n, info in enumerate(self._mutated_out()):
             target = self.expressions[self.parts.dedupe.kept[info.index]]
@@ -600,14 +594,16 @@ class _Generator:
         bases = {n: results[mutated + len(returned) + n] for n in range(len(meta.intermediate_bases))}
         constants = self.parts.trace.out_constants
         pending = [o for o in meta.output_info if o.index not in expressions]
-        # an output may be the same object as one that comes after it
-        pending.sort(key=lambda o: (o.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, o.views == ()))
+        pending.sort(key=lambda o: o.same_as is not None)
         for output in pending:
             i = output.index
             if i in constants:
                 value = constants[i]
                 plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
                 expressions[i] = repr(value) if plain else w.constant("constant", value)
+                continue
+            if output.same_as is not None:
+                expressions[i] = expressions[output.same_as]
                 continue
             assert output.base_idx is not None
             if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
@@ -647,7 +643,8 @@ class _Generator:
             if step.item is None:
                 expression = call
                 continue
-            key = (base, output.views[:n] + (ViewStep(target=step.target, args=step.args, kwargs=step.kwargs),))
+            whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
+            key = (base, repr((*output.views[:n], whole)))  # arguments may be lists
             if key not in self.multi or grad_mode is not None:
                 self.multi[key] = self.w.local("views")
                 self._in_context(f"{self.multi[key]} = {call}", grad_mode=grad_mode, autocast_off=False)
@@ -689,11 +686,11 @@ class _Generator:
 
     def _nest(self, outputs: list[str]) -> str:
         spec = self.parts.trace.out_spec
-        template = pytree.tree_unflatten(list(range(len(outputs))), spec)
+        template = internals.unflatten(range(len(outputs)), spec)
         text = _nested_text(template, outputs)
         if text is not None:
             return text
-        unflatten = self.w.constant("tree_unflatten", pytree.tree_unflatten)
+        unflatten = self.w.constant("unflatten", internals.unflatten)
         return f"{unflatten}([{', '.join(outputs)}], {self.w.constant('out_nesting', spec)})"
 
 
@@ -703,7 +700,7 @@ def _is_simple(value: Any) -> bool:
         return all(_is_simple(item) for item in value)
     if type(value) is dict:
         return all(type(k) in (str, int) for k in value) and all(_is_simple(item) for item in value.values())
-    return pytree.tree_flatten(value)[1].is_leaf()
+    return internals.is_leaf(value)
 
 
 def _nested_text(template: Any, outputs: list[str]) -> str | None:
@@ -732,9 +729,7 @@ def _overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable
     lengths = tuple(zip(extents, is_written, strict=True))
 
     def overlap(*tensors: Tensor) -> bool:
-        spans = sorted(
-            [(t.data_ptr(), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n]
-        )
+        spans = sorted([(t.data_ptr(), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n])
         end, written_end = 0, 0
         for start, length, is_one, _ in spans:
             if start < written_end or (is_one and start < end):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import EscapeGuard, Operation, Recorder, RunEagerly, Tape, overlaps_itself
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
-from aotlab.torch_internals import FakeTensorMode, OpOverload, pytree
+from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,6 @@ class Trace:
         For each tangent, the position of its value among the forward outputs.
     leaves
         For each graph input, the wrapper to differentiate with respect to, or None.
-    gradients
-        For each graph input, its gradient for all tangents, or None.
     state_masks
         For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
@@ -128,7 +126,6 @@ class Trace:
     tangents: list[Tensor]
     tangent_wrappers: list[Tensor]
     leaves: list[Tensor | None]
-    gradients: list[Tensor | None]
     state_masks: list[int]
     backward_error: BaseException | None
     out_spec: Any
@@ -157,7 +154,7 @@ class Trace:
         self.recorder.phase = "backward"
         try:
             with _tracing(self.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
-                found = torch.autograd.grad(
+                found: Sequence[Tensor | None] = torch.autograd.grad(
                     [self.roots[i] for i in chosen],
                     wanted,
                     [self.tangent_wrappers[i] for i in chosen],
@@ -192,7 +189,7 @@ class _NonLeaf(torch.autograd.Function):
         return internals.to_functional(fake)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it variadic
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Pass the gradient on."""
         return gradient, None
 
@@ -215,7 +212,7 @@ def _enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> _I
         leaf = wrapper.requires_grad_(True)
         if not real.is_leaf:
             with torch.enable_grad():
-                wrapper = _NonLeaf.apply(leaf, fake)
+                wrapper = _NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
     return _Input(name=name, real=real, fake=fake, wrapper=wrapper, leaf=leaf, grad_fn=wrapper.grad_fn)
 
 
@@ -244,9 +241,7 @@ def _value(wrapper: Tensor, what: str) -> Tensor:
 # --- views -------------------------------------------------------------------------------------------------------
 
 _view_ops: dict[OpOverload, bool] = {}
-_ALIAS_OPS = frozenset(
-    (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default)
-)
+_ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
 
 
 def _is_view_op(target: Any) -> bool:
@@ -351,6 +346,8 @@ def _input_info(index: int, item: _Input, tape: Tape, storages: StorageNumbers, 
     if mutated and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible = wrapper.grad_fn is not item.grad_fn
+    # torch does not report writes through `.data` as hidden; that autograd's node did not change shows them
+    hidden = internals.mutations_hidden_from_autograd(wrapper) or (requires_grad and not visible)
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
     return InputAliasInfo(
         index=index,
@@ -359,7 +356,7 @@ def _input_info(index: int, item: _Input, tape: Tape, storages: StorageNumbers, 
         is_leaf=item.real.is_leaf,
         requires_grad=requires_grad,
         mutates_data=mutated,
-        mutations_hidden_from_autograd=mutated and not visible and not under_no_grad,
+        mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         keep_input_mutations=keep,
         requires_grad_after=wrapper.requires_grad,
@@ -414,7 +411,10 @@ def _read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], input
         values[i] = _value(leaf, f"`{name}`")
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
+    first_of: dict[int, int] = {}
+
     def info(i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None) -> None:
+        first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
             name=names[i],
@@ -424,6 +424,7 @@ def _read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], input
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
             views=views,
+            same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
         )
 
@@ -458,7 +459,7 @@ def _read_input_aliases(
         if output is item.wrapper:
             info(i, OutputType.IS_INPUT, k, ())
             continue
-        if output.requires_grad and internals.base_of(output) is not item.wrapper:
+        if output.requires_grad and not _is_view_of(output, item.wrapper):
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
@@ -509,7 +510,8 @@ def _read_intermediate_group(
     starts = [_value(_or(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = _common_base(tape, [_canonical_base(tape, start) for start in starts])
     root = next(iter(roots.values()), None)
-    if base is None or len(roots) > 1 or (root is not None and _value(root, "a base") is not base):
+    connected = root is None or all(_is_view_of(o, root) for o in differentiable)
+    if base is None or not connected or (root is not None and _value(root, "a base") is not base):
         listed = ", ".join(f"`{names[i]}`" for i in distinct)
         raise OutputError(
             f"the outputs {listed} share memory in a way that cannot be made again from one tensor",
@@ -525,15 +527,9 @@ def _read_intermediate_group(
         where = len(read.bases)
         read.bases.append((base, root))
         first, following = OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE
-    made_by: dict[int, int] = {} if owner is None else {id(leaves[owner]): owner}
     for i in members:
         if i == owner:
             continue
-        earlier = made_by.get(id(leaves[i]))
-        if earlier is not None:  # the same object again
-            info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, earlier, ())
-            continue
-        made_by[id(leaves[i])] = i
         views = _views(tape, base, values[i])
         if views is None and values[i].dtype != base.dtype:
             raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
@@ -554,6 +550,30 @@ def _with_detach(
     if views == () or (lost and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
     return views
+
+
+def _is_view_of(output: Tensor, base: Tensor) -> bool:
+    """Tell whether autograd takes ``output`` for a view of ``base`` and leads its gradient straight there.
+
+    A view made under ``no_grad`` counts: it has no gradient function. A view of such a view does not count: its
+    gradient ends at the former.
+    """
+    if output is base:
+        return True
+    if internals.base_of(output) is not base:
+        return False
+    node = output.grad_fn
+    if node is None:
+        return True
+    while node is not base.grad_fn:
+        variable = getattr(node, "variable", None)  # of the node that accumulates into a leaf
+        if variable is not None:
+            return variable is base
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        if len(following) != 1:
+            return False
+        node = following[0]
+    return True
 
 
 def _or(a: Tensor | None, b: Tensor) -> Tensor:
@@ -621,12 +641,12 @@ def run(
     try:
         with _tracing(recorder):
             try:
-                with EscapeGuard():
+                with EscapeGuard({internals.storage_key(i.wrapper): i.name for i in inputs}):
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
             finally:
                 torch.set_grad_enabled(grad_mode)
-            leaves, out_spec = pytree.tree_flatten(result)
+            leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
             infos = tuple(
                 _input_info(k, item, tape, storages, keep=False)
@@ -674,12 +694,12 @@ def run(
 
 
 def _output_names(result: Any) -> list[str]:
-    return ["out" + pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(result)[0]]
+    return ["out" + internals.path_text(path) for path in internals.paths(result)]
 
 
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's."""
-    now, spec = pytree.tree_flatten((args, kwargs))
+    now, spec = internals.flatten((args, kwargs))
     before = values[call.lifted_count :]
     if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
         raise LeakedTensorError(
@@ -743,9 +763,7 @@ def _finish(
         if root is None:
             continue
         with fake_mode:
-            tangent = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+            tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         roots.append(root)
         tangents.append(tape.enter(tangent))
         wrappers.append(internals.to_functional(tangent))
@@ -763,24 +781,32 @@ def _finish(
         static_input_indices=tuple(range(static_inputs)),
     )
     trace = Trace(
-        tape=tape, recorder=recorder, fake_mode=fake_mode, call_name=call.target.name, input_fakes=[i.fake for i in inputs], placeholders=placeholders,
-        forward_outputs=[value for _, _, _, value, _ in sources], write_back=write_back, roots=roots,
-        tangent_outputs=positions, tangents=tangents, tangent_wrappers=wrappers, leaves=leaves,
-        gradients=[None] * len(placeholders), state_masks=_state_masks(roots), backward_error=None,
-        out_spec=out_spec, out_constants=outputs.constants, returned_outputs=[i for i, _, _ in outputs.returned], metadata=metadata,
-    )  # fmt: skip
-    if training:
-        try:
-            trace.gradients = trace.derive([True] * len(tangents))
-        except RefusedError:
-            raise
-        except Exception as error:  # noqa: BLE001  # the backward raises it when it is asked for, as in eager
-            trace.backward_error = error
+        tape=tape,
+        recorder=recorder,
+        fake_mode=fake_mode,
+        call_name=call.target.name,
+        input_fakes=[i.fake for i in inputs],
+        placeholders=placeholders,
+        forward_outputs=[value for _, _, _, value, _ in sources],
+        write_back=write_back,
+        roots=roots,
+        tangent_outputs=positions,
+        tangents=tangents,
+        tangent_wrappers=wrappers,
+        leaves=leaves,
+        state_masks=_state_masks(roots),
+        backward_error=None,
+        out_spec=out_spec,
+        out_constants=outputs.constants,
+        returned_outputs=[i for i, _, _ in outputs.returned],
+        metadata=metadata,
+    )
+    gradients = _differentiate(trace)
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
         [*placeholders, *named_tangents],
-        [*trace.forward_outputs, *(trace.gradients if training else ())],
+        [*trace.forward_outputs, *gradients],
         keep_impure="forward",
         write_back=write_back,
     )
@@ -798,12 +824,35 @@ def _finish(
     return record, trace
 
 
+def _differentiate(trace: Trace) -> list[Tensor | None]:
+    """Return the gradients for all tangents together.
+
+    If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
+    can be differentiated from single outputs still can; then those gradients are returned, one list after the other,
+    so that the partitioner sees what their backwards need.
+    """
+    if not trace.training:
+        return []
+    count = len(trace.tangents)
+    try:
+        return trace.derive([True] * count)
+    except RefusedError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever the traced program's backward raises
+        trace.backward_error = error
+    gradients: list[Tensor | None] = []
+    for i in range(count if count > 1 else 0):
+        with suppress(Exception):
+            gradients += trace.derive([i == j for j in range(count)])
+    return gradients
+
+
 def _kept_in_graph(info: InputAliasInfo) -> InputAliasInfo:
     return InputAliasInfo(**{f: getattr(info, f) for f in info.__dataclass_fields__} | {"keep_input_mutations": True})
 
 
 def _state_masks(roots: Sequence[Tensor]) -> list[int]:
-    """Number the autograd nodes that hold saved tensors, and say which of them each root reaches.
+    """Say for each root which autograd nodes that hold saved tensors it reaches, as bits.
 
     With a single root it is enough to know whether there is any such node.
     """

@@ -3,10 +3,10 @@
 `verify` is the public entry; `compare` is the same for any candidate, as the test-suite uses it; `judge`
 compares two observations, however they were made.
 
-Tolerance: on backends that run torch's own kernels values are equal bit for bit (NaN equals NaN, and -0.0 is not
-0.0). On Inductor they are within ``torch.testing.assert_close``'s defaults, or else their error against a float64
-run is at most twice that of stock ``torch.compile``. When stock ``torch.compile`` is itself what is verified, the
-yardstick is eager's own error.
+Tolerance: on backends that run torch's own kernels values are equal bit for bit (NaN equals NaN, and -0.0 is not 0.0,
+except in gradients: a sum with a zero, which autograd may or may not form, loses the sign). On Inductor they are within
+``torch.testing.assert_close``'s defaults, or else their error against a float64 run is at most twice that of stock
+``torch.compile``. When stock ``torch.compile`` is itself what is verified, the yardstick is eager's own error.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ Candidate = Callable[[Callable[..., Any]], Callable[..., Any]]
 Tolerance = Literal["exact", "close"]
 
 Engine = Literal["aotlab", "upstream"]
+
+#: Units in the last place by which sums of a handful of rounded terms may differ in another order.
+SUMMATION = 8
 
 #: Decides about two values that are not within ``assert_close``'s defaults: whether they are near enough after all.
 Appeal = Callable[[str, torch.Tensor, torch.Tensor], bool]
@@ -248,13 +251,17 @@ def judge(
     tolerance: Tolerance = "exact",
     appeal: Appeal | None = None,
     messages: bool = False,
+    exact_gradients: bool = True,
 ) -> list[Comparison]:
     """Compare two observations of one call, observable by observable.
+
+    Autograd does not promise in which order it sums what several uses of a tensor contribute to its gradient. Where
+    such a sum is rounded, ``exact_gradients=False`` allows `SUMMATION` units in the last place of the largest element.
 
     A refusal is a difference of its own kind, and so is every trace that it left on the arguments. When both raise,
     only the exceptions are compared: how far a program got before it raised is not kept.
     """
-    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal)
+    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients)
     if actual.failure is not None and actual.failure.refused is not None:
         page.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
         for state in actual.tensors:
@@ -298,9 +305,10 @@ def judge(
 class _Page:
     """The comparisons of one call, as they are written."""
 
-    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None) -> None:
+    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool) -> None:
         self.call = call
         self.exact = exact
+        self.exact_gradients = exact_gradients
         self.appeal = appeal
         self.rows: list[Comparison] = []
 
@@ -367,15 +375,21 @@ class _Page:
         if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
             self.add(kind, subject, _describe(left), _describe(right), False)
             return
-        same = _identical(left, right) if self.exact else _close(left, right)
+        if not self.exact:
+            same = _close(left, right)
+        elif kind == "gradient":
+            same = _same_sum(left, right, 0 if self.exact_gradients else SUMMATION)
+        else:
+            same = _identical(left, right)
         if not same and self.appeal is not None:
             same = self.appeal(key, left, right)
         self.add(kind, subject, _preview(left), _preview(right), same, _where(kind, subject, left, right))
 
     def _strides(self, left: TensorState, right: TensorState) -> tuple[str, str]:
-        if self.exact or left.spec.shape != right.spec.shape:
+        if left.spec.shape != right.spec.shape:
             return str(left.spec.stride), str(right.spec.stride)
-        # The stride of a dimension with one element, or in a tensor with none, moves to no other element.
+        # The stride of a dimension with one element, or in a tensor with none, moves to no other element. Torch itself
+        # chooses it differently for an in-place op and for the out-of-place op of the same name.
         empty = 0 in left.spec.shape
         kept = [index for index, size in enumerate(left.spec.shape) if size != 1 and not empty]
         return (
@@ -457,6 +471,20 @@ def _identical(left: torch.Tensor, right: torch.Tensor) -> bool:
         return torch.equal(left, right)
     same = (left == right) & (torch.signbit(left) == torch.signbit(right))
     return bool((same | (left.isnan() & right.isnan())).all())
+
+
+def _same_sum(left: torch.Tensor, right: torch.Tensor, units: int) -> bool:
+    """Compare gradients: zeros have no sign, and elements may be ``units`` in the last place of the largest apart."""
+    # Adding a zero turns -0.0 into 0.0 and changes nothing else.
+    if _identical(left + 0, right + 0):
+        return True
+    if not units or left.layout != torch.strided:
+        return False
+    finite = torch.isfinite(left)
+    if not torch.equal(finite, torch.isfinite(right)) or not _identical(left[~finite] + 0, right[~finite] + 0):
+        return False
+    allowed = units * torch.finfo(left.dtype).eps * left[finite].abs().max()
+    return bool(((left - right)[finite].abs() <= allowed).all())
 
 
 def _close(left: torch.Tensor, right: torch.Tensor) -> bool:

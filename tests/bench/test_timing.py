@@ -84,6 +84,15 @@ def test_fast_calls_are_repeated_until_a_sample_is_long_enough(clock: Clock) -> 
     assert result["fast"].median_ns == 1_000.0
 
 
+def test_a_hiccup_does_not_decide_how_many_calls_make_a_sample(clock: Clock) -> None:
+    """One slow trial of a fast call is tried again before the call is taken for a slow one."""
+    costs = iter([5_000_000])
+    result = compare(
+        [Case(name="fast", call=lambda: clock.sleep(next(costs, 1_000)))], rounds=1, warmup=0, sample_ns=2_000_000
+    )
+    assert result["fast"].inner >= 2_000
+
+
 def test_prepared_calls_are_not_heaped_up_without_bound(clock: Clock) -> None:
     """A prepared call that takes next to nothing stops at a thousand at a time, each holding memory."""
     result = compare([Case(name="fresh", prepare=lambda: lambda: clock.sleep(1))], rounds=1, sample_ns=10**9)

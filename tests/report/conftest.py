@@ -101,12 +101,12 @@ class Story:
         observe.emit(observe.CompileFailed(entry=entry, duration_ns=2_000_000, error=error, outcome=outcome))
         return entry
 
-    def called(self, entry: int | None, *, function_id: int = 1, compiled: bool = True, times: int = 1) -> None:
-        """Serve calls."""
+    def called(self, entry: int | None, *, function_id: int = 1, cold: bool = False, times: int = 1) -> None:
+        """Serve calls; ``cold`` ones have compiled their entry first."""
         for _ in range(times):
             observe.emit(
                 observe.Called(
-                    function=self.function, function_id=function_id, entry=entry, duration_ns=5_000, compiled=compiled
+                    function=self.function, function_id=function_id, entry=entry, duration_ns=5_000, compiled=cold
                 )
             )
 
@@ -334,10 +334,11 @@ def recording(story: Story) -> Iterator[Recording]:
     """Record two entries of one function, a refusal of another, calls and a graph break."""
     with Report.record("a test") as recording:
         first = story.compiled()
-        story.called(first, times=3)
+        story.called(first, cold=True)
+        story.called(first, times=2)
         second = story.compiled(reason=REASON)
         story.called(second)
-        story.called(None, compiled=False)
+        story.called(None)
         story.refused(function="dropout_net")
         observe.emit(observe.GraphBreak(frame="forward", reason="call to print()"))
     return recording

@@ -52,7 +52,7 @@ def test_calls_are_counted_and_the_last_ones_kept(story: Any) -> None:
     with Report.record() as recording:
         entry = story.compiled()
         story.called(entry, times=RECENT_CALLS + 5)
-        story.called(None, compiled=False, times=2)
+        story.called(None, times=2)
     calls = recording.report().frames[0].calls
     assert (calls.total, calls.compiled, calls.eager) == (RECENT_CALLS + 7, RECENT_CALLS + 5, 2)
     assert len(calls.recent) == RECENT_CALLS
@@ -204,7 +204,7 @@ def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
             lambda story: None,
             "Nothing was compiled: no function compiled by aotlab was called during the recording.",
         ),
-        (lambda story: story.called(None, compiled=False), "Nothing was compiled: 1 call ran eagerly."),
+        (lambda story: story.called(None), "Nothing was compiled: 1 call ran eagerly."),
         (lambda story: story.started(), "Nothing was compiled: the recording ended before a compilation did."),
         (
             lambda story: story.refused(),

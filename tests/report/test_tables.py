@@ -76,6 +76,7 @@ def test_recompiles_calls_and_refusals(report: Report) -> None:
     assert report.recompiles.reason.item() == "`x` has shape (8, 5), this entry was compiled for (4, 5)"
     assert report.calls.graph.tolist() == [0, 0, 0, 1, pd.NA]
     assert report.calls.compiled.tolist() == [True] * 4 + [False]
+    assert report.calls.cold.tolist() == [True] + [False] * 4
     assert report.calls.duration_ns.tolist() == [5000] * 5
     assert report.refusals[["frame", "reason", "outcome", "line"]].values.tolist() == [
         ["dropout_net", "RandomOp", "raised", 3]

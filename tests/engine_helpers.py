@@ -1,0 +1,126 @@
+"""What the engine's tests share: programs compared with eager, and the records of what was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import aotlab
+from aotlab import observe
+from aotlab.cache import CompiledFunction, Entry
+from aotlab.ir.metadata import ViewAndMutationMeta
+from aotlab.verification import Verification, compare
+
+
+def compiled(function: Callable[..., Any], **settings: Any) -> Any:
+    """Compile for the eager backend, whose results are eager's bit for bit."""
+    return aotlab.compile(function, **{"backend": "eager", **settings})
+
+
+def behind(callable_: Any) -> CompiledFunction:
+    """Return the `CompiledFunction` of what a public function returned."""
+    return callable_ if isinstance(callable_, CompiledFunction) else callable_.compiled
+
+
+def same(
+    function: Callable[..., Any],
+    *args: Any,
+    backward: Any = "all",
+    calls: int = 2,
+    messages: bool = True,
+    eagerly: bool = False,
+    entries: int | None = 1,
+    make: Callable[[Callable[..., Any]], Any] = compiled,
+    kwargs: dict[str, Any] | None = None,
+) -> Verification:
+    """Assert that the compiled function is eager's equal in all that is observable, and that it was compiled.
+
+    Without the second assertion a function that quietly ran eagerly would pass. ``eagerly=True`` says that eager is
+    to run it; ``entries`` is how many entries the calls shall make.
+    """
+    made: list[CompiledFunction] = []
+
+    def candidate(f: Callable[..., Any]) -> Callable[..., Any]:
+        result = make(f)
+        made.append(behind(result))
+        return result
+
+    result = compare(
+        function, args, kwargs, candidate=candidate, backward=backward, calls=calls, messages=messages
+    )
+    assert result.first is None, result.first
+    log = made[0].calls
+    assert (log.eager if eagerly else log.compiled) == calls, log
+    if entries is not None and not eagerly:
+        assert len(made[0].entries) == entries, made[0].recompiles
+    return result
+
+
+def entry_of(callable_: Any) -> Entry:
+    """Return the newest entry."""
+    return behind(callable_).entries[0]
+
+
+def record(callable_: Any, stage: str) -> Any:
+    """Return a stage's record of the newest entry."""
+    return entry_of(callable_).records[stage]
+
+
+def metadata(callable_: Any) -> ViewAndMutationMeta:
+    """Return what the trace of the newest entry found out."""
+    return record(callable_, "trace").metadata
+
+
+def traced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compile a function, call it once, and return the compiled function."""
+    result = compiled(function)
+    result(*args, **kwargs)
+    return result
+
+
+def targets(module: torch.fx.GraphModule) -> list[str]:
+    """List the ops of a graph by name."""
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make a leaf that requires grad."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+
+
+def nonleaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Make a tensor that requires grad and may be mutated."""
+    return leaf(*shape, seed=seed) * 1
+
+
+@contextmanager
+def events() -> Iterator[list[Any]]:
+    """Collect the engine's events."""
+    heard: list[Any] = []
+    with observe.listen(heard.append):
+        yield heard
+
+
+def global_torch_state() -> dict[str, Any]:
+    """Take everything global that a trace touches, to see that it was put back."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "multithreading": torch.autograd.is_multithreading_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "python dispatcher": torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL),
+        "functionalization": torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize),
+        "python dispatcher key": torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher),
+        "random state": hash(torch.get_rng_state().numpy().tobytes()),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+    }

@@ -1,0 +1,137 @@
+"""What a notebook gets, and that it stays small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import nbformat
+import pytest
+
+from aotlab.report import MIME_TYPE, Report
+from aotlab.report.collect import Recording
+from aotlab.report.cut import fitting
+from aotlab.report.mime import CAP, bundle, embedded_size, plain
+from aotlab.report.model import Code, Graph, Kernel
+
+
+def big(report: Report, *, nodes: int = 5000, kernels: int = 40, graphs: int = 1, text: int = 20_000) -> Report:
+    """Make a report of a large model out of a small one."""
+    graph = report.frames[0].graphs[0]
+    large = replace(
+        graph,
+        nodes=tuple(replace(graph.nodes[i % len(graph.nodes)], name=f"node_{i}") for i in range(nodes)),
+        kernels=tuple(
+            Kernel(name=f"k{i}", language="c++", graph_name="g", kind="forward", source="x" * text)
+            for i in range(kernels)
+        ),
+        stages=tuple(
+            replace(stage, codes=(Code(title="joint", language="python", text="y\n" * text),)) for stage in graph.stages
+        ),
+    )
+    copies: tuple[Graph, ...] = tuple(replace(large, index=i) for i in range(graphs))
+    return replace(report, frames=(replace(report.frames[0], graphs=copies), *report.frames[1:]))
+
+
+def test_the_bundle_has_json_html_and_text_and_no_widget(report: Report) -> None:
+    """Our renderer, any front end, and a terminal are served; nothing needs a kernel."""
+    found = bundle(report)
+    assert list(found) == [MIME_TYPE, "text/html", "text/plain"]
+    assert str(found["text/html"]).startswith('<div class="aotlab-report">')
+    assert str(found["text/plain"]).splitlines()[0] == report.verdict
+
+
+def test_the_json_is_a_report_with_its_verdict(report: Report) -> None:
+    """A small report is embedded whole; reading it back gives the report and its summary."""
+    read = Report.from_dict(json.loads(json.dumps(bundle(report)[MIME_TYPE])))
+    assert read.summary is not None
+    assert (read.summary.sentence, read.summary.state) == (report.verdict, "partly")
+    assert replace(read, summary=None) == report
+
+
+def test_jupyter_finds_the_methods(recording: Recording) -> None:
+    """The display methods honour include and exclude, and a recording is displayed like its report."""
+    assert recording._repr_mimebundle_() == bundle(recording.report())
+    assert list(recording._repr_mimebundle_(include={"text/plain"})) == ["text/plain"]
+    assert list(recording._repr_mimebundle_(exclude={MIME_TYPE})) == ["text/html", "text/plain"]
+    assert recording._repr_html_() == bundle(recording.report())["text/html"]
+    assert str(recording) == plain(recording.report())
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {},
+        {"nodes": 20_000, "kernels": 5, "text": 10},
+        {"nodes": 10, "kernels": 2000, "text": 2000},
+        {"nodes": 300, "kernels": 3, "graphs": 60, "text": 5000},
+    ],
+)
+def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict[str, int]) -> None:
+    """Large reports are cut below the cap, visibly, in JSON and HTML, and still say what was compiled."""
+    whole = big(report, **size)
+    found = bundle(whole)
+    assert embedded_size(found) <= CAP
+    read = Report.from_dict(found[MIME_TYPE])
+    note = read.notes[-1]
+    assert note.startswith("This output is cut to fit a notebook: ")
+    assert note in str(found["text/html"]).replace("&#x27;", "'")
+    assert read.verdict == whole.verdict
+    assert len(str(found["text/html"])) > 20_000  # the mildest cut that fits, not the harshest
+
+
+def test_the_size_is_that_of_the_notebook_file(report: Report) -> None:
+    """The estimate is not below what nbformat adds to a file."""
+    found: Any = bundle(big(report))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x")])
+    before = len(nbformat.writes(notebook).encode())
+    notebook.cells[0].outputs = [nbformat.v4.new_output("display_data", data=found)]
+    added = len(nbformat.writes(notebook).encode()) - before
+    assert added <= CAP
+
+
+def test_a_cut_never_hides_a_difference(report: Report) -> None:
+    """With thousands of equal rows the one that differs stays, and so does the verdict."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "value", "subject": f"out[{i}]", "equal": True, "expected": "v" * 50} for i in range(4000)
+    ]
+    rows.append({"kind": "stride", "subject": "out[1]", "equal": False, "sentence": "strides differ"})
+    whole = report.with_verification(rows)
+    read = Report.from_dict(bundle(whole)[MIME_TYPE])
+    assert len(read.verification_rows) < 4001
+    assert read.verification_rows[0].sentence == "strides differ"
+    assert "NOT equal to eager: 1 of 4,001 observables differ" in read.verdict
+
+
+def test_the_harshest_cut_leaves_the_verdict(report: Report) -> None:
+    """Whatever is asked for, the verdict and the note about the cut remain."""
+    whole = big(report)
+    smallest = fitting(whole, lambda cut: False)
+    assert smallest.frames == ()
+    assert smallest.verdict == whole.verdict
+    assert len(json.dumps(smallest.to_dict())) < 4000
+
+
+def test_a_huge_name_or_message_is_cut_too(report: Report) -> None:
+    """One string alone cannot exceed the cap either."""
+    monstrous = replace(report, name="n" * 1_000_000, notes=("m" * 1_000_000,))
+    assert embedded_size(bundle(monstrous)) <= CAP
+
+
+def test_text_that_json_cannot_carry_is_cleaned(report: Report) -> None:
+    """A lone surrogate in user code would break the message to the front end."""
+    found = bundle(replace(report, name="a\ud800b"))
+    json.dumps(found, ensure_ascii=False).encode()
+    assert Report.from_dict(found[MIME_TYPE]).name == "a\ufffdb"
+
+
+def test_plain_text_is_a_few_lines(report: Report) -> None:
+    """A terminal gets the verdict and a line per frame and graph."""
+    assert plain(report).splitlines()[1:] == [
+        "  step: 5 calls, 4 compiled, 1 eager",
+        "    graph 0: compiled in 950 ms, 6 inputs (1 mutated), 7 outputs (5 aliased), 2 kernels",
+        "    graph 1: compiled in 950 ms, 6 inputs (1 mutated), 7 outputs (5 aliased), 2 kernels",
+        "  dropout_net: 0 calls, 0 compiled, 0 eager",
+        "    graph 0: refused in 2.00 ms, 6 inputs (0 mutated), 0 outputs (0 aliased), 0 kernels",
+    ]
