@@ -218,13 +218,24 @@ def reached_state(function: Any) -> tuple[Reached, ...]:
     Functions of the user's that it refers to are followed. Attributes of other objects and of modules are not: what
     those hold is a documented exclusion.
     """
+    return _reach(function)[0]
+
+
+def reached_objects(function: Any) -> tuple[tuple[str, Any], ...]:
+    """Collect the objects, by name, in which ``function`` could leave something behind."""
+    return _reach(function)[1]
+
+
+def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], ...]]:
     found: list[Reached] = []
+    objects: list[tuple[str, Any]] = []
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", function)]
 
     def visit(name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None) -> None:
         if isinstance(value, (Tensor, types.ModuleType)):
             return  # a captured tensor is refused at the op that uses it; modules are not rebound
+        objects.append((name, value))
         if _plain(value):
             found.append(Reached(name, read, _copy_plain(value), by_value=True, write=write))
             return
@@ -237,6 +248,7 @@ def reached_state(function: Any) -> tuple[Reached, ...]:
             continue
         seen.add(id(value))
         if isinstance(value, types.MethodType):
+            objects.append((prefix or "self", value.__self__))
             todo += [(prefix, value.__self__), (prefix, value.__func__)]
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
@@ -263,7 +275,7 @@ def reached_state(function: Any) -> tuple[Reached, ...]:
                 if label in value.__globals__:
                     owner = value.__globals__
                     visit(label, owner[label], _item(owner, label), partial(owner.__setitem__, label))
-    return tuple(found)
+    return tuple(found), tuple(objects)
 
 
 def _attribute(owner: Any, name: str) -> Callable[[], Any]:
@@ -298,6 +310,18 @@ def global_state() -> tuple[tuple[str, Any], ...]:
         ("number of threads", torch.get_num_threads()),
         ("matmul precision", torch.get_float32_matmul_precision()),
     )
+
+
+def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
+    """Put global settings back that a traced function changed; those that only context managers change are left."""
+    values = dict(settings)
+    torch.set_grad_enabled(values["grad mode"])
+    torch.use_deterministic_algorithms(values["deterministic algorithms"])
+    torch.set_default_dtype(values["default dtype"])
+    torch.set_num_threads(values["number of threads"])
+    torch.set_float32_matmul_precision(values["matmul precision"])
+    if torch.get_default_device() != values["default device"]:
+        torch.set_default_device(values["default device"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import linecache
 import operator
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -46,6 +47,7 @@ from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperat
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = Path(__file__).parent
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _ENGINE = tuple(
     str(_HERE / name)
     for name in ("recorder.py", "stages", "frontends", "pipeline.py", "cache.py", "api.py", "torch_internals.py")
@@ -82,7 +84,7 @@ _is_user_code: dict[CodeType, bool] = {}
 
 
 def user_place() -> Place | None:
-    """Find the innermost running frame that belongs to neither torch nor the engine."""
+    """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -90,6 +92,8 @@ def user_place() -> Place | None:
         if known is None:
             file = code.co_filename
             known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
+            if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
+                known = False
             _is_user_code[code] = known
         if known:
             return Place(code, frame.f_lasti)
@@ -109,7 +113,7 @@ def user_line() -> UserLine | None:
 class Operation:
     """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
 
-    ``original`` is the op that was being decomposed when this one was called, or this one; Inductor names kernels by it.
+    ``original`` is the op that was being decomposed when this one was called, else this one; kernels are named by it.
     """
 
     __slots__ = ("args", "index", "kwargs", "meta", "original", "phase", "place", "result", "sequence", "target")
@@ -509,8 +513,12 @@ class Recorder(TorchDispatchMode):
     def _lift(self, real: Tensor) -> Tensor:
         """Take a tensor that Python data was just turned into as a constant of the graph."""
         copy = real.detach().clone()
-        fake = self.fake_mode.from_tensor(copy, static_shapes=True)
-        return self.tape.add_constant(copy, fake)
+        constant = self.tape.add_constant(copy, self.fake_mode.from_tensor(copy, static_shapes=True))
+        # the program gets a copy at each call, as it makes the tensor anew at each call
+        with self.fake_mode:
+            fake: Tensor = torch.ops.aten.lift_fresh_copy.default(copy)  # of the real one: the mode then knows its values
+        self._append(torch.ops.aten.clone.default, (constant,), {}, fake)
+        return fake
 
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
@@ -525,7 +533,7 @@ class Recorder(TorchDispatchMode):
             f"`{func}` was given a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
             why="its values, or a write to it, would be frozen into the graph",
-            suggestion="pass the tensor as an argument, or make it a parameter or buffer of a module given to aot_module",
+            suggestion="pass it as an argument, or make it a parameter or buffer of a module given to aot_module",
         )
 
     def _refuse_mutation(self, func: Any) -> NoReturn:
@@ -558,6 +566,24 @@ def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | N
 
 class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
     """Raised in a trace when eager itself has to have its say, most often by raising its own error."""
+
+
+def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
+    raise EscapeError(
+        "`torch.utils.swap_tensors` was called inside the function",
+        line=user_line(),
+        why="it would exchange a traced tensor for another behind the trace's back",
+        suggestion="move it out of the compiled function",
+    )
+
+
+def _refuse_dlpack(tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    raise EscapeError(
+        "`to_dlpack` was called inside the function",
+        line=user_line(),
+        why="the compiled function would see the memory of this one trace",
+        suggestion="move it out of the compiled function",
+    )
 
 
 _MEMORY = "the compiled function would see the memory of this one trace"
@@ -618,12 +644,25 @@ class EscapeGuard(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
+        base = internals.base_of(written)
+        owner = written if base is None else base
+        shape, stride = owner.shape, owner.stride()
         result = func(*args, **(kwargs or {}))
-        if internals.is_functional(written):
-            base = internals.base_of(written)
-            keep_strides(written if base is None else base)
+        if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
+            keep_strides(owner, shape, stride)
         return result
 
+    def __enter__(self) -> EscapeGuard:
+        """Guard the block; some functions do not ask function modes and are replaced for its length."""
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack)
+        self._replaced.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the guard."""
+        self._replaced.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
         name = self.input_storages.get(internals.storage_key(tensor))
@@ -647,17 +686,17 @@ class EscapeGuard(TorchFunctionMode):
             )
 
 
-def keep_strides(wrapper: Tensor) -> None:
-    """Copy the value of a wrapper that was written into the wrapper's strides, where they differ.
+def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
+    """Give a wrapper that was written the strides back that it had, where they differ.
 
     An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
     to choose, and what is computed from its result inherits the choice.
     """
     internals.sync(wrapper)
-    if internals.from_functional(wrapper).stride() == wrapper.stride() or overlaps_itself(wrapper):
+    if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
         return
     with torch.no_grad():
-        fresh = torch.empty_strided(wrapper.shape, wrapper.stride(), dtype=wrapper.dtype, device=wrapper.device)
+        fresh = torch.empty_strided(shape, stride, dtype=wrapper.dtype, device=wrapper.device)
         fresh.copy_(wrapper)
         internals.sync(fresh)
         internals.replace_value(wrapper, internals.from_functional(fresh))

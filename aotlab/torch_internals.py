@@ -65,8 +65,8 @@ __all__ = [
     "dispatch_mode_count",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
-    "function_mode_count",
     "flatten",
+    "function_mode_count",
     "functionalization",
     "is_leaf",
     "path_text",
@@ -206,6 +206,30 @@ def any_autocast_enabled() -> bool:
     return bool(torch._C._is_any_autocast_enabled())
 
 
+@contextlib.contextmanager
+def replace_unguarded(swap: Callable[..., Any], to_dlpack: Callable[..., Any]) -> Iterator[None]:
+    """Replace, for the length of a block, two functions that no mode gets to see."""
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch._C, "_swap_tensor_impl", swap),
+        (torch._C, "_to_dlpack", to_dlpack),
+        (torch, "to_dlpack", to_dlpack),
+        (torch.utils.dlpack, "to_dlpack", to_dlpack),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in places]
+    for owner, name, replacement in places:
+        setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        for (owner, name, _), own in zip(places, before, strict=True):
+            setattr(owner, name, own)
+
+
+def is_custom_function_node(node: Any) -> bool:
+    """Tell whether an autograd node belongs to a user's `torch.autograd.Function`."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
 def transforms_active() -> bool:
     """Tell whether a ``torch.func`` transform is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -251,6 +275,16 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+@contextlib.contextmanager
+def saved_tensor_hooks_hidden() -> Iterator[None]:
+    """Keep the caller's ``saved_tensors_hooks`` from seeing what is saved in the block."""
+    if saved_tensor_hooks() is None:
+        yield
+    else:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            yield
+
+
 def keeps_graph() -> bool:
     """Tell whether the backward that is running was called with ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
@@ -258,7 +292,7 @@ def keeps_graph() -> bool:
 
 def version_of(tensor: Tensor) -> int:
     """Return how often ``tensor``'s storage was written through tensors that share its counter."""
-    return int(tensor._version)
+    return 0 if tensor.is_inference() else int(tensor._version)  # inference tensors do not count
 
 
 def base_of(tensor: Tensor) -> Tensor | None:

@@ -296,7 +296,7 @@ def measure(
     for program in model_programs(quick):
         for backward in (False, True):
             say(f"trace time: {program.name}, {'first step' if backward else 'first forward'}")
-            yield trace_figure(program, engines, device, backward=backward, rounds=2 if quick else 4)
+            yield trace_figure(program, engines, device, backward=backward, rounds=2 if quick else 5)
 
 
 def trace_table(figures: Sequence[Figure], engines: tuple[Engine, Engine]) -> pd.DataFrame:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import LeakedTensorError, UsageError, UserLine
-from aotlab.guards import Reached, reached_state, same_value
+from aotlab.guards import Reached, reached_objects, reached_state, same_value
+from aotlab.leaks import Watch
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -54,7 +55,12 @@ class FunctionTarget:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and refuse one that changes what others can see."""
         before = self.reached()
+        watch = Watch(reached_objects(self.function))
         result = self.function(*args, **kwargs)
+        leak = watch.leaked()
+        if leak is not None:
+            watch.restore()
+            raise _leak(leak)
         for item in before:
             if not item.holds():
                 item.put_back()
@@ -72,6 +78,14 @@ class FunctionTarget:
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by the function's parameters."""
         return names_of_arguments(self.function, args, kwargs)
+
+
+def _leak(place: str) -> LeakedTensorError:
+    return LeakedTensorError(
+        f"the function leaves a tensor behind in `{place}`",
+        why="a compiled call would not, and the one there belongs to the trace",
+        suggestion="return it",
+    )
 
 
 def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
@@ -170,6 +184,7 @@ class ModuleTarget:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
         before = [held[key] for held, key in self._slots]
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
+        watch = Watch([(path or "self", module) for path, module in self._modules])
         try:
             for (held, key), tensor in zip(self._slots, lifted, strict=True):
                 held[key] = tensor
@@ -182,6 +197,10 @@ class ModuleTarget:
         finally:
             for (held, key), own in zip(self._slots, before, strict=True):
                 held[key] = own
+        leak = watch.leaked()
+        if leak is not None:
+            watch.restore()
+            raise _leak(leak)
         for module, was in attributes:
             for key, value in list(module.__dict__.items()):
                 if value is not was.get(key) and not key.startswith("_"):

@@ -42,6 +42,9 @@ class InputAliasInfo:
         Its storage was resized.
     keep_input_mutations
         The compiled graph itself writes the new value.
+    moves_version
+        Its version counter moved, as it does for writes other than through ``.data`` and by kernels that keep quiet,
+        such as batch norm's.
     requires_grad_after
         ``requires_grad`` of the input when the function returned.
     """
@@ -58,6 +61,7 @@ class InputAliasInfo:
     mutations_under_no_grad_or_inference_mode: bool = False
     mutation_inductor_storage_resize: bool = False
     keep_input_mutations: bool = False
+    moves_version: bool = False
     requires_grad_after: bool = False
 
     @property

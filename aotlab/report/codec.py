@@ -13,8 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import TypeVar, Union
 
 from aotlab.errors import AotlabError
@@ -35,7 +34,7 @@ def encode(value: object) -> object:
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _hints(type(value))}
+        return {name: encode(getattr(value, name)) for name in _shape(type(value)).hints}
     raise TypeError(f"a report cannot hold a {type(value).__qualname__}: {value!r:.80}")
 
 
@@ -59,11 +58,11 @@ def decode(kind: type[R], value: object, path: str = "$") -> R:
     if not isinstance(value, dict):
         raise _mismatch(path, f"an object ({kind.__name__})", value)
     known: dict[str, object] = {}
-    required = _required(kind)
-    for name, hint in _hints(kind).items():
+    shape = _shape(kind)
+    for name, hint in shape.hints.items():
         if name in value:
             known[name] = _decode(hint, value[name], f"{path}.{name}")
-        elif name in required:
+        elif name in shape.required:
             raise ReportFormatError(f"the report is damaged: {path} has no field {name!r}")
     return kind(**known)
 
@@ -84,16 +83,27 @@ def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
     }
 
 
-@cache
-def _hints(kind: type) -> Mapping[str, object]:
-    """Return the type of each field of a record, in order."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What is known of a kind of record: the type of each field, in order, and which have no default."""
+
+    hints: Mapping[str, object]
+    required: frozenset[str]
 
 
-@cache
-def _required(kind: type) -> frozenset[str]:
-    return frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+_shapes: dict[type[object], _Shape] = {}
+
+
+def _shape(kind: type[object]) -> _Shape:
+    """Read the fields of a record's class, once."""
+    if kind not in _shapes:
+        assert is_dataclass(kind)
+        hints = typing.get_type_hints(kind)
+        _shapes[kind] = _Shape(
+            {field.name: hints[field.name] for field in fields(kind)},
+            frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING),
+        )
+    return _shapes[kind]
 
 
 def _decode(hint: object, value: object, path: str) -> object:
@@ -113,8 +123,9 @@ def _decode(hint: object, value: object, path: str) -> object:
         if type(value) in choices:
             return value
         # At most one choice is an object and at most one an array, so that the value says which is meant.
+        meant = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else ""
         for choice in choices:
-            if _json_type(choice) == {dict: "object", list: "array"}.get(type(value)):
+            if _json_type(choice) == meant:
                 return _decode(choice, value, path)
         raise _mismatch(path, " or ".join(_json_type(choice) for choice in choices), value)
     assert isinstance(hint, type), f"{path}: records cannot have fields of type {hint}"
@@ -136,10 +147,12 @@ def _define(kind: type, definitions: dict[str, object]) -> None:
     if kind.__name__ in definitions:
         return
     definitions[kind.__name__] = {}  # stops the recursion of records that hold records of their own kind
+    assert is_dataclass(kind)
+    shape = _shape(kind)
     summary, notes = _documentation(kind)
     properties: dict[str, object] = {}
     for field in fields(kind):
-        described = _type_schema(_hints(kind)[field.name], definitions)
+        described = _type_schema(shape.hints[field.name], definitions)
         if field.name in notes:
             described["description"] = notes[field.name]
         if field.default is not MISSING:
@@ -149,7 +162,7 @@ def _define(kind: type, definitions: dict[str, object]) -> None:
         "type": "object",
         "description": summary,
         "properties": properties,
-        "required": [f.name for f in fields(kind) if f.name in _required(kind)],
+        "required": [name for name in shape.hints if name in shape.required],
         "additionalProperties": True,
     }
 

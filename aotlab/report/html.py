@@ -111,9 +111,12 @@ def _header(report: Report) -> Markup:
     return element(
         "header",
         element(
-            "p", element("b", _SYMBOLS[found.state]), element("span", found.sentence), kind=f"verdict {found.state}"
+            "p",
+            element("b", f"{_SYMBOLS[found.state]} "),
+            element("span", found.sentence),
+            kind=f"verdict {found.state}",
         ),
-        element("p", *[element("span", fact) for fact in facts if fact], kind="facts"),
+        element("p", " · ".join(fact for fact in facts if fact), kind="facts"),
         *[element("p", note, kind="note") for note in report.notes],
     )
 
@@ -138,7 +141,7 @@ def _frame(report: Report, frame: Frame) -> Markup:
     refused = {refusal.graph: refusal for refusal in frame.refusals}
     return element(
         "section",
-        element("h2", element("code", frame.name), element("small", _place(frame.line)) if frame.line else None),
+        element("h2", element("code", frame.name), " ", element("small", _place(frame.line)) if frame.line else None),
         *[_graph(graph, refused.get(graph.index), opened=index == 0) for index, graph in enumerate(frame.graphs)],
         _calls(frame),
         _recompiles(frame),
@@ -157,7 +160,7 @@ def _graph(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
     ]
     return element(
         "details",
-        element("summary", f"Graph {graph.index}", element("small", " · ".join(fact for fact in facts if fact))),
+        element("summary", f"Graph {graph.index} ", element("small", " · ".join(fact for fact in facts if fact))),
         element(
             "div",
             element("p", f"Compiled again: {graph.reason}", kind="note") if graph.reason else None,
@@ -252,7 +255,7 @@ def _mutation_marks(row: Input) -> list[Markup]:
         if row.mutation_under_no_grad:
             marks.append(_mark("under no_grad"))
         if row.mutation_type is not None:
-            marks.append(element("span", row.mutation_type.removeprefix("mutated "), kind="soft"))
+            marks.append(element("span", f"{row.mutation_type.removeprefix('mutated ')} ", kind="soft"))
     if row.duplicate_of is not None:
         marks.append(_mark(f"same tensor as {row.duplicate_of}", "alias"))
     if row.overlaps:
@@ -316,7 +319,7 @@ def _storage_map(storages: Sequence[Storage]) -> Markup | None:
     for storage in drawn:
         owner = {"input": "the caller's", "intermediate": "an intermediate of the graph"}.get(storage.owner, "new")
         where = f"{data_size(storage.nbytes)} on {storage.device}, {owner}"
-        cells.append(element("div", f"#{storage.number}", element("small", where), kind="storage"))
+        cells.append(element("div", f"#{storage.number} ", element("small", where), kind="storage"))
         for span in storage.spans:
             cells += _span(span, storage)
     left = None
@@ -572,16 +575,16 @@ def _card(phase: str, rows: Sequence[TimingRow], scale: int) -> Markup:
         if eager and row.engine != "eager":
             ratio = f"{row.median_ns / eager:.2f}× eager"
         cells += [
-            element("span", row.engine),
+            element("span", f"{row.engine} "),
             _track(0, row.median_ns, scale, tone, whisker=(row.p10_ns, row.p90_ns), note=_spread(row)),
-            element("span", duration(row.median_ns), kind="number"),
-            element("span", ratio, kind="soft nowrap"),
+            element("span", f"{duration(row.median_ns)} ", kind="number"),
+            element("span", f"{ratio} ", kind="soft nowrap"),
         ]
     repeats = sorted({row.repeats for row in rows})
     about = f"{' or '.join(map(str, repeats))} repeats"
     return element(
         "div",
-        element("p", phase.capitalize(), element("small", about)),
+        element("p", f"{phase.capitalize()} ", element("small", about)),
         element("div", *cells, kind="rows"),
         kind="card",
     )
@@ -642,11 +645,11 @@ def _verification(report: Report) -> Markup | None:
 
 
 def _heading(title: str, about: str = "") -> Markup:
-    return element("h3", title, element("small", about) if about else None)
+    return element("h3", f"{title} ", element("small", about) if about else None)
 
 
 def _details(title: Child, about: str, content: Markup) -> Markup:
-    return element("details", element("summary", title, element("small", about) if about else None), content)
+    return element("details", element("summary", title, " ", element("small", about) if about else None), content)
 
 
 def _grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
@@ -665,7 +668,8 @@ def _cell_of(*children: Child, kind: str | None = None) -> Markup:
 
 
 def _mark(text: str, tone: str = "") -> Markup:
-    return element("span", text, kind=f"mark {tone}".strip())
+    # The space is for readers without the style sheet: JupyterLab drops it where a notebook is not trusted.
+    return join(element("span", text, kind=f"mark {tone}".strip()), " ")
 
 
 def _track(
@@ -692,7 +696,7 @@ def _extent(start: int, stop: int, scale: int) -> str:
 def _tensor(tensor: TensorInfo) -> Markup:
     return join(
         element("code", str(tensor), kind="nowrap"),
-        element("span", _layout(tensor), kind="line") if _layout(tensor) else None,
+        element("span", f" {_layout(tensor)}", kind="line") if _layout(tensor) else None,
     )
 
 
@@ -728,7 +732,7 @@ def _line(line: UserLine | None) -> Markup | None:
         return None
     return join(
         element("code", line.code) if line.code else None,
-        element("span", _place(line), kind="line"),
+        element("span", f" {_place(line)}", kind="line"),
     )
 
 

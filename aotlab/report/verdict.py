@@ -38,7 +38,7 @@ def verdict(report: Report) -> Verdict:
     if not graphs:
         return Verdict(sentence=f"Nothing was compiled: {_why_nothing(report)}", state="nothing")
 
-    functions = [f"{frame.function}" for frame in report.frames if any(g.status == "compiled" for g in frame.graphs)]
+    functions = [_short(frame.function) for frame in report.frames if any(g.status == "compiled" for g in frame.graphs)]
     training = sum(bool(graph.training) for graph in graphs)
     kind = "training" if training == len(graphs) else f"{training} for training" if training else "inference"
     backends = listed(sorted({graph.backend for graph in graphs if graph.backend}))
@@ -66,7 +66,9 @@ def verdict(report: Report) -> Verdict:
     sentence += f"; {ending}."
     if refused:
         frame, refusal = refused[0]
-        sentence += f" {amount(len(refused), 'compilation')} refused, first {frame.function} ({refusal.reason})."
+        sentence += (
+            f" {amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
+        )
         state = state if state == "different" else "partly"
     return Verdict(sentence=sentence, state=state)
 
@@ -78,7 +80,7 @@ def _why_nothing(report: Report) -> str:
         more = f" ({amount(len(refused) - 1, 'more refusal')})" if len(refused) > 1 else ""
         place = "" if refusal.line is None or str(refusal.line) in refusal.message else f", at {refusal.line}"
         message = refusal.message.splitlines()[0] if refusal.message else "no message"
-        return f"{frame.function} {_outcome(refusal.outcome)}, {refusal.error}: {message}{place}{more}"
+        return f"{_short(frame.function)} {_outcome(refusal.outcome)}, {refusal.error}: {message}{place}{more}"
     earlier = sum(_earlier_calls(frame) for frame in report.frames)
     if earlier:
         return f"{amount(earlier, 'call')} ran code that was compiled before the recording began."
@@ -88,6 +90,11 @@ def _why_nothing(report: Report) -> str:
     if eager:
         return f"{amount(eager, 'call')} ran eagerly."
     return "no function compiled by aotlab was called during the recording."
+
+
+def _short(function: str) -> str:
+    """Name a function without the function around it."""
+    return function.rpartition("<locals>.")[2]
 
 
 def _outcome(outcome: str) -> str:

@@ -572,11 +572,18 @@ class _Generator:
         for n, info in enumerate(self._mutated_out()):
             target = self.expressions[self.parts.dedupe.kept[info.index]]
             line = f"{target}.copy_({results[n]})"
-            if info.index in visible:
+            if not info.moves_version:
+                self.w.add(f"{target}.data.copy_({results[n]})  # eager does not count this write either")
+            elif info.index in visible:
                 self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
             else:
                 quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
                 self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+
+        for info in self.meta.input_info:
+            if info.moves_version and not info.mutates_data:
+                bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+                self.w.add(f"{bump}({self.expressions[self.parts.dedupe.kept[info.index]]})")
 
     def _outputs(self, results: dict[int, str]) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
+    HigherOrderOpError,
     LeakedTensorError,
     MetadataMutationError,
     OutputError,
@@ -50,9 +51,10 @@ from aotlab.errors import (
     SymbolicShapeError,
     UserLine,
 )
-from aotlab.guards import global_state
+from aotlab.guards import global_state, restore_settings
 from aotlab.ir.metadata import (
     InputAliasInfo,
+    MutationType,
     OutputAliasInfo,
     OutputType,
     TangentInfo,
@@ -202,6 +204,8 @@ class _Input:
     wrapper: Tensor
     leaf: Tensor | None
     grad_fn: Any
+    version: int
+    storage: int
 
 
 def _enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> _Input:
@@ -213,13 +217,23 @@ def _enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> _I
         if not real.is_leaf:
             with torch.enable_grad():
                 wrapper = _NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
-    return _Input(name=name, real=real, fake=fake, wrapper=wrapper, leaf=leaf, grad_fn=wrapper.grad_fn)
+    return _Input(
+        name=name,
+        real=real,
+        fake=fake,
+        wrapper=wrapper,
+        leaf=leaf,
+        grad_fn=wrapper.grad_fn,
+        version=internals.version_of(wrapper),
+        storage=internals.storage_key(wrapper),
+    )
 
 
 @contextmanager
 def _tracing(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(internals.saved_tensor_hooks_hidden())
         stack.enter_context(internals.functionalization())
         stack.enter_context(internals.enable_python_dispatcher())
         stack.enter_context(recorder)
@@ -359,6 +373,7 @@ def _input_info(index: int, item: _Input, tape: Tape, storages: StorageNumbers, 
         mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         keep_input_mutations=keep,
+        moves_version=internals.version_of(wrapper) != item.version,
         requires_grad_after=wrapper.requires_grad,
     )
 
@@ -566,6 +581,8 @@ def _is_view_of(output: Tensor, base: Tensor) -> bool:
     if node is None:
         return True
     while node is not base.grad_fn:
+        if internals.is_custom_function_node(node):
+            return False  # its backward is the user's, not a view's
         variable = getattr(node, "variable", None)  # of the node that accumulates into a leaf
         if variable is not None:
             return variable is base
@@ -659,6 +676,12 @@ def run(
     except (RefusedError, RunEagerly):
         raise
     except RuntimeError as error:
+        if "support functionalizing operators" in str(error):
+            raise HigherOrderOpError(
+                f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
+                why="its write could not be taken out of the graph",
+                suggestion="move it out of the compiled function",
+            ) from error
         if "functional tensor" in str(error):
             raise CapturedTensorError(
                 "a tensor that is not an argument is written inside the function",
@@ -684,6 +707,7 @@ def run(
         )
     changed = [n for (n, a), (_, b) in zip(settings, global_state(), strict=True) if a != b]
     if changed:
+        restore_settings(settings)
         raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
     return _finish(
         call, dedupe, tape, recorder, fake_mode, inputs, infos, outputs, out_spec,
@@ -740,9 +764,11 @@ def _finish(
 
     write_back: list[tuple[Tensor, Tensor]] = []
     if keep_input_mutations and not training:
-        infos = tuple(_kept_in_graph(info) for info in infos)
-        write_back = [(inputs[i.index].fake, finals[i.index]) for i in infos if i.mutates_data]
-        sources = [s for s in sources if s[0] is not TangentSource.MUTATED_INPUT]
+        # a write in the graph moves the version counter; where eager's does not, the epilogue writes
+        infos = tuple(replace(i, keep_input_mutations=True) if i.moves_version else i for i in infos)
+        kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
+        write_back = [(inputs[k].fake, finals[k]) for k in sorted(kept)]
+        sources = [s for s in sources if s[0] is not TangentSource.MUTATED_INPUT or s[1] not in kept]
 
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     placeholders: list[tuple[str, Tensor]] = []
@@ -845,10 +871,6 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
         with suppress(Exception):
             gradients += trace.derive([i == j for j in range(count)])
     return gradients
-
-
-def _kept_in_graph(info: InputAliasInfo) -> InputAliasInfo:
-    return InputAliasInfo(**{f: getattr(info, f) for f in info.__dataclass_fields__} | {"keep_input_mutations": True})
 
 
 def _state_masks(roots: Sequence[Tensor]) -> list[int]:

@@ -242,6 +242,10 @@ def _setup(recipes: tuple[_Recipe, ...], change: str) -> Setup:
 @st.composite
 def programs(draw: st.DrawFn, *, max_statements: int = 8, max_calls: int = 3) -> Program:
     """Draw a program with one to four arguments, a few statements and one to ``max_calls`` calls."""
+    return _draw_program(draw, max_statements, max_calls)
+
+
+def _draw_program(draw: st.DrawFn, max_statements: int, max_calls: int) -> Program:
     recipes = _draw_recipes(draw)
     parameters = tuple(recipe.name for recipe in recipes)
     first = _setup(recipes, "the first call")

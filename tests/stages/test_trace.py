@@ -5,6 +5,9 @@ Semantics are compared with eager on the eager backend, bit for bit, by `tests.e
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import traceback
 from collections import namedtuple
 
 import pytest
@@ -26,7 +29,7 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.ir.metadata import MutationType, OutputType, TangentSource
-from aotlab.stages.trace import operations_of  # noqa: F401  # part of what the stage offers
+from aotlab.ir.graphs import line_of
 from tests.engine_helpers import compiled, global_torch_state, leaf, metadata, nonleaf, record, same, targets, traced
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -188,16 +191,13 @@ def test_mutated_input_that_is_saved_for_backward():
     """The backward uses the value that the input had when it was used, not the one written later."""
 
     def f(x, w):
-        y = x * w
-        with torch.no_grad():
-            x.mul_(2)
+        y = x.clone() * w
+        x.mul_(2)
         return y.sum()
 
+    same(f, torch.randn(3), leaf(3))
     x, w = torch.randn(3), leaf(3)
     f_compiled = traced(f, x.clone(), w)
-    saved = record(f_compiled, "partition").saved
-    assert any("clone" in value.reason for value in saved), saved
-    w.grad = None
     now = x.clone()
     f_compiled(now, w).backward()
     assert torch.equal(w.grad, x)
@@ -303,12 +303,8 @@ def test_inputs_under_no_grad():
 
     with torch.no_grad():
         for x in (leaf(2, 3), nonleaf(2, 3)):
-            expected = f(x.clone())
-            f_compiled = compiled(f)
-            out, view = f_compiled(x)
-            assert (out.requires_grad, view.requires_grad) == (False, f(leaf(2, 3))[1].requires_grad)
-            assert torch.equal(out, expected[0])
-            assert record(f_compiled, "trace").training is False
+            same(f, x)
+            assert record(traced(f, x), "trace").training is False
 
 
 def test_mutation_metadata():
@@ -670,7 +666,6 @@ def test_python_values_and_containers():
 def test_nothing_is_returned():
     """A function that returns None, or no tensor."""
     same(lambda x: None, torch.randn(2))
-    same(lambda x: x.mul_(2) and None if False else None, torch.randn(2))
     same(lambda x: 3, leaf(2))
     same(lambda: torch.ones(2))
     same(lambda: None)
@@ -819,8 +814,6 @@ def test_user_lines_on_forward_and_backward_nodes():
 
     module = record(traced(f, leaf(3)), "trace").module
     first = f.__code__.co_firstlineno
-    from aotlab.ir.graphs import line_of
-
     seen = {
         (n.meta["phase"], str(n.target).split(".")[1]): line_of(n).line - first
         for n in module.graph.nodes
@@ -848,17 +841,16 @@ def test_dead_code_is_not_in_the_graph():
 
 def test_the_function_runs_once():
     """One compilation runs the user's function once, never twice."""
-    count = []
+    count = itertools.count()
 
     def f(x):
-        count.append(1)
-        return x * 2
+        next(count)  # not seen by the guards: an object whose state is no attribute
+        return (x * 2).t(), x.mul_(2)
 
     g = compiled(f)
-    # count is a list of the closure that the function changes, which a compiled call would not do
-    with pytest.raises(LeakedTensorError):
-        g(torch.ones(2))
-    assert count == [1]
+    g(nonleaf(2, 3))[0].sum().backward()
+    g(nonleaf(2, 3))
+    assert next(count) == 1
 
 
 def test_inner_autograd_grad():
@@ -974,13 +966,11 @@ def test_backward_inside_and_outside_of_autocast():
 
 def line_in(function, text):
     """Return the number of the line of ``function`` that has ``text``."""
-    import inspect
-
     lines, first = inspect.getsourcelines(function)
     return first + next(n for n, line in enumerate(lines) if text in line)
 
 
-def refused(function, *args, kind, match="", line=None, argument=None):
+def refused(function, *args, kind, match=None, line=None, argument=None):
     """Assert that the call is refused, that nothing was changed, and that the error says where."""
     state = global_torch_state()
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
@@ -1016,7 +1006,7 @@ def test_metadata_mutation_is_refused(write):
         write(x)
         return y
 
-    refused(f, torch.ones(1, 3), torch.ones(1, 3), kind=MetadataMutationError, match="in place", argument="x")
+    refused(f, torch.ones(1, 3), torch.ones(1, 3), kind=MetadataMutationError, match="`x`", argument="x")
 
 
 def test_metadata_mutation_of_intermediates_is_fine():
@@ -1138,12 +1128,10 @@ def test_escapes_of_inputs_are_refused(escape):
         kept = escape(x)
         return x, kept
 
-    error = None
     x = torch.zeros(3)
     with pytest.raises((EscapeError, DataDependentError)) as caught:
         compiled(f)(x)
-    error = caught.value
-    assert error.line.file == __file__
+    assert caught.value.line.file == __file__
     assert torch.equal(x, torch.zeros(3))
 
 
@@ -1169,6 +1157,16 @@ def test_data_assignment_on_an_input():
     pointer = x.data_ptr()
     refused(f, x, kind=EscapeError, match=r"\.data", line="x.data =")
     assert x.data_ptr() == pointer
+
+
+def test_swapping_an_input_is_refused():
+    """swap_tensors would swap the traced tensor, not the caller's."""
+
+    def f(x):
+        torch.utils.swap_tensors(x, torch.zeros(3))
+        return x * 1
+
+    refused(f, torch.ones(3), kind=EscapeError, line="swap_tensors")
 
 
 def test_backward_inside_is_refused():
@@ -1485,7 +1483,7 @@ def test_mutable_custom_ops_are_refused():
     """A custom op that writes its argument is refused, and does not write."""
     with torch.library._scoped_library("aotlab_tests", "FRAGMENT") as library:
         library.define("write(Tensor(a!) x, Tensor y) -> ()")
-        library.impl("write", lambda x, y: x.copy_(y), "CPU")
+        library.impl("write", lambda x, y: (x.copy_(y), None)[1], "CPU")
         library.impl("write", lambda x, y: None, "Meta")
 
         def f(x, y):
@@ -1493,14 +1491,9 @@ def test_mutable_custom_ops_are_refused():
             return x * 2
 
         x = torch.ones(2)
-        try:
-            out = compiled(f)(x, torch.zeros(2))
-        except aotlab.errors.RefusedError as error:
-            assert type(error) is HigherOrderOpError
-            assert torch.equal(x, torch.ones(2))
-        else:
-            assert torch.equal(x, torch.zeros(2))
-            assert torch.equal(out, torch.zeros(2))
+        with pytest.raises(HigherOrderOpError):
+            compiled(f)(x, torch.zeros(2))
+        assert torch.equal(x, torch.ones(2))
 
 
 def test_functional_custom_ops_work():
@@ -1516,7 +1509,7 @@ def test_functional_custom_ops_work():
     same(lambda x: triple(x) * 2, torch.randn(3))
 
 
-def test_symbolic_and_unhashable_leave_nothing():
+def test_global_settings_left_changed():
     """Global settings that a function leaves changed are refused and put back."""
 
     def f(x):
@@ -1571,7 +1564,7 @@ def test_exceptions_are_eagers():
     with pytest.raises(Mine) as caught:
         compiled(f)(torch.ones(2))
     assert caught.value is error
-    for bad in (lambda x: x @ torch.ones(7, 7), lambda x: x.view(99), lambda x: x["no"], lambda x: x.nope, lambda x: 1 / 0):
+    for bad in (lambda x: x @ torch.ones(7, 7), lambda x: x.view(99), lambda x: x[object()], lambda x: x.nope):
         same(bad, torch.ones(2, 3), eagerly=True)
 
 
@@ -1612,8 +1605,6 @@ def test_exceptions_leave_the_state_alone():
 
 def test_traceback_shows_the_users_line():
     """The traceback of such an error ends in the user's function."""
-    import traceback
-
     def f(x):
         return x.view(99)
 
