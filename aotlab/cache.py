@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import warnings
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
-from aotlab.errors import RecompileLimitError, RefusedError
+from aotlab.errors import RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference
 from aotlab.stages.capture import CaptureRecord, Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
+from aotlab.stages.trace import TraceFailed
 
 #: Serves a call or returns `MISS`.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -245,6 +247,10 @@ class CompiledFunction:
                 self._refused.append((state, error))
             return f"`{self._target.name}` runs eagerly: {error}"
         except Declined as declined:
+            if config.fallback == "error" and isinstance(declined.error, TraceFailed):
+                refusal = UntraceableError(str(declined.error), suggestion="let it run eagerly")
+                self._failed(number, started, refusal, "raised")
+                raise refusal from declined.error
             if not isinstance(declined.error, RefusedError):
                 self._failed(number, started, declined.error, "ran eagerly")
             return None if declined.silent else str(declined.error)
@@ -272,7 +278,17 @@ class CompiledFunction:
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warnings.warn(text, RuntimeWarning, stacklevel=_levels_to_caller())
+
+
+def _levels_to_caller() -> int:
+    """Return the stack level of the first frame outside of aotlab and torch, for `warnings.warn` one frame below."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("aotlab", "torch"):
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def _has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ wrongly". A refusal is raised before anything that the caller owns has been chan
     │   ├── EscapeError                 ``numpy()``, ``data_ptr()``, ``.data = …`` on traced tensors
     │   ├── LeakedTensorError           a traced tensor stored in an object of the caller's
     │   ├── HigherOrderOpError          higher-order ops and effects without a rule
+    │   ├── UntraceableError            tracing raised something that eager does not
     │   ├── HooksError                  tensor hooks that the compiled call could not run
     │   ├── OutputError                 an output that the epilogue cannot give back faithfully
     │   ├── PartialBackwardError        a backward that needs values which were not saved
@@ -151,6 +152,10 @@ class LeakedTensorError(RefusedError):
 
 class HigherOrderOpError(RefusedError):
     """An op that needs a tracing rule of its own and has none."""
+
+
+class UntraceableError(RefusedError):
+    """The trace raised an error of torch's own; only under ``config.fallback = "error"``, else eager runs the call."""
 
 
 class HooksError(RefusedError):

@@ -126,7 +126,7 @@ def compile_call(
     except RunEagerly as signal:
         raise Declined(signal, silent=True) from signal
     except trace.TraceFailed as failure:
-        text = f"`{target.name}` ran eagerly: tracing it raised {failure}, which eager did not"
+        text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
         raise Declined(type(failure)(text), silent=False) from failure
 
     mutates = any(info.mutates_data for info in traced.metadata.input_info)

@@ -515,8 +515,10 @@ class Recorder(TorchDispatchMode):
         copy = real.detach().clone()
         constant = self.tape.add_constant(copy, self.fake_mode.from_tensor(copy, static_shapes=True))
         # the program gets a copy at each call, as it makes the tensor anew at each call
+        # made of a real tensor, so that the fake mode knows its values; of another one, so that it is another fake
+        another = real.detach().clone()
         with self.fake_mode:
-            fake: Tensor = torch.ops.aten.lift_fresh_copy.default(copy)  # of the real one: the mode then knows its values
+            fake: Tensor = torch.ops.aten.lift_fresh_copy.default(another)
         self._append(torch.ops.aten.clone.default, (constant,), {}, fake)
         return fake
 

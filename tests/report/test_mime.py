@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import nbformat
 import pytest
 
 from aotlab.report import MIME_TYPE, Report
@@ -83,6 +82,7 @@ def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict
 
 def test_the_size_is_that_of_the_notebook_file(report: Report) -> None:
     """The estimate is not below what nbformat adds to a file."""
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which comes with JupyterLab")
     found: Any = bundle(big(report))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x")])
     before = len(nbformat.writes(notebook).encode())
