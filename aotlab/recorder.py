@@ -345,7 +345,7 @@ class Tape:
             node.meta["val"] = target
             node.meta["phase"] = "forward"
         graph.output(tuple(returned))
-        return fx.GraphModule(root, graph, class_name=name)
+        return internals.graph_module(root, graph, name)
 
 
 def _name_of(target: Any) -> str:
@@ -370,9 +370,17 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
         meta.update(operation.meta)
 
 
+#: The ``tensor_meta`` of each kind of tensor; they hold no tensors and are few.
+_tensor_metas: dict[Any, Any] = {}
+
+
 def _describe(node: fx.Node, fake: Tensor) -> None:
     node.meta["val"] = fake
-    node.meta["tensor_meta"] = internals.extract_tensor_metadata(fake)
+    key = (fake.shape, fake.stride(), fake.dtype)
+    known = _tensor_metas.get(key)
+    if known is None:
+        known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
+    node.meta["tensor_meta"] = known
     node.meta.setdefault("phase", "forward")
 
 
@@ -416,6 +424,8 @@ class Recorder(TorchDispatchMode):
         self.meta: dict[str, Any] | None = None
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
+        self._memo: dict[Any, Any] = {}
+        self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
 
@@ -472,7 +482,7 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             self._refuse_mutation(func)
         try:
-            result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+            result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
             raise DataDependentError(
                 f"`{func}` has a result that depends on the values of a tensor",
@@ -481,6 +491,30 @@ class Recorder(TorchDispatchMode):
                 suggestion="move it out of the compiled function, or use torch.where in place of `if`",
             ) from error
         self._append(func, args, kwargs, result)
+        return result
+
+    def _run_on_fakes(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
+        key = None
+        if func not in self._unmemoisable:
+            try:
+                key = (func, _memo_key(args), _memo_key(kwargs) if kwargs else None, *_settings_in_key())
+            except _NoKey:
+                key = None
+        known = self._memo.get(key) if key is not None else None
+        if known is not None:
+            if len(known) == 5:
+                return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
+            return _remake(self.fake_mode, known)
+        result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        if key is not None:
+            description = _memo_value(result, args, kwargs)
+            if description is None:
+                self._unmemoisable.add(func)
+            else:
+                self._memo[key] = description
         return result
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -551,6 +585,62 @@ class Recorder(TorchDispatchMode):
             line=self._line(),
             suggestion="move it out of the compiled function",
         )
+
+
+class _NoKey(Exception):  # noqa: N818  # a signal within this file
+    """An argument cannot be part of a key."""
+
+
+def _settings_in_key() -> tuple[Any, ...]:
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+
+def _memo_key(value: Any) -> Any:
+    """Turn arguments into a key in which tensors of the same kind are equal, but 1, True and 1.0 are not."""
+    if isinstance(value, FakeTensor):
+        if value.constant is not None:
+            raise _NoKey
+        return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return (kind, *[_memo_key(item) for item in value])
+    if kind is dict:
+        return tuple([(name, _memo_key(item)) for name, item in value.items()])
+    if kind is float:
+        return (kind, value.hex())  # tells 0.0 from -0.0
+    if kind in (int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format) or value is None:
+        return (kind, value)
+    raise _NoKey
+
+
+def _memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Describe results so that they can be made again; None if that cannot be done.
+
+    It can for plain tensors on storages of their own, and for a single view of the first argument.
+    """
+    if result is None:
+        return ()
+    if isinstance(result, (tuple, list)):
+        items = [_memo_value(item, args, kwargs) for item in result]
+        return None if any(item is None or len(item) == 5 for item in items) else (type(result), items)
+    if type(result) is not FakeTensor or result.constant is not None or result.layout != torch.strided:
+        return None
+    if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
+        return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)
+    own = result.storage_offset() == 0 and result.untyped_storage().nbytes() == result.numel() * result.element_size()
+    mine = internals.storage_key(result)
+    if not own or any(internals.storage_key(tensor) == mine for tensor in tensors_in((args, kwargs))):
+        return None
+    return (result.shape, result.stride(), result.dtype, result.device)
+
+
+def _remake(mode: FakeTensorMode, known: Any) -> Any:
+    if not known:
+        return None
+    if len(known) == 2:
+        kind, items = known
+        return kind([_remake(mode, item) for item in items])
+    return internals.new_fake(mode, *known)
 
 
 _active: list[Recorder] = []

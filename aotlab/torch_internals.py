@@ -37,6 +37,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+# Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
+from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
+
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 
@@ -174,6 +177,49 @@ def mutations_hidden_from_autograd(wrapper: Tensor) -> bool:
 def mutations_under_no_grad(wrapper: Tensor) -> bool:
     """Tell whether all writes happened under ``no_grad`` or ``inference_mode``."""
     return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))
+
+
+def new_fake(
+    mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> FakeTensor:
+    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op."""
+    below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, below, device)
+
+
+def new_fake_view(
+    mode: FakeTensorMode, base: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
+) -> FakeTensor:
+    """Make a fake tensor on the storage of ``base``; ``offset`` in elements of ``dtype``."""
+    below = torch.ops.aten.empty_strided.default((0,), (1,), dtype=dtype, device="meta")
+    torch.ops.aten.set_.source_Storage_storage_offset(below, base.untyped_storage(), offset, shape, stride)
+    return FakeTensor(mode, below, base.device)
+
+
+def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
+    """Make the fake of a plain dense input; others go the long way."""
+    shape, stride = real.shape, real.stride()
+    elements = real.numel()
+    last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)]) + 1
+    whole = real.storage_offset() == 0 and real.untyped_storage().nbytes() == elements * real.element_size()
+    if whole and last == elements:
+        return new_fake(mode, shape, stride, real.dtype, real.device)
+    return mode.from_tensor(real.detach(), static_shapes=True)
+
+
+# --- graphs ------------------------------------------------------------------------------------------------------
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """Make a module of a graph; its Python is written when it is first asked for."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph, name)
+
+
+def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """Return a module's compiled Python, without the checks of ``Module.__call__``."""
+    _LazyGraphModule.force_recompile(module)
+    return module.forward
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
+from aotlab import torch_internals as internals
 from aotlab.torch_internals import FakeTensorMode
 
 GraphKind = Literal["forward", "backward", "inference"]
@@ -105,7 +106,7 @@ def boxed(compiled: Callable[..., Any]) -> Boxed:
     """Give ``compiled`` the boxed calling convention: one list of inputs, which it may empty."""
     if getattr(compiled, "_boxed_call", False):
         return compiled
-    function = compiled.forward if isinstance(compiled, fx.GraphModule) else compiled
+    function = internals.forward_of(compiled) if isinstance(compiled, fx.GraphModule) else compiled
 
     def call(inputs: list[Any]) -> Sequence[Any]:
         return function(*inputs)  # type: ignore[no-any-return]  # compilers are typed loosely

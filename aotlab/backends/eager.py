@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, CompileRequest
 
 
@@ -15,4 +16,4 @@ class EagerBackend(Backend):
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return the graph's own Python."""
-        return request.module.forward
+        return internals.forward_of(request.module)

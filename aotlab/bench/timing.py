@@ -165,6 +165,7 @@ def compare(
     warmup: int = 3,
     sample_ns: int = 5_000_000,
     inner: int | None = None,
+    limit_ns: int | None = None,
     device: str | torch.device = "cpu",
     again: str | None = None,
 ) -> Comparison:
@@ -182,6 +183,8 @@ def compare(
         How long a sample should last at least; a case that is faster is called several times per sample.
     inner
         How many calls make a sample, in place of the number that ``sample_ns`` asks for and trial calls find.
+    limit_ns
+        After this long no further pair of rounds (there and back) begins, however many are left.
     device
         Where the work is done. On cuda the clock is read only when the device has finished, before and after a sample.
     again
@@ -220,7 +223,10 @@ def compare(
             # The same case measured the same way, or the A/A ratio would show the lengths of the loops.
             lengths.append(lengths[names.index(again)])
         with _what_exists_frozen():
+            begin = time.perf_counter_ns()
             for turn in range(rounds):
+                if limit_ns is not None and turn and turn % 2 == 0 and time.perf_counter_ns() - begin > limit_ns:
+                    break
                 order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
                 for index in order:
                     gc.collect()

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from aotlab.ir.graphs import output_args, placeholders
-from aotlab.torch_internals import OpOverload
+from aotlab.torch_internals import OpOverload, graph_module
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -137,4 +137,4 @@ def _extract(
         if node in body and node not in copies and node.op not in ("placeholder", "output"):
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     graph.output(tuple(None if node is None else copies[node] for node in outputs))
-    return fx.GraphModule(joint, graph, class_name=name)
+    return graph_module(joint, graph, name)

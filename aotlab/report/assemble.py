@@ -164,7 +164,8 @@ def tensor_info(spec: TensorSpec) -> TensorInfo:
         nbytes=spec.nbytes,
         requires_grad=spec.requires_grad,
         is_leaf=spec.is_leaf,
-        type_name=spec.type_name,
+        # While tracing, fake tensors stand for plain ones.
+        type_name="torch.Tensor" if spec.type_name.endswith(".FakeTensor") else spec.type_name,
         inner=tuple([InnerTensor(name=name, tensor=tensor_info(inner)) for name, inner in spec.inner]),
     )
 

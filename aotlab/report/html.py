@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -213,9 +214,15 @@ def _stages(graph: Graph) -> Markup | None:
             ]
         )
     return join(
-        _heading("Stages", f"{duration(total)} in {amount(len(graph.stages), 'stage')}"),
+        _heading("Stages", f"{duration(total)} in {amount(len(graph.stages), 'stage')}{_unaccounted(graph, total)}"),
         _grid(("stage", "when", "time#", "ops#", "what it did"), rows),
     )
+
+
+def _unaccounted(graph: Graph, total: int) -> str:
+    """Say how much of the compilation lay between the stages, where that is worth a word."""
+    rest = (graph.duration_ns or 0) - total
+    return f"; {duration(rest)} more between them" if rest > total // 20 else ""
 
 
 def _inputs(inputs: Sequence[Input]) -> Markup | None:
@@ -374,7 +381,7 @@ def _saved(graph: Graph) -> Markup | None:
                 _line(row.line),
                 kind="words",
             ),
-            _cell_of(element("code", listed(row.used_by, 4)) if row.used_by else None),
+            _cell_of(element("code", listed(row.used_by, 4)) if row.used_by else None, kind="long"),
         ]
         for row in graph.saved
     ]
@@ -395,18 +402,30 @@ def _saved(graph: Graph) -> Markup | None:
 def _kernels(kernels: Sequence[Kernel]) -> Markup | None:
     if not kernels:
         return None
-    languages = listed(sorted({kernel.language for kernel in kernels}))
-    return join(
-        _heading("Kernels", f"{len(kernels)}, {languages}"),
-        *[
-            _details(
-                element("code", kernel.name),
-                f"{kernel.language} · {kernel.kind} · {kernel.graph_name}",
-                _pre(kernel.source),
-            )
-            for kernel in kernels
-        ],
-    )
+    written = [kernel for kernel in kernels if kernel.language != "extern"]
+    folds = [
+        _details(
+            element("code", kernel.name),
+            f"{kernel.language} · {kernel.kind} · {kernel.graph_name}",
+            _pre(kernel.source),
+        )
+        for kernel in written
+    ]
+    # A library's kernels have no source of their own, only calls: one fold for those of each graph.
+    called: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        if kernel.language == "extern":
+            called.setdefault(kernel.graph_name, []).append(kernel)
+    for graph_name, calls in called.items():
+        counts = Counter(kernel.name for kernel in calls)
+        names = [name if count == 1 else f"{name} × {count}" for name, count in counts.items()]
+        about = f"extern · {calls[0].kind} · {graph_name}"
+        sources = "\n".join(kernel.source.strip() for kernel in calls)
+        folds.append(_details(element("code", listed(names)), about, _pre(sources)))
+    languages = listed(sorted({kernel.language for kernel in written}))
+    about = [f"{len(written)} written in {languages}" if written else None]
+    about.append(f"{len(kernels) - len(written)} called from libraries" if called else None)
+    return join(_heading("Kernels", ", ".join(part for part in about if part)), *folds)
 
 
 def _guards(graph: Graph) -> Markup | None:
@@ -730,10 +749,8 @@ def _contiguous(tensor: TensorInfo) -> bool:
 def _line(line: UserLine | None) -> Markup | None:
     if line is None:
         return None
-    return join(
-        element("code", line.code) if line.code else None,
-        element("span", f" {_place(line)}", kind="line"),
-    )
+    code = join(element("code", line.code), " ") if line.code else None
+    return element("span", " ", code, _place(line), kind="line")
 
 
 def _place(line: UserLine) -> str:

@@ -209,7 +209,7 @@ class _Input:
 
 
 def _enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> _Input:
-    fake = tape.enter(fake_mode.from_tensor(real.detach(), static_shapes=True))
+    fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
     leaf = None
     if real.requires_grad:

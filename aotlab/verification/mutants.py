@@ -2,7 +2,7 @@
 
 The random programs are worth what they catch. Each mutant here is a plausible bug (a rule of the run-time
 wrapper left out, a guard forgotten, a wrong value saved); the test-suite installs them one after the other and
-demands that the programs notice. A mutant patches one function of a stage for the length of a ``with`` block; functions
+demands that the programs notice. A mutant patches functions of the stages for the length of a ``with`` block; functions
 compiled before or after the block are not touched.
 
 Examples
@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from aotlab import torch_internals
 from aotlab.ir.metadata import OutputType
 from aotlab.stages import dedupe, partition, runtime, trace
 
@@ -31,27 +30,27 @@ Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A mistake: its ``name``, what it ``breaks`` as a sentence, and the function of the engine that it changes."""
+    """A mistake: its ``name``, what it ``breaks`` as a sentence, and the functions of the engine that it changes.
+
+    Each of ``changes`` is (owner, name of the function, change). One is enough, except where a second guard stands
+    behind the first and would let the call run eagerly.
+    """
 
     name: str
     breaks: str
-    owner: Any
-    function: str
-    change: Change
+    changes: tuple[tuple[Any, str, Change], ...]
 
-    def installed(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def installed(self) -> Iterator[None]:
         """Break the engine for the length of a ``with`` block."""
-        return _patched(self.owner, self.function, self.change)
-
-
-@contextmanager
-def _patched(owner: Any, name: str, change: Change) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, change(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+        originals = [(owner, name, vars(owner)[name]) for owner, name, _ in self.changes]
+        for (owner, name, change), (_, _, original) in zip(self.changes, originals, strict=True):
+            setattr(owner, name, change(original))
+        try:
+            yield
+        finally:
+            for owner, name, original in originals:
+                setattr(owner, name, original)
 
 
 # --- the epilogue ------------------------------------------------------------------------------------------------
@@ -194,141 +193,90 @@ def _swap_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _forget_versions(original: Callable[..., Any]) -> Callable[..., Any]:
-    def use(self: Any, mask: int) -> list[torch.Tensor]:
-        if self._values is not None:
-            self._versions = [torch_internals.version_of(value) for value in self._values]
-        values: list[torch.Tensor] = original(self, mask)
-        return values
-
-    return use
-
-
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="epilogue skipped",
         breaks="The new value of a mutated input is computed and never written.",
-        owner=runtime._Generator,
-        function="_mutations",
-        change=_skip,
+        changes=((runtime._Generator, "_mutations", _skip),),
     ),
     Mutant(
         name="mutation hidden from autograd",
         breaks="A mutated input gets its new value, but the gradient does not flow through it.",
-        owner=runtime._Generator,
-        function="_mutations",
-        change=_hide_mutations,
+        changes=((runtime._Generator, "_mutations", _hide_mutations),),
     ),
     Mutant(
         name="wrong mutated value",
         breaks="A mutated input is given something else than its new value.",
-        owner=runtime._Generator,
-        function="_mutations",
-        change=_wrong_mutations,
+        changes=((runtime._Generator, "_mutations", _wrong_mutations),),
     ),
     Mutant(
         name="swapped outputs",
         breaks="The outputs come back in reverse order.",
-        owner=runtime._Generator,
-        function="_outputs",
-        change=_swap_outputs,
+        changes=((runtime._Generator, "_outputs", _swap_outputs),),
     ),
     Mutant(
         name="requires_grad lost",
         breaks="A differentiable output comes back detached.",
-        owner=runtime._Generator,
-        function="_outputs",
-        change=_detach_outputs,
+        changes=((runtime._Generator, "_outputs", _detach_outputs),),
     ),
     Mutant(
         name="identity lost",
         breaks="An output that is an input, or another output, comes back as a view of it.",
-        owner=runtime._Generator,
-        function="_outputs",
-        change=_lose_identity,
+        changes=((runtime._Generator, "_outputs", _lose_identity),),
     ),
     Mutant(
         name="view returned as a copy",
         breaks="An output that aliases something comes back with memory of its own.",
-        owner=runtime._Generator,
-        function="_write_views",
-        change=_copy_views,
+        changes=((runtime._Generator, "_write_views", _copy_views),),
     ),
     Mutant(
         name="wrong offset",
         breaks="A window into a tensor is made again at its beginning.",
-        owner=runtime._Generator,
-        function="_view_call",
-        change=_first_window,
+        changes=((runtime._Generator, "_view_call", _first_window),),
     ),
     Mutant(
         name="grad mode forgotten",
         breaks="The grad mode that the function leaves behind is not set.",
-        owner=runtime._Generator,
-        function="_grad_mode_left",
-        change=_skip,
+        changes=((runtime._Generator, "_grad_mode_left", _skip),),
     ),
     Mutant(
         name="stale tensor guard",
         breaks="An entry serves tensors of other shapes, dtypes and requires_grad.",
-        owner=runtime._Generator,
-        function="_miss",
-        change=_without_conditions("tensors_hold"),
+        changes=((runtime._Generator, "_miss", _without_conditions("tensors_hold")),),
     ),
     Mutant(
         name="stale identity guard",
         breaks="An entry that was compiled for one tensor passed twice serves two tensors.",
-        owner=runtime._Generator,
-        function="_miss",
-        change=_without_conditions(r"^\w+ is not \w+$"),
+        changes=((runtime._Generator, "_miss", _without_conditions(r"^\w+ is not \w+$")),),
     ),
     Mutant(
         name="stale value guard",
         breaks="An entry serves another Python number than it was compiled for.",
-        owner=runtime._Generator,
-        function="_miss",
-        change=_without_conditions(r"^\w+ != -?\d+$"),
+        changes=((runtime._Generator, "_miss", _without_conditions(r"^\w+ != -?\d+$")),),
     ),
     Mutant(
         name="missing dedupe",
         breaks="A tensor that is passed twice becomes two inputs.",
-        owner=dedupe,
-        function="run",
-        change=_keep_duplicates,
+        changes=((dedupe, "run", _keep_duplicates), (runtime._Generator, "_overlap_guard", _skip)),
     ),
     Mutant(
         name="dropped tangent",
         breaks="The last of several outputs contributes nothing to the gradients.",
-        owner=trace.Trace,
-        function="derive",
-        change=_drop_tangent,
+        changes=((trace.Trace, "derive", _drop_tangent),),
     ),
     Mutant(
         name="zeros for None",
         breaks="An input that no output depends on gets zeros for a gradient.",
-        owner=runtime.Backward,
-        function="__call__",
-        change=_zeros_for_none,
+        changes=((runtime.Backward, "__call__", _zeros_for_none),),
     ),
     Mutant(
         name="swapped gradients",
         breaks="The gradients of the inputs are given to one another.",
-        owner=runtime.Backward,
-        function="__call__",
-        change=_swap_gradients,
+        changes=((runtime.Backward, "__call__", _swap_gradients),),
     ),
     Mutant(
         name="mutated input saved",
         breaks="The backward uses an input that the epilogue has overwritten since.",
-        owner=partition,
-        function="_save_clones",
-        change=_skip,
-    ),
-    Mutant(
-        name="versions not checked",
-        breaks="A backward uses saved values that were written in place since, where eager raises.",
-        owner=runtime.SavedValues,
-        function="use",
-        change=_forget_versions,
+        changes=((partition, "_save_clones", _skip),),
     ),
 )

@@ -48,7 +48,7 @@ _NUMBERS = """\
 def numbers(seed, *shape, dtype=torch.float32):
     count = math.prod(shape)
     values = ((torch.arange(count, dtype=torch.float64) * 5 + seed * 3) % 11 - 5.5) / 2
-    return values.reshape(shape).to(dtype)
+    return values.reshape(shape).to(dtype).clone()
 """
 
 
@@ -288,7 +288,7 @@ def _draw_recipes(draw: st.DrawFn) -> tuple[_Recipe, ...]:
             of = draw(st.sampled_from(tensors))
             views = [".detach()", ".unsqueeze(0)", "[...]"] + ([".flatten()[1:]", "[:1]"] if of.shape else [])
             recipes.append(_Recipe(name=name, of=of.name, view=draw(st.sampled_from(views))))
-        elif recipes and _chance(draw, 6):
+        elif recipes and _chance(draw, 10):
             recipes.append(_Recipe(name=name, value=draw(st.integers(0, 3))))
         else:
             whole = _chance(draw, 4)
@@ -319,7 +319,7 @@ def _change(draw: st.DrawFn, recipes: tuple[_Recipe, ...]) -> tuple[tuple[_Recip
     if borrowed:
         kinds += [(3, "no longer the same")]
     if numbers:
-        kinds += [(3, "another number")]
+        kinds += [(6, "another number")]
     kind = _pick(draw, *kinds)
     new = list(recipes)
     at = draw(st.sampled_from(own))
@@ -503,7 +503,7 @@ class _Writer:
         return tensor
 
     def _scalar(self) -> str:
-        if self._numbers and _chance(self.draw, 40):
+        if self._numbers and _chance(self.draw, 60):
             return self.draw(st.sampled_from(self._numbers))
         return self.draw(st.sampled_from(("2", "0.5", "-1.0", "1.5", "3", "0")))
 

@@ -84,6 +84,14 @@ def test_fast_calls_are_repeated_until_a_sample_is_long_enough(clock: Clock) -> 
     assert result["fast"].median_ns == 1_000.0
 
 
+def test_a_limit_ends_the_rounds_in_pairs(clock: Clock) -> None:
+    """Whoever has little time gets fewer rounds, as many there as back, and at least two."""
+    cases = [Case(name="a", call=lambda: clock.sleep(10)), Case(name="b", call=lambda: clock.sleep(10))]
+    assert compare(cases, rounds=10, inner=1, limit_ns=70)["a"].n == 4
+    assert compare(cases, rounds=10, inner=1, limit_ns=0)["a"].n == 2
+    assert compare(cases, rounds=3, inner=1, limit_ns=10_000)["a"].n == 3
+
+
 def test_a_hiccup_does_not_decide_how_many_calls_make_a_sample(clock: Clock) -> None:
     """One slow trial of a fast call is tried again before the call is taken for a slow one."""
     costs = iter([5_000_000])

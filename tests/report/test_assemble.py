@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from aotlab.ir.metadata import ViewStep
 from aotlab.ir.specs import SymExpr, spec_of
@@ -180,3 +181,10 @@ def test_view_chains_as_code() -> None:
     )
     assert chain("x", steps) == "x.transpose(0, 1).split(2, dim=1)[1].view([4, -1])"
     assert chain("x", None) == "as_strided"
+
+
+def test_fake_tensors_are_shown_as_what_they_stand_for() -> None:
+    """Values of the trace are fakes; a reader should not meet their type."""
+    with FakeTensorMode():
+        row = tensor_info(spec_of(torch.empty(2, 3)))
+    assert (row.type_name, row.shape) == ("torch.Tensor", (2, 3))

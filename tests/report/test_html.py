@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from aotlab.report import Report
 from aotlab.report.html import MOST_NODES, fragment, page
 from aotlab.report.markup import Markup, clean, element, escape, join
-from aotlab.report.model import Cell, Span, Storage
+from aotlab.report.model import Cell, Kernel, Span, Storage
 
 EVIL = "<script>alert(1)</script>\" onmouseover=\"alert(2)' x='</pre></style><img src=x onerror=alert(3)>&lt;"
 
@@ -139,6 +140,28 @@ def test_bars_are_parts_of_their_scale(report: Report) -> None:
         assert 0 <= float(left) + float(width) <= 100.01
 
 
+def test_library_calls_stand_together(report: Report) -> None:
+    """Kernels that the compiler wrote have a fold each; what it calls from libraries shares one per graph."""
+    graph = report.frames[0].graphs[0]
+    calls = [
+        Kernel(name=name, language="extern", graph_name="g", kind="forward", source=f"call {i}")
+        for i, name in enumerate(("mm", "addmm", "mm"))
+    ]
+    frame = replace(report.frames[0], graphs=(replace(graph, kernels=(*graph.kernels, *calls)),))
+    text = Page(fragment(replace(report, frames=(frame,)))).text
+    assert "Kernels 2 written in c++, 3 called from libraries" in text
+    assert "mm × 2 and addmm extern · forward · gcall 0\ncall 1\ncall 2" in text
+
+
+def test_time_between_the_stages_is_not_hidden(report: Report) -> None:
+    """The stages of the story take 946 ms of 950; were it 2 s, the page would say where the rest is not."""
+    assert "946 ms in 7 stages" in Page(fragment(report)).text
+    assert "between them" not in Page(fragment(report)).text
+    graph = replace(report.frames[0].graphs[0], duration_ns=2_000_000_000)
+    slow = replace(report, frames=(replace(report.frames[0], graphs=(graph,)),))
+    assert "946 ms in 7 stages; 1.05 s more between them" in Page(fragment(slow)).text
+
+
 def test_differences_are_shown_openly(report: Report) -> None:
     """What differs from eager is not behind a fold."""
     row = {"kind": "stride", "subject": "out[1]", "equal": False, "sentence": "`out[1]` has strides (1, 5), not (4, 1)"}
@@ -195,8 +218,6 @@ def test_unprintable_text_is_shown_as_such(report: Report, tmp_path: Path) -> No
 
 def test_long_lists_are_cut_with_a_note(report: Report) -> None:
     """A page lists at most so many nodes, and says how many more there are."""
-    from dataclasses import replace
-
     graph = report.frames[0].graphs[0]
     nodes = tuple(replace(graph.nodes[0], name=f"node_{i}") for i in range(MOST_NODES + 7))
     frame = replace(report.frames[0], graphs=(replace(graph, nodes=nodes),))
@@ -208,8 +229,6 @@ def test_long_lists_are_cut_with_a_note(report: Report) -> None:
 
 def test_storages_of_no_interest_are_counted(report: Report) -> None:
     """A model's many parameters, each alone in its storage, do not bury what is shared."""
-    from dataclasses import replace
-
     quiet = tuple(
         Storage(
             number=10 + i,

@@ -67,7 +67,8 @@ def test_the_programs_catch_the_mutant(mutant: Mutant, all_programs: list[Progra
 def test_a_mutant_leaves_nothing_behind():
     """After the block the engine's functions are the same objects as before."""
     for mutant in MUTANTS:
-        before = vars(mutant.owner)[mutant.function]
+        before = [vars(owner)[name] for owner, name, _ in mutant.changes]
         with mutant.installed():
-            assert vars(mutant.owner)[mutant.function] is not before
-        assert vars(mutant.owner)[mutant.function] is before
+            during = [vars(owner)[name] for owner, name, _ in mutant.changes]
+        assert all(function is not original for function, original in zip(during, before, strict=True))
+        assert [vars(owner)[name] for owner, name, _ in mutant.changes] == before

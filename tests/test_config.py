@@ -1,0 +1,65 @@
+"""The switches: documented, patched for a while, and put back."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+import torch
+
+import aotlab
+from aotlab import config
+from aotlab.errors import UsageError
+from tests.engine_helpers import compiled
+
+DEFAULTS = {
+    "fallback": "auto",
+    "recompile_limit": 8,
+    "debug_assert": False,
+    "functionalize_rng_ops": False,
+    "lazy_backward": False,
+    "call_log_size": 1000,
+}
+
+
+def test_defaults():
+    """The shipped configuration."""
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    assert set(DEFAULTS) <= set(config.__annotations__)
+
+
+def test_every_switch_is_documented():
+    """A comment of its own stands above each switch."""
+    source = inspect.getsource(config)
+    lines = source.splitlines()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.AnnAssign):
+            assert lines[statement.lineno - 2].startswith("#: "), statement.target.id
+
+
+def test_patch():
+    """Patches nest, and end when their block does, also by an exception."""
+    with config.patch(recompile_limit=2, fallback="error"):
+        assert (config.recompile_limit, config.fallback) == (2, "error")
+        with config.patch(recompile_limit=3):
+            assert config.recompile_limit == 3
+        assert config.recompile_limit == 2
+    assert (config.recompile_limit, config.fallback) == (8, "auto")
+    with pytest.raises(ValueError, match="stop"), config.patch(debug_assert=True):
+        raise ValueError("stop")
+    assert config.debug_assert is False
+
+
+def test_unknown_switches():
+    """A name that is no switch is an error, and nothing is set."""
+    with pytest.raises(AttributeError, match="nonesuch"), config.patch(recompile_limit=1, nonesuch=2):
+        pass
+    assert config.recompile_limit == 8
+    assert not hasattr(config, "nonesuch")
+
+
+def test_functionalize_rng_ops_is_not_there_yet():
+    """Setting it is a usage error when something is compiled."""
+    with aotlab.config.patch(functionalize_rng_ops=True), pytest.raises(UsageError, match="functionalize_rng_ops"):
+        compiled(lambda x: x * 2)(torch.ones(1))

@@ -1,0 +1,544 @@
+"""The one door to torch's private APIs: each borrowed name exists, and behaves as we use it, on the installed torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import aotlab
+from aotlab import torch_internals as internals
+from aotlab.torch_internals import FakeTensor, FakeTensorMode
+from tests.engine_helpers import leaf
+
+PACKAGE = Path(aotlab.__file__).parent
+
+
+def wrapped(tensor):
+    """Wrap a tensor as the trace does."""
+    return internals.to_functional(tensor)
+
+
+# --- the door ----------------------------------------------------------------------------------------------------
+
+
+def private_uses(path):
+    """List what a file takes from torch that begins with an underscore, as ``name at line``."""
+    tree = ast.parse(path.read_text())
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
+            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += [f"{part} at {node.lineno}" for part in parts if part.startswith("_")]
+        if isinstance(node, ast.Import):
+            found += [
+                f"{alias.name} at {node.lineno}"
+                for alias in node.names
+                if alias.name.split(".")[0] == "torch" and any(p.startswith("_") for p in alias.name.split("."))
+            ]
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            chain = node.value
+            while isinstance(chain, ast.Attribute):
+                chain = chain.value
+            if isinstance(chain, ast.Name) and chain.id == "torch":
+                found.append(f"{ast.unparse(node)} at {node.lineno}")
+    return found
+
+
+def test_the_search_finds_private_names():
+    """The search below sees the door's own."""
+    found = private_uses(PACKAGE / "torch_internals.py")
+    assert any(item.startswith("_pytree") for item in found)
+    assert any(item.startswith("torch._sync") for item in found)
+    assert len(found) > 30
+
+
+def test_nobody_else_goes_through_the_wall():
+    """No other file of the engine imports a private module of torch, or reads ``torch._…``, but for ops' names."""
+    engine = ("*.py", "ir/*.py", "stages/*.py", "frontends/*.py", "backends/*.py", "partitioners/*.py")
+    allowed = ("torch.ops.aten._", "torch.ops.prim._")
+    wrong = {
+        str(path.relative_to(PACKAGE)): uses
+        for pattern in engine
+        for path in PACKAGE.glob(pattern)
+        if path.name != "torch_internals.py"
+        if (uses := [u for u in private_uses(path) if not u.startswith(allowed)])
+    }
+    assert wrong == {}
+
+
+def test_everything_is_documented():
+    """Every function of the door says in one sentence what it is for."""
+    own = [v for v in vars(internals).values() if inspect.isfunction(v) and v.__module__ == internals.__name__]
+    assert len(own) > 25
+    assert [f.__name__ for f in own if not f.__doc__ and not f.__name__.startswith("_")] == []
+    assert [name for name in internals.__all__ if not hasattr(internals, name)] == []
+
+
+# --- functionalization -------------------------------------------------------------------------------------------
+
+
+def test_wrappers():
+    """A wrapper holds a value, shows writes after sync, and views see them."""
+    with internals.functionalization():
+        x = wrapped(torch.ones(2, 3))
+        assert internals.is_functional(x)
+        assert not internals.is_functional(torch.ones(2))
+        row = x[0]
+        x.mul_(3)
+        internals.sync(row)
+        assert internals.from_functional(row).tolist() == [3.0, 3.0, 3.0]
+        assert internals.is_functional(torch.ones(2))
+    assert not internals.is_functional(torch.ones(2))
+
+
+def test_functionalization_ends_after_an_error():
+    """The block ends also by an exception."""
+    with pytest.raises(ValueError, match="stop"), internals.functionalization():
+        raise ValueError("stop")
+    assert not internals.is_functional(torch.ones(2))
+
+
+def test_mutation_flags():
+    """What was written, how, and what was not."""
+    cases = {
+        "nothing": lambda x: x * 2,
+        "data": lambda x: x.mul_(2),
+        "view": lambda x: x[0].mul_(2),
+        "detached": lambda x: x.detach().mul_(2),
+        "metadata": lambda x: x.t_(),
+        "resized": lambda x: x.resize_(7),
+        "set": lambda x: x.set_(torch.ones(2)),
+    }
+    seen = {}
+    for name, write in cases.items():
+        with internals.functionalization():
+            x = wrapped(torch.ones(2, 3))
+            write(x)
+            seen[name] = (
+                internals.has_data_mutation(x),
+                internals.has_metadata_mutation(x) or internals.was_storage_changed(x),
+            )
+    assert {name: data for name, (data, _) in seen.items() if name not in ("resized", "set")} == {
+        "nothing": False, "data": True, "view": True, "detached": True, "metadata": False,
+    }  # fmt: skip
+    assert {name: changed for name, (_, changed) in seen.items()} == {
+        "nothing": False, "data": False, "view": False, "detached": False, "metadata": True, "resized": True, "set": True,
+    }  # fmt: skip
+
+
+def test_hidden_and_no_grad_writes():
+    """Writes through detach and writes under no_grad are told apart from plain ones."""
+    with internals.functionalization():
+        plain, hidden, quiet, both = (wrapped(torch.ones(2)) for _ in range(4))
+        plain.mul_(2)
+        hidden.detach().mul_(2)
+        with torch.no_grad():
+            quiet.mul_(2)
+            both.mul_(2)
+        both.mul_(2)
+        assert [internals.mutations_under_no_grad(x) for x in (plain, hidden, quiet, both)] == [
+            False, False, True, False,
+        ]  # fmt: skip
+        assert [internals.mutations_hidden_from_autograd(x) for x in (plain, hidden)] == [False, True]
+
+
+def test_replace_value():
+    """A wrapper can be given another value, which its views see."""
+    with internals.functionalization():
+        x = wrapped(torch.zeros(2, 2))
+        row = x[1]
+        internals.replace_value(x, torch.full((2, 2), 4.0))
+        internals.sync(row)
+        assert internals.from_functional(x).tolist() == [[4.0, 4.0], [4.0, 4.0]]
+        assert internals.from_functional(row).tolist() == [4.0, 4.0]
+
+
+# --- fake tensors ------------------------------------------------------------------------------------------------
+
+
+def test_fake_mode():
+    """A fake tensor has the sizes, strides, dtype and device of its real one and no data."""
+    mode = FakeTensorMode(static_shapes=True)
+    real = torch.randn(3, 4).t()
+    fake = mode.from_tensor(real, static_shapes=True)
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (real.shape, real.stride(), real.dtype, real.device)
+    result = internals.call_by_fake_mode(mode, torch.ops.aten.mm.default, (FakeTensor,), (fake, fake.t()), {})
+    assert isinstance(result, FakeTensor)
+    assert tuple(result.shape) == (4, 4)
+
+
+def test_fake_mode_says_what_depends_on_data():
+    """Ops whose result depends on values raise the two exceptions that the recorder catches."""
+    mode = FakeTensorMode(static_shapes=True)
+    fake = mode.from_tensor(torch.ones(3), static_shapes=True)
+    for op, args in (
+        (torch.ops.aten._local_scalar_dense.default, (fake,)),
+        (torch.ops.aten.nonzero.default, (fake,)),
+        (torch.ops.aten.equal.default, (fake, fake)),
+    ):
+        with pytest.raises((internals.DataDependentOutputException, internals.DynamicOutputShapeException)):
+            internals.call_by_fake_mode(mode, op, (FakeTensor,), args, {})
+
+
+def test_new_fake_and_enter_fake():
+    """Fakes that are made without a kernel are as those that a kernel makes."""
+    mode = FakeTensorMode(static_shapes=True)
+    base = torch.randn(6, 4)
+    for real in (
+        torch.randn(3), torch.randn(2, 3).t(), base[1:3], base[:, 1], base[::2, ::2], torch.tensor(2), torch.empty(0, 3),
+        torch.ones(1, 3).expand(2, 3), torch.arange(3), torch.ones(2, 1, 3).permute(2, 0, 1), nn.Parameter(torch.ones(2)),
+        torch.randn(2, dtype=torch.complex64), torch.empty_strided((2, 2), (3, 1)), leaf(3),
+    ):  # fmt: skip
+        fake = internals.enter_fake(mode, real)
+        expected = mode.from_tensor(real.detach(), static_shapes=True)
+        for attribute in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf"):
+            assert getattr(fake, attribute) == getattr(expected, attribute)
+        assert fake.stride() == expected.stride()
+        assert fake.storage_offset() == expected.storage_offset()
+        assert fake.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+        assert fake.fake_mode is mode
+        assert isinstance(fake, FakeTensor)
+    made = internals.new_fake(mode, (2, 3), (1, 2), torch.float64, torch.device("cpu"))
+    assert (tuple(made.shape), made.stride(), made.dtype, made.device.type) == ((2, 3), (1, 2), torch.float64, "cpu")
+    assert (made + 1).stride() == (1, 2)
+
+
+def test_python_dispatcher():
+    """Under it batch norm's statistics are seen to be written."""
+    mode = FakeTensorMode(static_shapes=True)
+    x, mean, variance = (mode.from_tensor(t, static_shapes=True) for t in (torch.ones(4, 3), torch.ones(3), torch.ones(3)))
+    with internals.functionalization(), internals.enable_python_dispatcher():
+        held = wrapped(mean)
+        torch.nn.functional.batch_norm(wrapped(x), held, wrapped(variance), training=True)
+        internals.sync(held)
+        assert internals.has_data_mutation(held)
+
+
+def test_decomposable_ops():
+    """Ops that are defined by others under every key are told from kernels."""
+    assert internals.has_composite_implicit_kernel(torch.ops.aten.linear.default) is True
+    assert internals.has_composite_implicit_kernel(torch.ops.aten.mm.default) is False
+
+
+def test_dispatch_mode_sees_ops_below_autograd():
+    """A dispatch mode gets every op, also inside of composite functions, as OpOverloads."""
+    seen = []
+
+    class Sees(internals.TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    assert internals.dispatch_mode_count() == 0
+    with Sees():
+        assert internals.dispatch_mode_count() == 1
+        torch.nn.functional.softmax(leaf(3), 0).sum()
+    assert torch.ops.aten._softmax.default in seen
+    assert all(isinstance(op, internals.OpOverload) for op in seen)
+    assert internals.dispatch_mode_count() == 0
+
+
+def test_function_mode_count():
+    """Function modes are counted; a default device is one of them."""
+    assert internals.function_mode_count() == 0
+    with torch.device("meta"):
+        assert internals.function_mode_count() == 1
+
+
+# --- pytrees -----------------------------------------------------------------------------------------------------
+
+
+def test_pytrees():
+    """Containers are taken apart and put together; sizes stay whole; paths read like Python."""
+    value = ({"w": [1, None]}, torch.Size([2, 3]), (4,))
+    leaves, nesting = internals.flatten(value)
+    assert leaves == [1, None, torch.Size([2, 3]), 4]
+    again = internals.unflatten(leaves, nesting)
+    assert again == value
+    assert type(again[1]) is torch.Size
+    assert [internals.path_text(path) for path in internals.paths(value)] == ["[0]['w'][0]", "[0]['w'][1]", "[1]", "[2][0]"]
+    assert internals.is_leaf(torch.Size([1]))
+    assert internals.is_leaf(3)
+    assert not internals.is_leaf([])
+    assert nesting == internals.flatten(value)[1]
+    assert nesting != internals.flatten([value])[1]
+
+
+# --- graphs ------------------------------------------------------------------------------------------------------
+
+
+def test_graph_module():
+    """A module whose Python is written when it is first needed is a GraphModule and runs."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.sin.default, (x,)),))
+    module = internals.graph_module(nn.Module(), graph, "Example")
+    assert isinstance(module, torch.fx.GraphModule)
+    assert torch.equal(internals.forward_of(module)(torch.ones(2))[0], torch.ones(2).sin())
+    assert torch.equal(module(torch.ones(2))[0], torch.ones(2).sin())
+    node = next(iter(graph.nodes))
+    meta = internals.extract_tensor_metadata(torch.ones(2, 3))
+    assert (meta.shape, meta.stride, meta.dtype) == (torch.Size([2, 3]), (3, 1), torch.float32)
+    assert node.op == "placeholder"
+
+
+def test_reparametrize_module():
+    """Other tensors in a module's places for the length of a block, ties included."""
+    module = nn.Linear(2, 2)
+    own = module.weight
+    with internals.reparametrize_module(module, {"weight": torch.zeros(2, 2)}):
+        assert module(torch.ones(1, 2)).tolist() == [module.bias.tolist()]
+    assert module.weight is own
+
+
+# --- modes and settings ------------------------------------------------------------------------------------------
+
+
+def test_set_grad_mode():
+    """Grad mode is set without a context manager."""
+    internals.set_grad_mode(False)
+    try:
+        assert torch.is_grad_enabled() is False
+    finally:
+        internals.set_grad_mode(True)
+    assert torch.is_grad_enabled() is True
+
+
+def test_disable_autocast():
+    """Inside the block autocast does not cast, and afterwards it is on again."""
+    x = torch.ones(2, 2)
+    assert internals.any_autocast_enabled() is False
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert internals.any_autocast_enabled() is True
+        assert (x @ x).dtype == torch.bfloat16
+        with internals.disable_autocast():
+            assert (x @ x).dtype == torch.float32
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_transforms_and_forward_ad():
+    """torch.func transforms and forward-mode levels are seen."""
+    seen = []
+
+    def f(x):
+        seen.append(internals.transforms_active())
+        return x.sum()
+
+    assert internals.transforms_active() is False
+    torch.func.grad(f)(torch.ones(2))
+    torch.func.vmap(f)(torch.ones(2, 2))
+    assert seen == [True, True]
+    assert internals.forward_ad_active() is False
+    with torch.autograd.forward_ad.dual_level():
+        assert internals.forward_ad_active() is True
+        assert torch.autograd.forward_ad._current_level >= 0
+    assert internals.forward_ad_active() is False
+
+
+def test_global_state_guard():
+    """The C++ guard notices each global setting that we leave to it."""
+    guard = internals.GlobalStateGuard()
+    assert guard.check()
+    with torch.no_grad():
+        assert not guard.check()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not guard.check()
+    for change, undo in (
+        (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), lambda: torch.set_num_threads(torch.get_num_threads() - 1)),
+    ):
+        change()
+        try:
+            assert not guard.check()
+        finally:
+            undo()
+        assert guard.check()
+
+
+def test_tensor_guards():
+    """The C++ guard notices each property of a tensor that we leave to it, and duplicates."""
+    x, y = torch.ones(2, 3), leaf(3)
+    check = internals.tensor_guards([x, y])
+    assert check(torch.zeros(2, 3), leaf(3))
+    for other in (
+        torch.ones(3, 3), torch.ones(2, 3).double(), torch.ones(3, 2).t(), torch.ones(2, 3).requires_grad_(),
+        torch.ones(2, 3, device="meta"), torch.ones(6), torch.ones(2, 3).to_sparse(), nn.Parameter(torch.ones(2, 3)),
+        torch.ones(2, 3).as_subclass(type("Sub", (torch.Tensor,), {})), 3.0, None,
+    ):  # fmt: skip
+        assert not check(other, y), other
+    assert not check(x, torch.ones(3))
+    twin = internals.tensor_guards([torch.ones(2), torch.zeros(2)])
+    one = torch.ones(2)
+    assert not twin(one, one)
+
+
+def test_tensor_guards_and_conjugates():
+    """A conjugate or an inference tensor does not pass for a plain one."""
+    check = internals.tensor_guards([torch.ones(2, dtype=torch.complex64)])
+    assert not check(torch.ones(2, dtype=torch.complex64).conj())
+    with torch.inference_mode():
+        quiet = torch.ones(2)
+    assert not internals.tensor_guards([torch.ones(2)])(quiet)
+
+
+# --- autograd ----------------------------------------------------------------------------------------------------
+
+
+def test_sequence_numbers():
+    """A forward op's number is found again while its node runs in the backward."""
+    before = internals.sequence_number()
+    x = leaf(2)
+    y = x.sin()
+    assert internals.node_sequence(y.grad_fn) == before
+    assert internals.sequence_number() == before + 1
+    seen = []
+    y.grad_fn.register_prehook(lambda g: seen.append(internals.current_node_sequence()))
+    assert internals.current_node_sequence() is None
+
+    class Sees(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.cos.default:
+                seen.append(internals.current_node_sequence())
+            return func(*args, **(kwargs or {}))
+
+    with torch.autograd.set_multithreading_enabled(False), Sees():
+        y.sum().backward()
+    assert before in seen
+
+
+def test_saved_tensor_hooks():
+    """The innermost hooks are returned, and hidden for a block."""
+    assert internals.saved_tensor_hooks() is None
+    pack, unpack = (lambda t: (t,)), (lambda p: p[0])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            assert internals.saved_tensor_hooks() == (pack, unpack)
+            with internals.saved_tensor_hooks_hidden():
+                assert internals.saved_tensor_hooks() != (pack, unpack)
+            assert internals.saved_tensor_hooks() == (pack, unpack)
+    assert internals.saved_tensor_hooks() is None
+    with internals.saved_tensor_hooks_hidden():
+        assert internals.saved_tensor_hooks() is None
+
+
+def test_keeps_graph():
+    """A running Function learns whether retain_graph was asked for."""
+    seen = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(internals.keeps_graph())
+            return gradient
+
+    y = Asks.apply(leaf(2)).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert seen == [True, False]
+
+
+def test_version_base_and_storage():
+    """Version counters, bases of views, and keys of storages."""
+    x = torch.ones(2, 3)
+    assert internals.version_of(x) == 0
+    x[0].mul_(2)
+    assert internals.version_of(x) == 1
+    with torch.inference_mode():
+        assert internals.version_of(torch.ones(1)) == 0
+    assert internals.base_of(x) is None
+    y = leaf(2, 3) * 1
+    assert internals.base_of(y.t()) is y
+    assert internals.storage_key(x) == internals.storage_key(x[1])
+    assert internals.storage_key(x) != internals.storage_key(torch.ones(2, 3))
+
+
+def test_saves_tensors():
+    """Nodes that hold tensors are told from those that do not, and asking does no harm after a write."""
+    x = leaf(3)
+    assert internals.saves_tensors(x.sin().grad_fn) is True
+    assert internals.saves_tensors((x * 2).grad_fn) is False
+    assert internals.saves_tensors((x + x).grad_fn) is False
+    assert internals.saves_tensors(x.sum().grad_fn) is False
+    y = x * 1
+    z = y.sin()
+    with torch.no_grad():
+        y.mul_(2)
+    assert internals.saves_tensors(z.grad_fn) is True
+
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, save):
+            if save:
+                ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient, None
+
+    node = Saves.apply(x, True).grad_fn
+    assert internals.saves_tensors(node) is True
+    assert internals.is_custom_function_node(node)
+    assert internals.saves_tensors(Saves.apply(x, False).grad_fn) is False
+    assert not internals.is_custom_function_node(x.sin().grad_fn)
+
+
+def test_replace_unguarded():
+    """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
+    calls = []
+    originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
+    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack")):
+        torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
+        torch.utils.dlpack.to_dlpack(torch.ones(1))
+        torch.to_dlpack(torch.ones(1))
+    assert calls == ["swap", "dlpack", "dlpack"]
+    assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
+
+
+# --- Dynamo and Inductor -----------------------------------------------------------------------------------------
+
+
+def test_dynamo_disable():
+    """A disabled function is called, not looked into, and leaves a graph break."""
+    graphs = []
+    inner = internals.dynamo_disable(lambda x: x * 3)
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compiler.reset()
+    assert torch.compile(lambda x: inner(x + 1) * 2, backend=backend)(torch.ones(1)).item() == 12.0
+    assert len(graphs) == 2
+    torch.compiler.reset()
+
+
+def test_inductor_parts_exist():
+    """The decompositions, joint passes and the inner entry have the signatures with which they are called."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    table = internals.inductor_decompositions()
+    assert len(table) > 100
+    assert all(callable(function) for function in table.values())
+    assert internals.inductor_decompositions() is not table
+    assert callable(joint_graph_passes)
+    assert callable(compile_fx_inner)
+    mode = FakeTensorMode(static_shapes=True)
+    with internals.tracing_context(mode):
+        assert internals.TracingContext.get().fake_mode is mode
+    assert internals.TracingContext.try_get() is None
+    assert internals.inductor_source(object()) is None
