@@ -241,6 +241,8 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
         frame = next((frame.name for frame in report.frames if name in frame.function.split(".")), None)
         timings: dict[Phase, Comparison] = {}
         if not failed:
+            # Eager is equal to eager: what was not compiled would verify.
+            failed += _not_compiled(report, frame, name, backend)
             say(f"verifying {name} against eager")
             with _noted(failed, f"{name} could not be verified"):
                 rows = [*_job_rows(results[name], theirs[index].job(theirs[index].function), backend)]
@@ -253,6 +255,18 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
                 report = report.with_timings(_timing_rows(timings, frame))
         outcomes.append(Outcome(program=program, frame=frame, timings=timings, failures=tuple(failed)))
     return report, outcomes
+
+
+def _not_compiled(report: Report, frame: str | None, name: str, backend: str) -> list[str]:
+    """Say what did not go through the engine although nothing was raised."""
+    calls = [row.calls for row in report.frames if row.name == frame]
+    if not calls or not calls[0].compiled or calls[0].eager:
+        eager = calls[0].eager if calls else 0
+        return [f"{name} was not compiled, or not always: {eager} calls ran eagerly"]
+    kernels = report.kernels
+    if backend == "inductor" and not (kernels["frame"] == frame).any():
+        return [f"{name} was compiled by Inductor to no kernel at all"]
+    return []
 
 
 def _name(program: Program) -> str:

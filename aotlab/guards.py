@@ -270,7 +270,7 @@ def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], .
             for i, default in enumerate(value.__defaults__ or ()):
                 visit(f"default {i} of {value.__name__}", default, _default(value, i))
             for key, default in (value.__kwdefaults__ or {}).items():
-                visit(f"default {key} of {value.__name__}", default, _item(value.__kwdefaults__, key))
+                visit(f"default {key} of {value.__name__}", default, _keyword_default(value, key))
             for label in dict.fromkeys(_code_names(value.__code__)):
                 if label in value.__globals__:
                     owner = value.__globals__
@@ -286,6 +286,10 @@ def _item(owner: Any, key: Any) -> Callable[[], Any]:
     if isinstance(owner, Mapping):
         return lambda: owner.get(key, _MISSING)
     return lambda: owner[key]
+
+
+def _keyword_default(function: types.FunctionType, key: str) -> Callable[[], Any]:
+    return lambda: (function.__kwdefaults__ or {}).get(key, _MISSING)
 
 
 def _default(function: types.FunctionType, index: int) -> Callable[[], Any]:

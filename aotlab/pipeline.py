@@ -76,7 +76,7 @@ def compile_call(
     pause = GarbagePause()
     state = None
     try:
-        with journal.stage("capture"):
+        with journal.stage("capture"), pause:
             captured, call = capture.run(target, args, kwargs)
             state = call.state
             reason = explain(call.state)

@@ -324,6 +324,9 @@ class Tape:
                 return [convert(item) for item in value]
             if type(value) is tuple:
                 return tuple([convert(item) for item in value])
+            if type(value) is complex and 0.0 in (value.real, value.imag):
+                # written as `-0j` it would come back with another sign
+                return graph.call_function(complex, (value.real, value.imag))
             return value
 
         results: dict[int, fx.Node] = {}

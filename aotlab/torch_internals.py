@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -223,6 +224,21 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep fake tensors from logging a traceback for each op that fails; eager tells the user."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def quiet(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING
+
+    logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        logger.removeFilter(quiet)
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:

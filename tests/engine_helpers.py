@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -122,5 +123,6 @@ def global_torch_state() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
+        "garbage collection": gc.isenabled(),
         "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
     }

@@ -168,7 +168,20 @@ def test_a_wrong_engine_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert demo.run("cpu", "eager", None, None, out) == 1
     failures = [line for line in out.getvalue().splitlines() if line.startswith("FAILED: mutate_and_alias")]
     assert any("state afterwards differs from eager" in line for line in failures)
-    assert "FAILED: ByteModel" not in out.getvalue()
+    assert "FAILED: ByteModel: " not in out.getvalue()
+
+
+def test_what_ran_eagerly_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that gives the function back uncompiled is equal to eager, and not what the demo shows."""
+    _make_quick(monkeypatch)
+    monkeypatch.setattr(api, "compile", lambda function, **_: function)
+    out = io.StringIO()
+    assert demo.run("cpu", "eager", None, None, out) == 1
+    failures = [line for line in out.getvalue().splitlines() if line.startswith("FAILED")]
+    assert [line.split(",")[0] for line in failures] == [
+        "FAILED: ByteModel was not compiled",
+        "FAILED: mutate_and_alias was not compiled",
+    ]
 
 
 def test_one_program_that_cannot_run_leaves_the_other(

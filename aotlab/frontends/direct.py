@@ -40,6 +40,10 @@ class FunctionTarget:
         """Lift nothing."""
         return ()
 
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Lift nothing."""
+        return tuple
+
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Lift nothing."""
         return ()
@@ -146,7 +150,12 @@ class ModuleTarget:
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters and buffers."""
-        return [held[key] for held, key in self._slots]  # type: ignore[misc]  # `_find` took those that are not None
+        return self.lifter()()
+
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Return a function that reads them from where they are kept now."""
+        slots = self._slots
+        return lambda: [held[key] for held, key in slots]  # type: ignore[misc]  # `_find` took those that are not None
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them by their path in the module."""

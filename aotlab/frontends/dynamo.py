@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import pipeline
+from aotlab import observe, pipeline
 from aotlab import torch_internals as internals
 from aotlab.backends import resolve
 from aotlab.cache import CompiledFunction
@@ -73,6 +73,10 @@ class GraphTarget:
         held = dict(self.graph.named_parameters()) | dict(self.graph.named_buffers())
         return [held[name] for name in self._attributes]
 
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Return `lifted`: a graph does not change."""
+        return self.lifted
+
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them."""
         return [(name, "parameter") for name in self._attributes]
@@ -100,6 +104,10 @@ class GraphTarget:
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""
         return list(self._names)
+
+
+def _line_of_frame(frame: Any) -> str:
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _source_name(node: fx.Node) -> str:
@@ -151,6 +159,10 @@ def backend(
     if settings or unknown:
         wrong = ", ".join(map(repr, (*settings, *unknown)))
         raise UsageError(f"backend 'aotlab' does not know {wrong}; its options are 'compiler' and 'partitioner'")
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    if observe.listening() and reason is not None and reason.graph_break:
+        where = next((line for line in map(_line_of_frame, reversed(reason.user_stack))), "")
+        observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
     compiled = CompiledFunction(
         GraphTarget(graph, len(example_inputs)),

@@ -38,6 +38,9 @@ class Target(Protocol):
     def lifted(self) -> Sequence[Tensor]:
         """Return the parameters and buffers of this moment, which become the first flat inputs."""
 
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Return a function that reads what `lifted` reads now, also when the target changes its shape later."""
+
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them, in the same order."""
 
@@ -137,11 +140,12 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     RefusedError
         An argument cannot be traced or guarded, or the call stands under a mode that the graph could not respect.
     """
+    reached = target.reached()
     lifted = list(target.lifted())
     leaves, spec = internals.flatten((args, kwargs))
     values = (*lifted, *leaves)
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
-    state = call_state(structure=str(spec), names=names, values=values, reached=target.reached())
+    state = call_state(structure=str(spec), names=names, values=values, reached=reached)
 
     storages = StorageNumbers()
     kinds = [kind for _, kind in target.lifted_names()]

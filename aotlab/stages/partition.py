@@ -26,7 +26,7 @@ from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, placeholders
 from aotlab.ir.metadata import MutationType
-from aotlab.ir.specs import TensorSpec, spec_of
+from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.stages.trace import Trace, TraceRecord
 from aotlab.torch_internals import OpOverload
 
@@ -37,8 +37,8 @@ Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 class SavedValue:
     """A value that the forward keeps for the backward.
 
-    ``is_input`` says that it is an input of the function, so that keeping it takes no memory; ``is_output`` likewise
-    for an output; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
+    ``is_output`` likewise for an output; ``spec.storage`` is equal for saved values that share memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str
@@ -265,17 +265,24 @@ def _check_random(backward: fx.GraphModule) -> None:
 def _describe_saved(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> tuple[SavedValue, ...]:
     returned = output_args(forward.graph)
     inputs = placeholders(backward.graph)
+    storages = StorageNumbers()
+    of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
+    of_outputs = {storages.number(node.meta["val"]) for node in returned[:count] if node is not None}
     records = []
     for node, placeholder in zip(returned[count:], inputs, strict=False):
         assert node is not None
         users = tuple(user.name for user in placeholder.users)
-        is_input, is_output = node.op == "placeholder", node in returned[:count]
+        cloned = "saved_value" in node.meta
+        is_input = not cloned and storages.number(node.meta["val"]) in of_inputs
+        is_output = not cloned and not is_input and storages.number(node.meta["val"]) in of_outputs
         where = "an input" if is_input else "an output" if is_output else f"computed by `{node.name}`"
-        if "saved_value" in node.meta:
+        if is_input and node.op != "placeholder":
+            where = "a view of an input"
+        if cloned:
             where = f"a clone of `{node.meta['saved_name']}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
         uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
-        spec = spec_of(node.meta["val"])
+        spec = spec_of(node.meta["val"], None if cloned else storages)
         assert isinstance(spec.nbytes, int)
         records.append(
             SavedValue(

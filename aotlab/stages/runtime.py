@@ -120,7 +120,7 @@ class SavedValues:
         return list(self._values)
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
-        """Note that a backward over ``mask`` is done, and let go of what no other backward may still use."""
+        """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
         if internals.keeps_graph():
             return
         self.released |= mask
@@ -185,15 +185,18 @@ class Backward:
             if tangent is not None:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
-        values = saved.use(mask) if self._saves else _none_saved(saved, mask)
         if compiled is None:
             compiled = self._compiled[pattern] = self._compile(pattern)
+        # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
+        arguments = saved.use(mask) if self._saves else _none_saved(saved, mask)
+        saved.release(mask, self.masks)
+        arguments += inputs
+        del inputs
         if internals.any_autocast_enabled():
             with internals.disable_autocast():
-                gradients = compiled([*values, *inputs])
+                gradients = compiled(arguments)
         else:
-            gradients = compiled([*values, *inputs])
-        saved.release(mask, self.masks)
+            gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]
 
 
@@ -307,7 +310,7 @@ class _Generator:
         self.w = _Writer()
         self.expressions: dict[int, str] = {}  # flat position → expression
         self.grad_on = dict(self.state.settings)["grad mode"]
-        self.multi: dict[tuple[str, str], str] = {}
+        self.multi: dict[tuple[str, str], tuple[str, set[int]]] = {}
 
     def generate(self) -> tuple[str, dict[str, Any]]:
         w = self.w
@@ -377,7 +380,7 @@ class _Generator:
         """Write the code that takes the nested arguments apart, checking their nesting on the way."""
         w, call = self.w, self.parts.call
         if call.lifted_count:
-            w.add(f"parameters = {w.constant('lifted', call.target.lifted)}()")
+            w.add(f"parameters = {w.constant('lifted', call.target.lifter())}()")
             for i in range(call.lifted_count):
                 self.expressions[i] = f"parameters[{i}]"
         _, args, kwargs = call.rebuild(call.values)
@@ -652,10 +655,13 @@ class _Generator:
                 continue
             whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
             key = (base, repr((*output.views[:n], whole)))  # arguments may be lists
-            if key not in self.multi or grad_mode is not None:
-                self.multi[key] = self.w.local("views")
-                self._in_context(f"{self.multi[key]} = {call}", grad_mode=grad_mode, autocast_off=False)
-            expression = f"{self.multi[key]}[{step.item}]"
+            made, given = self.multi.get(key, ("", set()))
+            if not made or step.item in given or grad_mode is not None:  # each view is handed out once
+                made, given = self.w.local("views"), set()
+                self.multi[key] = (made, given)
+                self._in_context(f"{made} = {call}", grad_mode=grad_mode, autocast_off=False)
+            given.add(step.item)
+            expression = f"{made}[{step.item}]"
         self._in_context(f"{name} = {expression}", grad_mode=grad_mode, autocast_off=False)
 
     def _as_strided_offset(self, base: str, output: OutputAliasInfo) -> str:

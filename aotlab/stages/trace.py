@@ -233,6 +233,7 @@ def _enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> _I
 def _tracing(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(internals.quiet_fake_tensors())
         stack.enter_context(internals.saved_tensor_hooks_hidden())
         stack.enter_context(internals.functionalization())
         stack.enter_context(internals.enable_python_dispatcher())

@@ -159,6 +159,17 @@ def _keep_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _allow_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let calls with duplicates pass torch's own guards, which want every tensor once."""
+
+    def guards(self: Any) -> None:
+        if any(first != position for position, first in enumerate(self.state.same_as)):
+            self.parts = replace(self.parts, tensors_hold=lambda *tensors: True)
+        original(self)
+
+    return guards
+
+
 # --- the backward ------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +268,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="missing dedupe",
         breaks="A tensor that is passed twice becomes two inputs.",
-        changes=((dedupe, "run", _keep_duplicates), (runtime._Generator, "_overlap_guard", _skip)),
+        changes=(
+            (dedupe, "run", _keep_duplicates),
+            (runtime._Generator, "_overlap_guard", _skip),
+            (runtime._Generator, "_guards", _allow_duplicates),
+        ),
     ),
     Mutant(
         name="dropped tangent",

@@ -319,7 +319,7 @@ def _change(draw: st.DrawFn, recipes: tuple[_Recipe, ...]) -> tuple[tuple[_Recip
     if borrowed:
         kinds += [(3, "no longer the same")]
     if numbers:
-        kinds += [(6, "another number")]
+        kinds += [(12, "another number")]
     kind = _pick(draw, *kinds)
     new = list(recipes)
     at = draw(st.sampled_from(own))
@@ -401,6 +401,12 @@ class _Writer:
 
     def block(self, count: int, depth: int) -> None:
         """Write up to ``count`` statements at this depth of indentation."""
+        if depth == 0 and self._numbers:
+            # A number that nothing uses would say nothing about guards.
+            made = self._name()
+            line = f"{made} = {self._names[0]} * {self._numbers[0]}"
+            if self._try(line):
+                self._keep([made], line, depth)
         for _ in range(count):
             if self._raised:
                 return
@@ -453,15 +459,17 @@ class _Writer:
         for _ in range(4):
             made, line = self._draw_statement()
             if self._try(line):
-                self.lines.append("    " * depth + line)
-                for name in made:
-                    if isinstance(self._space[name], torch.Tensor):
-                        self._names.append(name)
+                self._keep(made, line, depth)
                 return
             if _chance(self.draw, 2) and not self._error.startswith(_QUIRK):
                 self.lines.append("    " * depth + line)
                 self._raised = True
                 return
+
+    def _keep(self, made: list[str], line: str, depth: int) -> None:
+        """Write a statement down, and remember the tensors that it makes."""
+        self.lines.append("    " * depth + line)
+        self._names += [name for name in made if isinstance(self._space[name], torch.Tensor)]
 
     def _try(self, line: str) -> bool:
         try:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from aotlab.report import Report
-from aotlab.report.html import MOST_NODES, fragment, page
+from aotlab.report.html import fragment, page
 from aotlab.report.markup import Markup, clean, element, escape, join
 from aotlab.report.model import Cell, Kernel, Span, Storage
+from aotlab.report.sections import MOST_NODES
 
 EVIL = "<script>alert(1)</script>\" onmouseover=\"alert(2)' x='</pre></style><img src=x onerror=alert(3)>&lt;"
 

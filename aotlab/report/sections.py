@@ -1,0 +1,349 @@
+"""One compiled graph on the page: its stages, arguments, outputs, memory, kernels, guards and code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from aotlab.report.markup import Markup, element, join
+from aotlab.report.model import Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
+from aotlab.report.parts import cell, code_block, fold, grid, heading, line_cell, mark, preformatted, tensor_cell, track
+from aotlab.report.text import amount, data_size, duration, known_size, listed, sizes
+
+#: How many nodes of one graph the page lists; a reader who wants all of them wants the table.
+MOST_NODES = 400
+#: How many storages the map draws one by one.
+MOST_STORAGES = 60
+
+
+def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
+    """Write one graph: a fold with everything that is known of it."""
+    kind = {True: "training", False: "inference", None: None}[graph.training]
+    facts = [
+        graph.status if graph.status != "earlier" else "compiled before the recording began",
+        kind,
+        f"backend {graph.backend}" if graph.backend else None,
+        f"frontend {graph.frontend}" if graph.frontend else None,
+        duration(graph.duration_ns) if graph.duration_ns is not None else None,
+        amount(graph.calls, "call"),
+    ]
+    return element(
+        "details",
+        element("summary", f"Graph {graph.index} ", element("small", " · ".join(fact for fact in facts if fact))),
+        element(
+            "div",
+            element("p", f"Compiled again: {graph.reason}", kind="note") if graph.reason else None,
+            element("p", f"The backward raises: {graph.backward_error}", kind="note") if graph.backward_error else None,
+            _refusal(refusal),
+            _stages(graph),
+            _inputs(graph.inputs),
+            _outputs(graph.outputs),
+            _storage_map(graph.storages),
+            _saved(graph),
+            _kernels(graph.kernels),
+            _guards(graph),
+            _codes(graph),
+            _nodes(graph.nodes),
+            kind="inside",
+        ),
+        kind="graph",
+        open="" if opened else None,
+    )
+
+
+def _refusal(refusal: Refusal | None) -> Markup | None:
+    if refusal is None:
+        return None
+    return element(
+        "p",
+        element("span", refusal.reason, kind="mark warn"),
+        f"{refusal.message} ",
+        element("span", f"({'it ran eagerly' if refusal.outcome == 'ran eagerly' else refusal.outcome})", kind="soft"),
+        kind="note",
+    )
+
+
+def _stages(graph: Graph) -> Markup | None:
+    if not graph.stages:
+        return None
+    total = sum(stage.duration_ns for stage in graph.stages)
+    begin = 0
+    rows = []
+    for stage in graph.stages:
+        bar = track(begin, begin + stage.duration_ns, total, "input")
+        begin += stage.duration_ns
+        rows.append(
+            [
+                cell(stage.name, kind="name"),
+                cell(bar, kind="bar"),
+                cell(duration(stage.duration_ns), kind="number"),
+                cell("" if stage.node_count is None else f"{stage.node_count:,}", kind="number"),
+                cell(stage.summary, kind="words"),
+            ]
+        )
+    return join(
+        heading("Stages", f"{duration(total)} in {amount(len(graph.stages), 'stage')}{_unaccounted(graph, total)}"),
+        grid(("stage", "when", "time#", "ops#", "what it did"), rows),
+    )
+
+
+def _unaccounted(graph: Graph, total: int) -> str:
+    """Say how much of the compilation lay between the stages, where that is worth a word."""
+    rest = (graph.duration_ns or 0) - total
+    return f"; {duration(rest)} more between them" if graph.status == "compiled" and rest > total // 20 else ""
+
+
+def _inputs(inputs: Sequence[Input]) -> Markup | None:
+    if not inputs:
+        return None
+    rows = [
+        [
+            cell(row.name, kind="name"),
+            cell(row.kind),
+            cell(element("code", row.value or "") if row.tensor is None else tensor_cell(row.tensor)),
+            cell("" if row.tensor is None else data_size(row.tensor.nbytes), kind="number"),
+            cell("" if row.storage is None else f"#{row.storage}", kind="number"),
+            cell(*_grad_marks(row.tensor)),
+            cell(*_mutation_marks(row), kind="words"),
+        ]
+        for row in inputs
+    ]
+    mutated = sum(row.mutated for row in inputs if row.duplicate_of is None)
+    return join(
+        heading("Inputs", f"{len(inputs)}, {mutated} mutated"),
+        grid(("name", "kind", "tensor or value", "bytes#", "storage#", "autograd", "what happened to it"), rows),
+    )
+
+
+def _mutation_marks(row: Input) -> list[Markup]:
+    marks = []
+    flags = (
+        (row.mutates_data, "data mutated"),
+        (row.mutates_metadata, "metadata mutated"),
+        (row.mutates_storage, "storage replaced"),
+    )
+    marks += [mark(text, "write") for flag, text in flags if flag]
+    if row.mutated:
+        # Without a gradient there is nothing that a mutation could be hidden from.
+        if row.mutation_hidden_from_autograd and row.tensor is not None and row.tensor.requires_grad:
+            marks.append(mark("hidden from autograd"))
+        if row.mutation_under_no_grad:
+            marks.append(mark("under no_grad"))
+        if row.mutation_type is not None:
+            marks.append(element("span", f"{row.mutation_type.removeprefix('mutated ')} ", kind="soft"))
+    if row.duplicate_of is not None:
+        marks.append(mark(f"same tensor as {row.duplicate_of}", "alias"))
+    if row.overlaps:
+        marks.append(mark(f"shares bytes with {listed(row.overlaps)}", "alias"))
+    before = row.tensor is not None and row.tensor.requires_grad
+    if row.requires_grad_after is not None and row.requires_grad_after != before:
+        marks.append(mark(f"requires_grad becomes {row.requires_grad_after}", "blue"))
+    if not marks and row.tensor is not None:
+        unknown = row.mutates_data is None
+        marks.append(element("span", "not traced" if unknown else "–", kind="soft"))
+    return marks
+
+
+def _grad_marks(tensor: TensorInfo | None) -> list[Markup]:
+    if tensor is None or not tensor.requires_grad:
+        return []
+    return [mark("requires grad", "blue"), element("span", "leaf" if tensor.is_leaf else "non-leaf", kind="soft")]
+
+
+def _outputs(outputs: Sequence[Output]) -> Markup | None:
+    if not outputs:
+        return None
+    rows = []
+    for row in outputs:
+        chain = None
+        relation = row.relation
+        if row.views is not None and relation.endswith(row.views):
+            relation, chain = relation.removesuffix(row.views).rstrip(": "), row.views
+        rows.append(
+            [
+                cell(row.name, kind="name"),
+                cell(element("code", row.raw_type) if row.tensor is None else tensor_cell(row.tensor)),
+                cell("" if row.storage is None else f"#{row.storage}", kind="number"),
+                cell(mark("requires grad", "blue") if row.requires_grad else None),
+                cell(
+                    mark(row.output_type, "alias" if row.base is not None else "") if row.tensor is not None else None,
+                    join(relation, ": ", element("code", chain)) if chain else relation,
+                    kind="words",
+                ),
+            ]
+        )
+    aliased = sum(row.base is not None for row in outputs)
+    return join(
+        heading("Outputs", f"{len(outputs)}, {aliased} aliased"),
+        grid(("name", "tensor or type", "storage#", "autograd", "what it shares memory with"), rows),
+    )
+
+
+# Memory
+
+
+def _storage_map(storages: Sequence[Storage]) -> Markup | None:
+    if not storages:
+        return None
+    # A storage is of interest if something happens in it: shared, written, or made by the graph.
+    interesting = [s for s in storages if len(s.spans) > 1 or s.owner != "input" or any(p.mutated for p in s.spans)]
+    drawn = (interesting or list(storages))[:MOST_STORAGES]
+    shown = {storage.number for storage in drawn}
+    rest = [storage for storage in storages if storage.number not in shown]
+    cells: list[Markup] = []
+    for storage in drawn:
+        owner = {"input": "the caller's", "intermediate": "an intermediate of the graph"}.get(storage.owner, "new")
+        where = f"{data_size(storage.nbytes)} on {storage.device}, {owner}"
+        cells.append(element("div", f"#{storage.number} ", element("small", where), kind="storage"))
+        for span in storage.spans:
+            cells += _span(span, storage)
+    left = None
+    if rest:
+        known = sum(storage.nbytes for storage in rest if isinstance(storage.nbytes, int))
+        left = element("p", f"{amount(len(rest), 'more storage')} ({data_size(known)}), not drawn.", kind="soft")
+    key = element(
+        "p",
+        *[
+            element("span", element("i", kind=kind), text)
+            for kind, text in (("input", "input"), ("input written", "input that is written"), ("output", "output"))
+        ],
+        kind="key",
+    )
+    return join(
+        heading("Storages", "who lives in which bytes"),
+        element("div", *cells, kind="map"),
+        key,
+        left,
+    )
+
+
+def _span(span: Span, storage: Storage) -> list[Markup]:
+    kind = f"{span.role} written" if span.mutated else span.role
+    who = element("div", span.name, kind="who")
+    if span.start is None or span.stop is None:
+        return [who, element("div", "symbolic", kind="soft"), element("div", "", kind="bytes")]
+    whole = storage.nbytes if isinstance(storage.nbytes, int) else span.stop
+    return [
+        who,
+        track(span.start, span.stop, whole, kind),
+        element("div", f"bytes {span.start:,} – {span.stop:,}", kind="bytes"),
+    ]
+
+
+def _saved(graph: Graph) -> Markup | None:
+    if not graph.training:
+        return None
+    if not graph.saved:
+        return heading("Saved for backward", "nothing")
+    most = max(known_size(row.nbytes) for row in graph.saved)
+    rows = [
+        [
+            cell(row.name, kind="name"),
+            cell(tensor_cell(row.tensor)),
+            cell(track(0, known_size(row.nbytes), most, "output" if row.new_bytes else "held"), kind="bar"),
+            cell(data_size(row.nbytes), kind="number"),
+            cell(
+                row.reason,
+                join(" ", mark("an input")) if row.is_input else None,
+                join(" ", mark("an output")) if row.is_output else None,
+                line_cell(row.line),
+                kind="words",
+            ),
+            cell(element("code", listed(row.used_by, 4)) if row.used_by else None, kind="long"),
+        ]
+        for row in graph.saved
+    ]
+    new = sum(row.new_bytes for row in graph.saved)
+    held = sum(known_size(row.nbytes) for row in graph.saved) - new
+    about = f"{amount(len(graph.saved), 'value')}: {data_size(new)} of new memory"
+    if held:
+        about += f"; {data_size(held)} that the caller holds anyway"
+    return join(
+        heading("Saved for backward", about),
+        grid(("value", "tensor", "share", "bytes#", "why", "used by"), rows),
+    )
+
+
+# What the compiler made
+
+
+def _kernels(kernels: Sequence[Kernel]) -> Markup | None:
+    if not kernels:
+        return None
+    written = [kernel for kernel in kernels if kernel.language != "extern"]
+    folds = [
+        fold(
+            element("code", kernel.name),
+            f"{kernel.language} · {kernel.kind} · {kernel.graph_name}",
+            preformatted(kernel.source),
+        )
+        for kernel in written
+    ]
+    # A library's kernels have no source of their own, only calls: one fold for those of each graph.
+    called: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        if kernel.language == "extern":
+            called.setdefault(kernel.graph_name, []).append(kernel)
+    for graph_name, calls in called.items():
+        counts = Counter(kernel.name for kernel in calls)
+        names = [name if count == 1 else f"{name} × {count}" for name, count in counts.items()]
+        about = f"extern · {calls[0].kind} · {graph_name}"
+        sources = "\n".join(kernel.source.strip() for kernel in calls)
+        folds.append(fold(element("code", listed(names)), about, preformatted(sources)))
+    languages = listed(sorted({kernel.language for kernel in written}))
+    parts = [f"{len(written)} written in {languages}"] if written else []
+    parts += [f"{len(kernels) - len(written)} called from libraries"] if called else []
+    return join(heading("Kernels", ", ".join(parts)), *folds)
+
+
+def _guards(graph: Graph) -> Markup | None:
+    if not graph.guards:
+        return None
+    rows = [
+        [cell(guard.kind), cell(guard.subject, kind="name"), cell(guard.sentence, kind="words")]
+        for guard in graph.guards
+    ]
+    table = grid(("kind", "about", "assumption"), rows)
+    return join(
+        heading("Guards", "what a call must fulfil to be served by this graph"),
+        fold(amount(len(graph.guards), "guard"), "", table),
+    )
+
+
+def _codes(graph: Graph) -> Markup | None:
+    pieces = [(stage.name, code) for stage in graph.stages for code in stage.codes]
+    if not pieces:
+        return None
+    return join(
+        heading("Code", "what each stage handed on"),
+        *[
+            fold(
+                join(element("span", stage, kind="mark blue"), code.title),
+                amount(len(code.text.splitlines()), "line"),
+                code_block(code),
+            )
+            for stage, code in pieces
+        ],
+    )
+
+
+def _nodes(nodes: Sequence[Node]) -> Markup | None:
+    """List the nodes of the trace, which are where every later graph's come from."""
+    traced = [node for node in nodes if node.stage == "trace"]
+    if not traced:
+        return None
+    rows = [
+        [
+            cell(node.name, kind="name"),
+            cell(element("code", node.target if node.op == "call_function" else node.op)),
+            cell(element("code", f"{node.dtype}{sizes(node.shape)}") if node.dtype else None, kind="nowrap"),
+            cell(mark(node.phase, "warn" if node.phase == "backward" else "blue")),
+            cell(line_cell(node.line), kind="words"),
+        ]
+        for node in traced[:MOST_NODES]
+    ]
+    more = len(traced) - len(rows)
+    about = f"{amount(len(traced), 'node')}, each with the line that caused it"
+    table = grid(("node", "op", "value", "phase", "user's line"), rows)
+    left = element("p", f"{more:,} more nodes: see report.nodes.", kind="note") if more else None
+    return fold(f"Nodes of the {traced[0].part} graph", about, join(table, left))
