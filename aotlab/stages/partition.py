@@ -38,7 +38,8 @@ class SavedValue:
     """A value that the forward keeps for the backward.
 
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
-    ``is_output`` likewise for an output; ``spec.storage`` is equal for saved values that share memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    ``is_output`` likewise for an output; ``spec.storage`` is equal for saved values that share memory; ``used_by``
+    names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str

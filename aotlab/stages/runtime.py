@@ -153,7 +153,7 @@ class Backward:
         self._name = name
         self.masks = trace.state_masks
         self.strides = [tuple(t.stride()) for t in trace.tangents]
-        self.wanted = [i for i, leaf in enumerate(trace.leaves) if leaf is not None]
+        self.wanted = [i for i, connected in enumerate(trace.connected) if connected]
         self._compiled: dict[tuple[bool, ...], Boxed] = {}
         self._saves = len(split.saved_names)
         if full is not None:
@@ -359,10 +359,13 @@ class _Generator:
                 self._miss([f"{self.expressions[i]} is not {self.expressions[state.same_as[i]]}"])
         if kept:
             self._miss([f"not {w.constant('tensors_hold', parts.tensors_hold)}({self._star(kept)})"])
+        leaves = []
         for i in parts.dedupe.kept:
             facts = state.leaves[i]
             if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
-                self._miss([f"{self.expressions[i]}.is_leaf is not {facts.is_leaf}"])
+                leaves.append(f"{'not ' if facts.is_leaf else ''}{self.expressions[i]}.is_leaf")
+        if leaves:
+            self._miss(leaves)
         self._overlap_guard()
 
     def _star(self, expressions: Sequence[str]) -> str:
@@ -390,15 +393,24 @@ class _Generator:
             conditions = [f"len(args) != {len(args)}"]
             conditions.append(f"tuple(kwargs) != {tuple(keys)!r}" if keys else "kwargs")
             self._miss(conditions)
-            for i, value in enumerate(args):
-                self._unpack_value(value, f"args[{i}]", position)
+            if len(args) > 1 and all(internals.is_leaf(value) for value in args):
+                for _ in args:
+                    self._name_leaf(position[0])
+                    position[0] += 1
+                names = [self.expressions[call.lifted_count + i] for i in range(len(args))]
+                w.add(f"{', '.join(names)} = args")
+                for i in range(len(args)):
+                    self._value_guard(call.lifted_count + i)
+            else:
+                for i, value in enumerate(args):
+                    self._unpack_value(value, f"args[{i}]", position)
             for key in keys:
                 self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
             return
         w.add(f"leaves, nesting = {w.constant('tree_flatten', internals.flatten)}((args, kwargs))")
         self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
         for i in range(call.lifted_count, len(call.values)):
-            self._unpack_leaf(call.values[i], f"leaves[{i - call.lifted_count}]", i)
+            self._unpack_leaf(f"leaves[{i - call.lifted_count}]", i)
 
     def _unpack_value(self, value: Any, expression: str, position: list[int]) -> None:
         if type(value) in (tuple, list):
@@ -411,16 +423,22 @@ class _Generator:
             for i, item in enumerate(value.values()):
                 self._unpack_value(item, f"{expression}[{keys}[{i}]]", position)
         else:
-            self._unpack_leaf(value, expression, position[0])
+            self._unpack_leaf(expression, position[0])
             position[0] += 1
 
-    def _unpack_leaf(self, value: Any, expression: str, position: int) -> None:
-        name = self.w.local(self.state.names[position])
-        self.w.add(f"{name} = {expression}")
-        self.expressions[position] = name
+    def _unpack_leaf(self, expression: str, position: int) -> None:
+        self.w.add(f"{self._name_leaf(position)} = {expression}")
+        self._value_guard(position)
+
+    def _name_leaf(self, position: int) -> str:
+        self.expressions[position] = self.w.local(self.state.names[position])
+        return self.expressions[position]
+
+    def _value_guard(self, position: int) -> None:
         facts = self.state.leaves[position]
         if not isinstance(facts, ValueFacts):
             return
+        name, value = self.expressions[position], facts.value
         if facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else self.w.constant(name, value)
             self._miss([f"{name} is not {expected}"])
@@ -471,12 +489,14 @@ class _Generator:
             return {i: f"out[{i}]" for i in range(count)}
         names: dict[int, str] = {}
         inputs = self._input_list()
-        through = [e for e, leaf in zip(inputs, trace.leaves, strict=True) if leaf is not None]
-        beside = [e for e, leaf in zip(inputs, trace.leaves, strict=True) if leaf is None]
+        through = [e for e, connected in zip(inputs, trace.connected, strict=True) if connected]
+        beside = [e for e, connected in zip(inputs, trace.connected, strict=True) if not connected]
         differentiable = trace.tangent_outputs
         for i in range(count):
             names[i] = w.local(self._output_label(i))
         w.add(f"box = [{', '.join(beside)}]")
+        if not through:  # the outputs require grad, but no input gets any; something has to say so
+            through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
         results = ", ".join(names[i] for i in differentiable)
         self._in_context(
             f"{results} = Compiled.apply(box, {self._star(through)})",
@@ -517,7 +537,7 @@ class _Generator:
         assert backward is not None
         count = len(trace.forward_outputs)
         inputs = self._input_list()
-        through = [i for i, leaf in enumerate(trace.leaves) if leaf is not None]
+        through = [i for i, connected in enumerate(trace.connected) if connected]
         order, box_index = [], 0
         for i in range(len(inputs)):
             if i in through:
@@ -526,7 +546,7 @@ class _Generator:
                 order.append(f"box[{box_index}]")
                 box_index += 1
         if not box_index:
-            listed = "list(inputs)"
+            listed = "list(inputs)" if through else "[]"
         else:
             listed = f"[{', '.join(order)}]"
         names = self.w.namespace
@@ -547,7 +567,8 @@ class _Generator:
         returned = [f"out[{i}]" for i in trace.tangent_outputs]
         lines.append(f"        return {', '.join(returned)}")
         lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
-        lines.append("        return None, *backward(ctx.values, tangents)")
+        anchor = "" if through else ", None"
+        lines.append(f"        return None{anchor}, *backward(ctx.values, tangents)")
         return [*lines, "", ""]
 
     def _saved_expression(self, count: int) -> str:

@@ -111,6 +111,8 @@ class Trace:
         For each tangent, the position of its value among the forward outputs.
     leaves
         For each graph input, the wrapper to differentiate with respect to, or None.
+    connected
+        For each graph input, whether a gradient can reach it: those inputs have to go through autograd.
     state_masks
         For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
@@ -128,6 +130,7 @@ class Trace:
     tangents: list[Tensor]
     tangent_wrappers: list[Tensor]
     leaves: list[Tensor | None]
+    connected: list[bool]
     state_masks: list[int]
     backward_error: BaseException | None
     out_spec: Any
@@ -821,6 +824,7 @@ def _finish(
         tangents=tangents,
         tangent_wrappers=wrappers,
         leaves=leaves,
+        connected=[leaf is not None for leaf in leaves],
         state_masks=_state_masks(roots),
         backward_error=None,
         out_spec=out_spec,
@@ -829,6 +833,9 @@ def _finish(
         metadata=metadata,
     )
     gradients = _differentiate(trace)
+    if gradients:
+        width = len(leaves)
+        trace.connected = [any(g is not None for g in gradients[k::width]) for k in range(width)]
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",

@@ -241,5 +241,19 @@ def test_the_verdict_of_a_verified_report(story: Any) -> None:
         story.compiled()
     good = recording.report().with_verification([row, row])
     assert good.verdict.endswith("in 950 ms; verified: equal to eager on 2 observables.")
+    upstream = good.with_verification([{**row, "equal": False, "engine": "upstream"}])
+    assert upstream.verdict == good.verdict
     bad = good.with_verification([{**row, "equal": False}])
     assert bad.verdict.endswith("in 950 ms; NOT equal to eager: 1 of 3 observables differ.")
+
+
+def test_the_verdict_does_not_claim_what_was_not_verified(story: Any) -> None:
+    """Of two compiled functions one was compared with eager: the first line says that the other was not."""
+    row = {"kind": "value", "subject": "out[0]", "equal": True}
+    with Report.record() as recording:
+        story.compiled(function_id=1)
+        story.compiled(function_id=2)
+    half = recording.report().with_verification([row], frame="step #2")
+    assert half.verdict.endswith("verified: equal to eager on 1 observable, but step not verified.")
+    whole = half.with_verification([row], frame="step")
+    assert whole.verdict.endswith("verified: equal to eager on 2 observables.")
