@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -145,6 +147,20 @@ def test_fallback_eager_with_other_signatures():
             g(torch.ones(2), True)
         assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
         assert g.calls.compiled == 1
+
+
+def test_refused_calls_do_not_keep_arguments_alive():
+    """What a refusal remembers, to refuse the like at once, are facts and no tensors."""
+    with config.patch(fallback="eager"):
+        g = compiled(lambda x: x * x.sum().item())
+        x = torch.ones(2)
+        reference = weakref.ref(x)
+        with pytest.warns(RuntimeWarning):
+            g(x)
+        del x
+        gc.collect()
+        assert reference() is None
+        assert g(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_fallback_error():

@@ -155,6 +155,8 @@ class Trace:
         """
         chosen = [i for i, defined in enumerate(pattern) if defined]
         wanted = [leaf for leaf in self.leaves if leaf is not None]
+        if not wanted:
+            return [None] * len(self.leaves)
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
