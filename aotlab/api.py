@@ -23,7 +23,7 @@ from aotlab.frontends.dynamo import compile_by_dynamo
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import OpOverload, is_leaf
+from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload, is_leaf
 
 __all__ = [
     "AotModule",
@@ -190,7 +190,7 @@ class AotModule(nn.Module):
         object.__setattr__(self, "orig_module", module)
         self.__dict__["compiled"] = compiled
         # the very dictionaries of the original, so that neither can have what the other has not
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for name in MODULE_DICTIONARIES:
             self.__dict__[name] = module.__dict__[name]
         self.training = module.training
 

@@ -122,7 +122,7 @@ class CompiledFunction:
         self._on_refusal = on_refusal
         self._backend_name = backend_name
         self._entries: tuple[Entry, ...] = ()
-        self._refused: list[tuple[CallState, Exception]] = []
+        self._refused: list[tuple[CallState, str]] = []  # texts: an error would keep the arguments alive
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
@@ -218,9 +218,9 @@ class CompiledFunction:
 
         def explain(state: CallState) -> str | None:
             """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
-            for refused, error in self._refused:
+            for refused, text in self._refused:
                 if difference(refused, state, mutates=True) is None:
-                    raise Declined(error, silent=True)
+                    raise Declined(RefusedError(text), silent=True)
             if self._entries:
                 latest = self._entries[0]
                 reason[0] = difference(latest.state, state, mutates=latest.mutates) or "a guard did not hold"
@@ -244,7 +244,7 @@ class CompiledFunction:
                 raise
             state = getattr(error, "call_state", None)
             if state is not None:
-                self._refused.append((state, error))
+                self._refused.append((state, str(error)))
             return f"`{self._target.name}` runs eagerly: {error}"
         except Declined as declined:
             if config.fallback == "error" and isinstance(declined.error, TraceFailed):

@@ -11,6 +11,7 @@ held before; afterwards it finds such tensors, and puts the objects back as they
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,35 +20,50 @@ from torch import Tensor
 
 from aotlab.torch_internals import is_functional
 
+#: So many items are looked at; a watch is no walk through a data set.
 _LIMIT = 20_000
 _OPAQUE = (
-    Tensor, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
+    Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
     str, bytes, int, float, complex, type(None),
 )  # fmt: skip
+_COLLECTIONS = (dict, list, tuple, set, frozenset, collections.deque)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what an object holds by name, in its dictionary or in slots."""
+    found = dict(getattr(value, "__dict__", None) or {})
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
+                found[name] = getattr(value, name)
+    return found
+
+
+def _is_container(value: Any) -> bool:
+    if isinstance(value, _OPAQUE):
+        return False
+    if isinstance(value, (type, types.FunctionType)):
+        return not str(value.__module__).startswith(("torch", "builtins", "aotlab"))
+    return isinstance(value, _COLLECTIONS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
 def _items(container: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(container, dict):
-        yield from ((f"[{key!r}]", value) for key, value in container.items())
-    elif isinstance(container, (list, tuple)):
+        yield from ((f"[{key!r}]", value) for key, value in list(container.items()))
+    elif isinstance(container, (list, tuple, collections.deque)):
         yield from ((f"[{i}]", value) for i, value in enumerate(container))
     elif isinstance(container, (set, frozenset)):
-        yield from (("", value) for value in container)
-    elif isinstance(getattr(container, "__dict__", None), dict):
-        yield from ((f".{key}", value) for key, value in vars(container).items())
-
-
-def _is_container(value: Any) -> bool:
-    return not isinstance(value, _OPAQUE) and (
-        isinstance(value, (dict, list, tuple, set, frozenset)) or isinstance(getattr(value, "__dict__", None), dict)
-    )
+        yield from (("[…]", value) for value in container)
+    else:
+        yield from ((f".{key}", value) for key, value in _attributes(container).items())
 
 
 class Watch:
     """Remembers what objects hold; ``roots`` are (name, object)."""
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
-        self._before: list[tuple[str, Any, Any]] = []
+        self._before: list[tuple[str, Any, dict[str, Any] | list[Any]]] = []
         seen: set[int] = set()
         todo = [(name, value) for name, value in roots if _is_container(value)]
         budget = _LIMIT
@@ -58,40 +74,40 @@ class Watch:
             seen.add(id(container))
             items = list(_items(container))
             budget -= len(items) + 1
-            if isinstance(container, (dict, list, set)):
-                self._before.append((name, container, container.copy()))
+            if isinstance(container, dict):
+                self._before.append((name, container, dict(container)))
+            elif isinstance(container, (list, set, collections.deque)):
+                self._before.append((name, container, list(container)))
             elif not isinstance(container, (tuple, frozenset)):
-                self._before.append((name, vars(container), dict(vars(container))))
+                self._before.append((name, container, _attributes(container)))
             todo += [(name + label, value) for label, value in items if _is_container(value)]
 
     def leaked(self) -> str | None:
         """Return the name of a place where a traced tensor lies now, None if there is none."""
         for name, container, before in self._before:
-            if isinstance(container, dict):
-                changed = [(f"{name}.{k}", v) for k, v in container.items() if v is not before.get(k)]
-            elif isinstance(container, list):
-                known = {id(v) for v in before}
-                changed = [(f"{name}[{i}]", v) for i, v in enumerate(container) if id(v) not in known]
-            else:
-                changed = [(name, v) for v in container if v not in before]
-            for label, value in changed:
-                if _holds_traced(value, 4):
-                    return label
+            known = {id(value) for value in (before.values() if isinstance(before, dict) else before)}
+            for label, value in _items(container):
+                if id(value) not in known and _holds_traced(value, 4):
+                    return name + label
         return None
 
     def restore(self) -> None:
         """Let every object hold again what it held before."""
         for _, container, before in self._before:
-            if isinstance(container, list):
-                if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
-                    container[:] = before
-            elif (
-                isinstance(container, set)
-                or list(container) != list(before)
-                or any(v is not before[k] for k, v in container.items())
-            ):
-                container.clear()
-                container.update(before)
+            if isinstance(before, list):
+                if [id(value) for value in container] != [id(value) for value in before]:
+                    container.clear()
+                    (container.update if isinstance(container, set) else container.extend)(before)
+            elif isinstance(container, dict):
+                if list(container) != list(before) or any(value is not before[key] for key, value in container.items()):
+                    container.clear()
+                    container.update(before)
+            else:
+                for key, value in _attributes(container).items():
+                    if key not in before:
+                        delattr(container, key)
+                    elif value is not before[key]:
+                        setattr(container, key, before[key])
 
 
 def _holds_traced(value: Any, depth: int) -> bool:

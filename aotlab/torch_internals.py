@@ -29,13 +29,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 
 # Fake tensors: shapes without data. The exceptions say which op could not be run on them.
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedOperatorException,
 )
 
 # Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
@@ -61,11 +60,9 @@ __all__ = [
     "GlobalStateGuard",
     "HigherOrderOperator",
     "OpOverload",
-    "OpOverloadPacket",
     "TensorGuards",
     "TorchDispatchMode",
     "TracingContext",
-    "UnsupportedOperatorException",
     "dispatch_mode_count",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
@@ -170,11 +167,6 @@ def was_storage_changed(wrapper: Tensor) -> bool:
     return bool(torch._functionalize_was_storage_changed(wrapper))
 
 
-def mutations_hidden_from_autograd(wrapper: Tensor) -> bool:
-    """Tell whether all writes went through detached aliases."""
-    return bool(torch._functionalize_are_all_mutations_hidden_from_autograd(wrapper))
-
-
 def mutations_under_no_grad(wrapper: Tensor) -> bool:
     """Tell whether all writes happened under ``no_grad`` or ``inference_mode``."""
     return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))
@@ -206,6 +198,32 @@ def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
     if whole and last == elements:
         return new_fake(mode, shape, stride, real.dtype, real.device)
     return mode.from_tensor(real.detach(), static_shapes=True)
+
+
+# --- modules -----------------------------------------------------------------------------------------------------
+
+#: The dictionaries in which a module keeps its tensors and submodules, and the set of names that it does not save.
+MODULE_DICTIONARIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def parameters_held(module: torch.nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary in which ``module`` itself keeps its parameters."""
+    return module._parameters  # type: ignore[return-value]  # parameters are tensors
+
+
+def buffers_held(module: torch.nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary in which ``module`` itself keeps its buffers."""
+    return module._buffers
+
+
+def children_held(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Return the dictionary in which ``module`` itself keeps its submodules."""
+    return module._modules
+
+
+def hooks_held(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the dictionaries in which ``module`` keeps its forward hooks and forward pre-hooks."""
+    return module._forward_hooks, module._forward_pre_hooks
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------
@@ -313,6 +331,22 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+#: A view in C++ that functionalization takes for a fresh tensor.
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+#: Ops that raise or return nothing; nobody uses what they return, and they must stay.
+ASSERTIONS = frozenset(
+    (
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._assert_tensor_metadata.default,
+    )
+)
+
+#: How `torch.overrides` names the reading of a version counter.
+VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
+
+
 # --- autograd ----------------------------------------------------------------------------------------------------
 
 
@@ -325,11 +359,6 @@ def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
-
-
-def node_sequence(node: Any) -> int:
-    """Return an autograd node's number: nodes made later have larger ones."""
-    return int(node._sequence_nr())
 
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
@@ -355,6 +384,11 @@ def keeps_graph() -> bool:
 def version_of(tensor: Tensor) -> int:
     """Return how often ``tensor``'s storage was written through tensors that share its counter."""
     return 0 if tensor.is_inference() else int(tensor._version)  # inference tensors do not count
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the versions of many tensors; none of them may be an inference tensor."""
+    return [tensor._version for tensor in tensors]
 
 
 def base_of(tensor: Tensor) -> Tensor | None:

@@ -230,7 +230,8 @@ def poison(monkeypatch, harmless=frozenset()):
         ("torch.fx.experimental.proxy_tensor", "PythonKeyTracer"),
         ("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode"),
     ):
-        monkeypatch.setattr(importlib.import_module(path), name, poisoned(f"{path}.{name}"))
+        # the class itself stays: others ask `isinstance` of it
+        monkeypatch.setattr(getattr(importlib.import_module(path), name), "__init__", poisoned(f"{path}.{name}"))
         count += 1
     return count
 
@@ -253,6 +254,10 @@ def test_poison_works(monkeypatch):
         aot_function(torch.sin, aotlab.nop)(leaf(2))
     with pytest.raises(PoisonedError):
         make_fx(torch.sin)(torch.ones(2))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="torch._functorch"):
+        torch.compile(torch.sin, backend="aot_eager")(leaf(2))
+    torch.compiler.reset()
 
 
 def test_upstream_is_never_called(monkeypatch):

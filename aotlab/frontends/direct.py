@@ -134,18 +134,21 @@ class ModuleTarget:
         self._links: list[tuple[dict[str, Any], str, nn.Module]] = []
         self._sizes: list[tuple[dict[str, Any], int]] = []
         self._modules = list(self.module.named_modules(remove_duplicate=True))
-        kinds: tuple[tuple[str, ArgumentKind], ...] = (("_parameters", "parameter"), ("_buffers", "buffer"))
-        for attribute, kind in kinds:
+        holders: tuple[tuple[Callable[[nn.Module], dict[str, Tensor | None]], ArgumentKind], ...] = (
+            (internals.parameters_held, "parameter"),
+            (internals.buffers_held, "buffer"),
+        )
+        for holder, kind in holders:
             for path, module in self._modules:
-                held = getattr(module, attribute)
+                held = holder(module)
                 self._sizes.append((held, sum(v is not None for v in held.values())))
                 for key, tensor in held.items():
                     if tensor is not None:
                         self._slots.append((held, key))
                         self._names.append((f"{path}.{key}" if path else key, kind))
         for _, module in self._modules:
-            self._sizes.append((module._modules, sum(v is not None for v in module._modules.values())))
-            children = module._modules
+            children = internals.children_held(module)
+            self._sizes.append((children, sum(v is not None for v in children.values())))
             self._links += [(children, key, child) for key, child in children.items() if child is not None]
 
     def lifted(self) -> Sequence[Tensor]:
@@ -170,10 +173,8 @@ class ModuleTarget:
         """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
         links, sizes = self._links, self._sizes
         flags = [(module, module.training) for _, module in self._modules]
-        hooked = [
-            (module._forward_hooks, module._forward_pre_hooks, bool(module._forward_hooks or module._forward_pre_hooks))
-            for module, _ in flags
-        ]
+        hooks = [internals.hooks_held(module) for module, _ in flags]
+        hooked = [(after, before, bool(after or before)) for after, before in hooks]
 
         def check() -> bool:
             for held, key, child in links:

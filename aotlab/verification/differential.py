@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -78,11 +78,14 @@ class Verification:
         Every observable of every call.
     refused
         Why the engine refused the function, as a sentence; None if it did not.
+    ran_eagerly
+        How many calls the engine ran eagerly instead of compiling them: those agree, but say nothing about it.
     """
 
     subject: str
     comparisons: tuple[Comparison, ...]
     refused: str | None = None
+    ran_eagerly: int = 0
 
     @property
     def ok(self) -> bool:
@@ -117,9 +120,12 @@ class Verification:
 
     def __repr__(self) -> str:
         count = len(self.comparisons)
-        if self.ok:
-            return f"Verification of {self.subject}: all {count} observables equal"
-        return f"Verification of {self.subject}: {len(self.differences)} of {count} observables differ; {self.first}"
+        text = f"all {count} observables equal"
+        if not self.ok:
+            text = f"{len(self.differences)} of {count} observables differ; {self.first}"
+        if self.ran_eagerly:
+            text += f"; {self.ran_eagerly} calls were not compiled and ran eagerly"
+        return f"Verification of {self.subject}: {text}"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(notebook=True)}"
@@ -174,9 +180,15 @@ def verify(
     >>> verify(lambda x: x.mul_(2), torch.ones(3), backend="eager").ok
     True
     """
-    candidate = _engine(engine, backend)
+    make = _engine(engine, backend)
+    made: list[Any] = []
+
+    def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
+        made.append(make(function))
+        return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
+
     yardstick = eager if engine == "upstream" else _engine("upstream", "inductor")
-    return compare(
+    found = compare(
         fn,
         args,
         kwargs,
@@ -187,6 +199,9 @@ def verify(
         yardstick=yardstick,
         subject=f"{_name(fn)} ({engine}, {_name(backend)})",
     )
+    # A module is wrapped, and its wrapper holds the compiled function; stock torch.compile counts nothing.
+    log = getattr(getattr(made[0], "compiled", made[0]), "calls", None)
+    return replace(found, ran_eagerly=log.eager) if log is not None else found
 
 
 def compare(

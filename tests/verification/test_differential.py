@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aotlab.errors import OverlappingInputsError, UsageError
-from aotlab.verification import compare, eager
+from aotlab.verification import compare, eager, verify
 from aotlab.verification.differential import Verification
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -478,16 +478,32 @@ def test_captured_tensors_take_part():
     assert weight.grad is None
 
 
+def test_the_engine_is_verified():
+    """Our engine passes on a function and on a module, and the verification knows that they were compiled."""
+    for backward in ("all", "first", "each", None):
+        assert verify(function, *arguments(), backend="eager", backward=backward).first is None
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
+    found = verify(model, torch.arange(12.0).reshape(4, 3).sin(), backend="eager")
+    assert (found.first, found.ran_eagerly) == (None, 0)
+
+
+def test_calls_that_ran_eagerly_are_told():
+    """Agreement of a call that was never compiled is not passed off as the engine's."""
+
+    def invalid(x):
+        return x.view(7)
+
+    found = verify(invalid, torch.ones(3), backend="eager")
+    assert (found.ok, found.ran_eagerly) == (True, 2)
+    assert repr(found).endswith("; 2 calls were not compiled and ran eagerly")
+
+
 def test_unknown_engine():
     """A misspelt engine is a usage error."""
-    from aotlab.verification import verify
-
     with pytest.raises(UsageError, match="engine 'upsteam'"):
         verify(function, *arguments(), engine="upsteam")
 
 
 def test_upstream_is_verified_too():
     """Stock torch.compile passes on a function that mutates and aliases its inputs."""
-    from aotlab.verification import verify
-
     assert verify(function, *arguments(), engine="upstream", backend="eager").first is None

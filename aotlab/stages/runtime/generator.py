@@ -1,32 +1,7 @@
-"""Stage 7, runtime: write the function that stands between the caller and the compiled graphs.
-
-The graphs are pure; the caller's function was not. What the earlier stages took away, this one gives back, as one
-straight-line Python function per entry, with no case in it that the metadata rules out::
-
-    def run(args, kwargs):
-        # guards: is this a call that the entry was compiled for?
-        if len(args) != 2 or kwargs: return MISS
-        x, y = args
-        if not tensors_hold(x, y): return MISS
-        # compiled forward
-        new_x, out_2 = Compiled.apply(x, y)
-        # epilogue
-        x.copy_(new_x)                   # the mutation
-        out_0 = x.t()                    # an output that aliases an input
-        return (out_0, out_2[0], out_2)
-
-Only inputs that can get a gradient go through ``apply``; everything else passes by it in a list. The text is kept in
-the record, and registered with `linecache`, so that tracebacks show it.
-
-For training there is one `torch.autograd.Function` per entry. Its backward is compiled for the tangents that are
-defined; saved values are kept by `SavedValues`, which does what autograd does for its own.
-"""
+"""The generator of the run-time function: the one place where the rules of the calling convention are written."""
 
 from __future__ import annotations
 
-import keyword
-import linecache
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +11,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Boxed
-from aotlab.errors import DoubleBackwardError, GraphInvariantError
+from aotlab.errors import GraphInvariantError
 from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, same_value
 from aotlab.ir.metadata import (
     InputAliasInfo,
@@ -49,163 +24,11 @@ from aotlab.ir.metadata import (
 )
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
-from aotlab.stages.partition import PartitionRecord, Split
+from aotlab.stages.partition import PartitionRecord
+from aotlab.stages.runtime.backward import Backward
+from aotlab.stages.runtime.saved import SavedValues
+from aotlab.stages.runtime.writer import Writer
 from aotlab.stages.trace import Trace
-
-
-class Miss:
-    """What a generated function returns for a call that its guards do not hold for."""
-
-    def __repr__(self) -> str:
-        return "MISS"
-
-
-MISS = Miss()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeRecord:
-    """The generated function: its file name in tracebacks, and its source."""
-
-    name: str
-    source: str
-
-
-# --- saved values ------------------------------------------------------------------------------------------------
-
-
-class SavedValues:
-    """The values that one call's forward saved, kept as autograd keeps its own.
-
-    They go through the innermost ``saved_tensors_hooks``; their versions are checked when they are used; they are let
-    go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
-    that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
-    that does not goes through.
-    """
-
-    __slots__ = ("_hooks", "_values", "_versions", "released")
-
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        hooks = internals.saved_tensor_hooks()
-        self.released = 0
-        self._hooks = hooks
-        self._versions = [value._version for value in values]
-        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
-
-    def use(self, mask: int) -> list[Tensor]:
-        """Return the values for a backward that reaches the nodes in ``mask``.
-
-        Raises
-        ------
-        RuntimeError
-            As autograd does: when the graph has been freed, or a value was written in place.
-        """
-        if self.released & mask or self._values is None:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-                "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
-                "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
-                "if you need to access saved tensors after calling backward."
-            )
-        if self._hooks is not None:
-            return [self._hooks[1](value) for value in self._values]
-        for value, version in zip(self._values, self._versions, strict=True):
-            if value._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{value.type()} {list(value.shape)}] is at version {value._version}; expected version {version} "
-                    "instead. Hint: enable anomaly detection to find the operation that failed to compute its "
-                    "gradient, with torch.autograd.set_detect_anomaly(True)."
-                )
-        return list(self._values)
-
-    def release(self, mask: int, all_masks: Sequence[int]) -> None:
-        """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
-        if internals.keeps_graph():
-            return
-        self.released |= mask
-        if all(m == 0 or m & self.released for m in all_masks):
-            self._values = None if any(all_masks) else self._values
-
-
-def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Copy a tangent into the strides that the backward was traced with."""
-    dense = tangent.to_dense() if tangent.layout != torch.strided else tangent
-    return torch.empty_strided(dense.shape, stride, dtype=dense.dtype, device=dense.device).copy_(dense)
-
-
-# --- the backward ------------------------------------------------------------------------------------------------
-
-
-class Backward:
-    """The compiled backwards of one entry, one for each pattern of defined tangents that was asked for."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        split: Split,
-        full: Boxed | None,
-        compile_pattern: Callable[[tuple[bool, ...]], Boxed],
-        name: str,
-    ) -> None:
-        self._trace = trace
-        self._compile = compile_pattern
-        self._name = name
-        self.masks = trace.state_masks
-        self.strides = [tuple(t.stride()) for t in trace.tangents]
-        self.wanted = [i for i, connected in enumerate(trace.connected) if connected]
-        self._compiled: dict[tuple[bool, ...], Boxed] = {}
-        self._saves = len(split.saved_names)
-        if full is not None:
-            self._compiled[(True,) * len(self.masks)] = full
-
-    def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs that went through ``apply``, in their order.
-
-        Raises
-        ------
-        DoubleBackwardError
-            Under ``create_graph=True``.
-        Exception
-            The error that differentiating the traced program raised.
-        """
-        if torch.is_grad_enabled():
-            raise DoubleBackwardError(
-                f"the backward of compiled `{self._name}` was called with create_graph=True",
-                why="derivatives of a compiled backward are not supported yet",
-                suggestion="call the original function where higher derivatives are needed",
-            )
-        pattern = tuple(t is not None for t in tangents)
-        if True not in pattern:
-            return [None] * len(self.wanted)
-        compiled = self._compiled.get(pattern)
-        mask = 0
-        inputs: list[Any] = []
-        for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
-            if tangent is not None:
-                mask |= own
-                inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
-        if compiled is None:
-            compiled = self._compiled[pattern] = self._compile(pattern)
-        # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
-        arguments = saved.use(mask) if self._saves else _none_saved(saved, mask)
-        saved.release(mask, self.masks)
-        arguments += inputs
-        del inputs
-        if internals.any_autocast_enabled():
-            with internals.disable_autocast():
-                gradients = compiled(arguments)
-        else:
-            gradients = compiled(arguments)
-        return [gradients[i] for i in self.wanted]
-
-
-def _none_saved(saved: SavedValues, mask: int) -> list[Tensor]:
-    """Raise eager's error for a second backward also where we, other than eager, had nothing to save."""
-    return saved.use(mask) if saved.released & mask else []
-
-
-# --- the generator -----------------------------------------------------------------------------------------------
 
 _METHODS = {
     "aten.t.default": "t",
@@ -228,43 +51,6 @@ _METHODS = {
 }
 
 
-class _Writer:
-    """Collects the lines of the generated source and the objects that it refers to."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 1
-        self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
-        self._taken: set[str] = {
-            "args", "kwargs", "forward", "backward", "torch", "MISS", "run", "Compiled", "box", "out", "lifted",
-            "parameters", "ctx", "self", "leaves", "nesting", "len", "tuple", "type", "list", "dict",
-        }  # fmt: skip
-
-    def add(self, line: str = "") -> None:
-        """Add a line at the present depth."""
-        self.lines.append("    " * self.depth + line if line else "")
-
-    def local(self, wanted: str) -> str:
-        """Make up a local name that reads like ``wanted``."""
-        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
-        if name[0].isdigit():
-            name = f"v{name}"
-        if keyword.iskeyword(name):
-            name = f"{name}_"
-        stem, n = name, 1
-        while name in self._taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self._taken.add(name)
-        return name
-
-    def constant(self, wanted: str, value: Any) -> str:
-        """Make ``value`` reachable under a name like ``wanted``."""
-        name = self.local(wanted)
-        self.namespace[name] = value
-        return name
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What the generator puts together.
@@ -284,35 +70,25 @@ class Parts:
     debug: bool
 
 
-def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
-    """Write, compile and return the function that serves one entry's calls.
-
-    It takes ``args`` and ``kwargs`` and returns what the user's function would, or `MISS` if the guards do not hold.
-    """
-    source, namespace = generate(parts)
-    safe = re.sub(r"[^\w.]+", "_", parts.call.target.name)
-    name = f"<aotlab {safe} entry {parts.entry}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), namespace)
-    return RuntimeRecord(name=name, source=source), namespace["run"]
-
-
 def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     """Write the source and gather what it refers to."""
-    return _Generator(parts).generate()
+    return Generator(parts).generate()
 
 
-class _Generator:
+class Generator:
+    """Writes the source of one entry's run-time function."""
+
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.meta: ViewAndMutationMeta = parts.trace.metadata
         self.state: CallState = parts.call.state
-        self.w = _Writer()
+        self.w = Writer()
         self.expressions: dict[int, str] = {}  # flat position → expression
         self.grad_on = dict(self.state.settings)["grad mode"]
         self.multi: dict[tuple[str, str], tuple[str, set[int]]] = {}
 
     def generate(self) -> tuple[str, dict[str, Any]]:
+        """Write prologue, call and epilogue; return the source and what it refers to."""
         w = self.w
         w.namespace["forward"] = self.parts.forward
         w.namespace["set_grad_mode"] = internals.set_grad_mode

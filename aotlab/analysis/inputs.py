@@ -1,0 +1,149 @@
+"""What a traced function did to its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.errors import CapturedTensorError, EscapeError, MetadataMutationError, StorageMutationError, UserLine
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.recorder import RunEagerly, Tape, overlaps_itself
+from aotlab.torch_internals import FakeTensorMode
+
+
+class NonLeaf(torch.autograd.Function):
+    """Give the traced program a non-leaf input: an identity for autograd that records no op.
+
+    The wrapper may then be mutated in place, while gradients are taken with respect to the value before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, fake: Tensor) -> Tensor:
+        """Wrap the fake value once more."""
+        return internals.to_functional(fake)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Pass the gradient on."""
+        return gradient, None
+
+
+@dataclass(slots=True, kw_only=True)
+class Entered:
+    """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
+
+    ``leaf`` is the wrapper that gradients are taken with respect to; ``grad_fn``, ``version`` and ``storage`` are the
+    wrapper's at the start.
+    """
+
+    name: str
+    real: Tensor
+    fake: Tensor
+    wrapper: Tensor
+    leaf: Tensor | None
+    grad_fn: Any
+    version: int
+    storage: int
+
+
+def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
+    """Make the traced stand-in of one input."""
+    fake = tape.enter(internals.enter_fake(fake_mode, real))
+    wrapper = internals.to_functional(fake)
+    leaf = None
+    if real.requires_grad:
+        leaf = wrapper.requires_grad_(True)
+        if not real.is_leaf:
+            with torch.enable_grad():
+                wrapper = NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
+    return Entered(
+        name=name,
+        real=real,
+        fake=fake,
+        wrapper=wrapper,
+        leaf=leaf,
+        grad_fn=wrapper.grad_fn,
+        version=internals.version_of(wrapper),
+        storage=internals.storage_key(wrapper),
+    )
+
+
+def value_of(wrapper: Tensor, what: str) -> Tensor:
+    """Return what a wrapper holds after all writes through its aliases."""
+    if not internals.is_functional(wrapper):
+        raise CapturedTensorError(
+            f"{what} is a tensor that is not computed from the arguments",
+            why="it would be frozen into the graph",
+            suggestion="pass it as an argument",
+        )
+    internals.sync(wrapper)
+    return internals.from_functional(wrapper)
+
+
+def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers, keep: bool) -> InputAliasInfo:
+    """Say what happened to one input, and refuse what the epilogue cannot do."""
+    wrapper = item.wrapper
+    final = value_of(wrapper, f"`{item.name}`")
+    line = _line_of(tape, final)
+    if internals.was_storage_changed(wrapper):
+        raise StorageMutationError(
+            f"`{item.name}` is given another storage or another size",
+            line=line,
+            why="that is not supported yet",
+            suggestion="return a new tensor",
+            argument=item.name,
+        )
+    if internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape or final.dtype != item.fake.dtype:
+        raise MetadataMutationError(
+            f"`{item.name}` changes its sizes or strides in place",
+            line=line,
+            why="that is not supported yet",
+            suggestion="use the out-of-place form, as t() for t_()",
+            argument=item.name,
+        )
+    grad = wrapper.grad if wrapper.is_leaf else None
+    if grad is not None or (item.leaf is not None and item.leaf.grad is not None):
+        raise EscapeError(
+            f"gradients were accumulated into `{item.name}` inside the function",
+            why="they would be added to the traced tensor, not to the caller's",
+            suggestion="use torch.autograd.grad inside, or call backward() outside",
+            argument=item.name,
+        )
+    requires_grad = item.real.requires_grad
+    if wrapper.is_leaf and wrapper.requires_grad != requires_grad:
+        raise MetadataMutationError(
+            f"`{item.name}` has its requires_grad changed to {wrapper.requires_grad}",
+            why="that is not supported yet",
+            suggestion="set it before the call",
+            argument=item.name,
+        )
+    mutated = internals.has_data_mutation(wrapper) and final is not item.fake
+    if mutated and overlaps_itself(item.real):
+        raise RunEagerly(f"`{item.name}` overlaps itself and is written")
+    visible = wrapper.grad_fn is not item.grad_fn
+    # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
+    hidden = requires_grad and not visible
+    under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
+    return InputAliasInfo(
+        index=index,
+        name=item.name,
+        spec=spec_of(item.real, storages),
+        is_leaf=item.real.is_leaf,
+        requires_grad=requires_grad,
+        mutates_data=mutated,
+        mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
+        mutations_under_no_grad_or_inference_mode=under_no_grad,
+        keep_input_mutations=keep,
+        moves_version=internals.version_of(wrapper) != item.version,
+        requires_grad_after=wrapper.requires_grad,
+    )
+
+
+def _line_of(tape: Tape, value: Tensor) -> UserLine | None:
+    made = tape.producer(value)
+    return made[0].place() if made is not None and made[0].place is not None else None

@@ -1,0 +1,195 @@
+"""How the outputs of a traced function relate to its inputs and to each other."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.inputs import Entered, value_of
+from aotlab.analysis.views import (
+    canonical_base,
+    common_base,
+    covers_storage,
+    is_view_of,
+    or_else,
+    views_between,
+    with_detach,
+)
+from aotlab.errors import OutputError, SymbolicShapeError
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.recorder import Tape
+
+_PLAIN_RESULTS = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, enum.Enum, type, slice, range,
+)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Outputs:
+    """The outputs as read off, and what the forward graph must return for them."""
+
+    infos: list[OutputAliasInfo] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
+    bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
+
+
+def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
+    """Classify every output."""
+    read = Outputs()
+    storages = StorageNumbers()
+    input_storage = {internals.storage_key(i.wrapper): k for k, i in enumerate(inputs)}
+    groups: dict[int, list[int]] = {}
+    values: dict[int, Tensor] = {}
+    infos: dict[int, OutputAliasInfo] = {}
+    for i, (leaf, name) in enumerate(zip(leaves, names, strict=True)):
+        if not isinstance(leaf, Tensor):
+            if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+                raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
+            if not isinstance(leaf, _PLAIN_RESULTS):
+                raise OutputError(
+                    f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
+                    why="a compiled call would return the same object each time, holding traced tensors perhaps",
+                    suggestion="return tensors and plain values, or register the type with torch.utils._pytree",
+                )
+            read.constants[i] = leaf
+            kind = type(leaf)
+            infos[i] = OutputAliasInfo(
+                index=i, name=name, output_type=OutputType.NON_ALIAS, raw_type=kind.__qualname__, spec=None
+            )
+            continue
+        values[i] = value_of(leaf, f"`{name}`")
+        groups.setdefault(internals.storage_key(leaf), []).append(i)
+
+    first_of: dict[int, int] = {}
+
+    def info(i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None) -> None:
+        first = first_of.setdefault(id(leaves[i]), i)
+        infos[i] = OutputAliasInfo(
+            index=i,
+            name=names[i],
+            output_type=kind,
+            raw_type="torch.Tensor",
+            spec=_wrapper_spec(leaves[i], storages),
+            base_idx=base,
+            requires_grad=leaves[i].requires_grad,
+            views=views,
+            same_as=None if first == i else first,
+            under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+        )
+
+    for key, members in groups.items():
+        k = input_storage.get(key)
+        if k is not None:
+            _read_input_aliases(tape, leaves, values, names, members, k, inputs[k], info)
+        else:
+            _read_intermediate_group(tape, leaves, values, names, members, read, info)
+    read.infos = [infos[i] for i in range(len(leaves))]
+    return read
+
+
+def _wrapper_spec(wrapper: Tensor, storages: StorageNumbers) -> Any:
+    return spec_of(wrapper, storages)
+
+
+def _read_input_aliases(
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    names: Sequence[str],
+    members: Sequence[int],
+    k: int,
+    item: Entered,
+    info: Callable[..., None],
+) -> None:
+    """Classify outputs that live in the storage of input ``k``."""
+    base_value = internals.from_functional(item.wrapper)
+    for i in members:
+        output = leaves[i]
+        if output is item.wrapper:
+            info(i, OutputType.IS_INPUT, k, ())
+            continue
+        if output.requires_grad and not is_view_of(output, item.wrapper):
+            raise OutputError(
+                f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
+                why="the epilogue can make views of an input only by ordinary view ops",
+                suggestion="return a clone",
+                argument=item.name,
+            )
+        views = with_detach(views_between(tape, base_value, values[i]), output, item.wrapper)
+        if views is None and values[i].dtype != base_value.dtype:
+            raise OutputError(
+                f"`{names[i]}` views `{item.name}` as another dtype in a way that cannot be replayed",
+                suggestion="return a clone",
+                argument=item.name,
+            )
+        info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+
+def _read_intermediate_group(
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    names: Sequence[str],
+    members: Sequence[int],
+    read: Outputs,
+    info: Callable[..., None],
+) -> None:
+    """Classify outputs that share the storage of one intermediate."""
+    for i in members:
+        if leaves[i].requires_grad and leaves[i].is_leaf and internals.base_of(leaves[i]) is None:
+            raise OutputError(
+                f"`{names[i]}` is a leaf that the function made to require grad",
+                why="its gradient would be accumulated inside the graph, out of reach",
+                suggestion="create it outside and pass it in",
+            )
+    distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
+    differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad]
+    lone = leaves[distinct[0]]
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not (lone.requires_grad and lone.is_leaf):
+        i = distinct[0]
+        made = tape.producer(values[i])
+        unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
+        info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+        read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad else None))
+        for again in members[1:]:
+            info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
+        return
+
+    roots = {id(r): r for r in (or_else(internals.base_of(o), o) for o in differentiable)}
+    starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
+    base = common_base(tape, [canonical_base(tape, start) for start in starts])
+    root = next(iter(roots.values()), None)
+    connected = root is None or all(is_view_of(o, root) for o in differentiable)
+    if base is None or not connected or (root is not None and value_of(root, "a base") is not base):
+        listed = ", ".join(f"`{names[i]}`" for i in distinct)
+        raise OutputError(
+            f"the outputs {listed} share memory in a way that cannot be made again from one tensor",
+            suggestion="return clones",
+        )
+    owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
+    if owner is not None:
+        info(owner, OutputType.NON_ALIAS)
+        read.returned.append((owner, base, root))
+        where, first = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
+        following = first
+    else:
+        where = len(read.bases)
+        read.bases.append((base, root))
+        first, following = OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE
+    for i in members:
+        if i == owner:
+            continue
+        views = views_between(tape, base, values[i])
+        if views is None and values[i].dtype != base.dtype:
+            raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
+        info(i, first, where, with_detach(views, leaves[i], root))
+        first = following

@@ -1,0 +1,131 @@
+"""Which view ops lead from one value of a trace to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.ir.metadata import ViewStep
+from aotlab.recorder import Tape
+from aotlab.torch_internals import OpOverload
+
+_view_ops: dict[OpOverload, bool] = {}
+_ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
+
+
+def _is_view_op(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    known = _view_ops.get(target)
+    if known is None:
+        schema = target._schema
+        first = schema.arguments[0].alias_info if schema.arguments else None
+        result = schema.returns[0].alias_info if schema.returns else None
+        known = first is not None and not first.is_write and result is not None
+        _view_ops[target] = known
+    return known
+
+
+def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
+    """Return the tensor of which ``value`` is a view, and the step; None if it is no view."""
+    made = tape.producer(value)
+    if made is None or not _is_view_op(made[0].target):
+        return None
+    operation, path = made
+    step = ViewStep(
+        target=str(operation.target),
+        args=tuple(operation.args[1:]),
+        kwargs=tuple(operation.kwargs.items()),
+        item=path[0] if path else None,
+    )
+    return operation.args[0], step
+
+
+def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
+    steps: list[ViewStep] = []
+    while value is not base:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return None
+        value, step = parent
+        steps.append(step)
+    return tuple(reversed(steps))
+
+
+def covers_storage(value: Tensor) -> bool:
+    """Tell whether ``value`` begins its storage and is as large: whether returning it returns the whole storage."""
+    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def canonical_base(tape: Tape, value: Tensor) -> Tensor:
+    """Walk up from ``value`` to the nearest tensor that is a whole storage, and past mere aliases of it."""
+    while True:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return value
+        if covers_storage(value) and not (
+            tape.producer(value)[0].target in _ALIAS_OPS and covers_storage(parent[0])  # type: ignore[index]  # a view has a producer
+        ):
+            return value
+        value = parent[0]
+
+
+_DETACH = ViewStep(target="aten.detach.default")
+
+
+def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
+    """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
+    lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
+    if views == () and output.requires_grad and not output.is_leaf:
+        return (ViewStep(target="aten.alias.default"),)
+    if views == () or (lost and _DETACH not in views):  # type: ignore[operator]  # not None where lost
+        return (*(views or ()), _DETACH)
+    return views
+
+
+def is_view_of(output: Tensor, base: Tensor) -> bool:
+    """Tell whether autograd takes ``output`` for a view of ``base`` and leads its gradient straight there.
+
+    A view made under ``no_grad`` counts: it has no gradient function. A view of such a view does not count: its
+    gradient ends at the former.
+    """
+    if output is base:
+        return True
+    if internals.base_of(output) is not base:
+        return False
+    node = output.grad_fn
+    if node is None:
+        return True
+    while node is not base.grad_fn:
+        if internals.is_custom_function_node(node):
+            return False  # its backward is the user's, not a view's
+        variable = getattr(node, "variable", None)  # of the node that accumulates into a leaf
+        if variable is not None:
+            return variable is base
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        if len(following) != 1:
+            return False
+        node = following[0]
+    return True
+
+
+def or_else(a: Tensor | None, b: Tensor) -> Tensor:
+    """Return ``a`` unless it is None."""
+    return b if a is None else a
+
+
+def common_base(tape: Tape, candidates: list[Tensor]) -> Tensor | None:
+    """Find the candidate of which all others are views; None if there is none."""
+    for candidate in candidates:
+        if all(views_between(tape, candidate, other) is not None for other in candidates):
+            return candidate
+    tops = []
+    for value in candidates:
+        while (parent := view_parent(tape, value)) is not None:
+            value = parent[0]
+        tops.append(value)
+    return tops[0] if all(top is tops[0] for top in tops) else None

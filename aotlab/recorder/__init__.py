@@ -1,0 +1,24 @@
+"""The recorder: a dispatch mode that writes down every op while the program runs on fake tensors.
+
+It stands below autograd and functionalization, so what it sees is already pure: no mutation, no
+wrappers. There are no proxies. An op that arrives is run on fake tensors and appended to a `Tape`;
+which op made a value is looked up by the identity of the fake tensor, all of which the tape keeps
+alive. Only when the trace is over are fx graphs written from the tape, each with just the ops that
+its outputs need. One tape serves the joint graph and every later backward::
+
+    tape = Tape()
+    x = tape.enter(fake_mode.from_tensor(real))
+    with Recorder(tape, fake_mode, {}):
+        y = x * 2
+    module = tape.graph("double", inputs=[("primals_1", x)], outputs=[y])
+"""
+
+from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
+from aotlab.recorder.mode import Recorder, locate
+from aotlab.recorder.places import Place, user_line, user_place
+from aotlab.recorder.tape import Operation, Tape, tensors_in
+
+__all__ = [
+    "EscapeGuard", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "locate", "overlaps_itself", "tensors_in",
+    "user_line", "user_place",
+]  # fmt: skip

@@ -1,0 +1,185 @@
+"""Ways around the trace, refused at the Python level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from aotlab import torch_internals as internals
+from aotlab.errors import (
+    DataDependentError,
+    EscapeError,
+    HooksError,
+    MetadataMutationError,
+    RefusedError,
+    StorageMutationError,
+)
+from aotlab.recorder.places import user_line
+
+
+class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
+    """Raised in a trace when eager itself has to have its say, most often by raising its own error."""
+
+
+def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
+    raise EscapeError(
+        "`torch.utils.swap_tensors` was called inside the function",
+        line=user_line(),
+        why="it would exchange a traced tensor for another behind the trace's back",
+        suggestion="move it out of the compiled function",
+    )
+
+
+def _refuse_dlpack(tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    raise EscapeError(
+        "`to_dlpack` was called inside the function",
+        line=user_line(),
+        why="the compiled function would see the memory of this one trace",
+        suggestion="move it out of the compiled function",
+    )
+
+
+_MEMORY = "the compiled function would see the memory of this one trace"
+_ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
+    Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
+    Tensor.__array__: (EscapeError, "`__array__` (numpy)", _MEMORY),
+    Tensor.data_ptr: (EscapeError, "`data_ptr()`", _MEMORY),
+    Tensor.__dlpack__: (EscapeError, "`__dlpack__`", _MEMORY),
+    Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
+    Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
+    Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
+    internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),  # type: ignore[attr-defined]  # a getter
+    Tensor.grad.__get__: (EscapeError, "`.grad`", "it belongs to the caller's tensor, not to the traced one"),  # type: ignore[union-attr]  # a getter
+    Tensor.grad.__set__: (EscapeError, "an assignment to `.grad`", "it would be lost"),  # type: ignore[union-attr]  # a getter
+    Tensor.backward: (EscapeError, "`backward()`", "gradients would be added to traced tensors, not to the caller's"),
+    Tensor.tolist: (DataDependentError, "`tolist()`", "a trace has no values"),
+    Tensor.__repr__: (DataDependentError, "the text", "a trace has no values"),
+    Tensor.__format__: (DataDependentError, "the text", "a trace has no values"),
+    Tensor.__deepcopy__: (EscapeError, "`copy.deepcopy`", _MEMORY),
+    Tensor.__reduce_ex__: (EscapeError, "a pickle", _MEMORY),
+    Tensor.register_hook: (HooksError, "`register_hook`", "the hook would run at trace time only"),
+    Tensor.register_post_accumulate_grad_hook: (
+        HooksError, "`register_post_accumulate_grad_hook`", "the hook would run at trace time only",
+    ),
+    Tensor.retain_grad: (HooksError, "`retain_grad()`", "intermediates of a compiled function have no `.grad`"),
+}  # fmt: skip
+
+
+class EscapeGuard(TorchFunctionMode):
+    """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
+
+    ``input_storages`` names the inputs by `torch_internals.storage_key`.
+    """
+
+    def __init__(self, input_storages: Mapping[int, str] | None = None) -> None:
+        super().__init__()
+        self.input_storages = input_storages or {}
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let a function pass, or refuse it."""
+        escape = _ESCAPES.get(func)
+        if escape is not None and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            kind, what, why = escape
+            raise kind(
+                f"{what} of a traced tensor was asked for",
+                line=user_line(),
+                why=why,
+                suggestion="move it out of the compiled function",
+            )
+        if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            self._refuse_reshape(func, args[0])
+        written = kwargs.get("out") if kwargs else None
+        if _writes_in_place(func) and args:
+            written = args[0]
+        if not isinstance(written, Tensor):
+            return func(*args, **(kwargs or {}))
+        if overlaps_itself(written):
+            raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
+        base = internals.base_of(written)
+        owner = written if base is None else base
+        shape, stride = owner.shape, owner.stride()
+        result = func(*args, **(kwargs or {}))
+        if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
+            keep_strides(owner, shape, stride)
+        return result
+
+    def __enter__(self) -> EscapeGuard:
+        """Guard the block; some functions do not ask function modes and are replaced for its length."""
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack)
+        self._replaced.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the guard."""
+        self._replaced.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
+        name = self.input_storages.get(internals.storage_key(tensor))
+        if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
+            if name is None and func is not Tensor.set_:
+                return
+            raise StorageMutationError(
+                f"`{func.__name__}` gives {f'`{name}`' if name else 'an intermediate'} another storage or size",
+                line=user_line(),
+                why="that is not supported yet",
+                suggestion="return a new tensor",
+                argument=name,
+            )
+        if name is not None:
+            raise MetadataMutationError(
+                f"`{func.__name__}` changes `{name}`, or a view of it, other than in its values",
+                line=user_line(),
+                why="that is not supported yet",
+                suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
+                argument=name,
+            )
+
+
+def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
+    """Give a wrapper that was written the strides back that it had, where they differ.
+
+    An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
+    to choose, and what is computed from its result inherits the choice.
+    """
+    internals.sync(wrapper)
+    if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
+        return
+    with torch.no_grad():
+        fresh = torch.empty_strided(shape, stride, dtype=wrapper.dtype, device=wrapper.device)
+        fresh.copy_(wrapper)
+        internals.sync(fresh)
+        internals.replace_value(wrapper, internals.from_functional(fresh))
+
+
+_RESHAPES_IN_PLACE = frozenset(
+    (
+        Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
+        Tensor.as_strided_, Tensor.detach_, Tensor.set_, Tensor.resize_, Tensor.resize_as_,
+    )
+)  # fmt: skip
+_in_place: dict[Any, bool] = {}
+
+
+def _writes_in_place(func: Any) -> bool:
+    known = _in_place.get(func)
+    if known is None:
+        name = getattr(func, "__name__", "")
+        known = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        known = known or (
+            name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+        )
+        _in_place[func] = known
+    return known
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

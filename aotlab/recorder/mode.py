@@ -1,0 +1,234 @@
+"""The dispatch mode that writes the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.errors import (
+    CapturedTensorError,
+    DataDependentError,
+    GraphInvariantError,
+    HigherOrderOpError,
+    SubclassError,
+    UserLine,
+)
+from aotlab.ir.graphs import Phase
+from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
+from aotlab.recorder.places import user_line, user_place
+from aotlab.recorder.tape import Operation, Tape, tensors_in
+from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
+
+_ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
+_LIFTS = frozenset(
+    (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
+)
+
+
+class Recorder(TorchDispatchMode):
+    """Run each op on fake tensors and append it to the tape.
+
+    Parameters
+    ----------
+    tape
+        Where ops go.
+    fake_mode
+        The mode that made the inputs.
+    decompositions
+        Ops that are replaced by what their function calls.
+
+    Raises
+    ------
+    CapturedTensorError, HigherOrderOpError, SubclassError, DataDependentError
+        From inside the traced program, at the op concerned.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, tape: Tape, fake_mode: FakeTensorMode, decompositions: dict[Any, Callable[..., Any]] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.tape = tape
+        self.fake_mode = fake_mode
+        self.decompositions = decompositions or {}
+        self.phase: Phase = "forward"
+        self.place: Callable[[], UserLine | None] | None = None
+        self.meta: dict[str, Any] | None = None
+        self._original: OpOverload | None = None
+        self._decomposes: dict[Any, Callable[..., Any] | None] = {}
+        self._memo: dict[Any, Any] = {}
+        self._unmemoisable: set[OpOverload] = set()
+        self._places: dict[int, Callable[[], UserLine | None]] = {}
+        self._metas: dict[int, dict[str, Any]] = {}
+
+    def __enter__(self) -> Recorder:
+        """Start recording."""
+        _active.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop recording."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+        _active.pop()
+
+    def _decomposition(self, op: Any) -> Callable[..., Any] | None:
+        if op not in self._decomposes:
+            found = self.decompositions.get(op)
+            if found is None and internals.has_composite_implicit_kernel(op):
+                found = op.decompose
+            self._decomposes[op] = found
+        return self._decomposes[op]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record one op."""
+        kwargs = kwargs or {}
+        answer = _ANSWERED_BY_THE_FAKE.get(func)
+        if answer is not None:
+            return answer(*args)
+        if not isinstance(func, OpOverload):
+            if isinstance(func, HigherOrderOperator):
+                self._refuse_higher_order(func)
+            return func(*args, **kwargs)
+        decomposition = self._decomposition(func)
+        if decomposition is not None:
+            outermost = self._original is None
+            if outermost:
+                self._original = func
+            try:
+                with self:
+                    result = decomposition(*args, **kwargs)
+            finally:
+                if outermost:
+                    self._original = None
+            if result is not NotImplemented:
+                return result
+        if func in _LIFTS and not isinstance(args[0], FakeTensor):
+            return self._lift(args[0])
+        tape = self.tape
+        for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
+            if not tape.knows(tensor):
+                self._refuse_foreign(func, tensor)
+        if func._schema.is_mutable:
+            self._refuse_mutation(func)
+        try:
+            result = self._run_on_fakes(func, types, args, kwargs)
+        except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
+            raise DataDependentError(
+                f"`{func}` has a result that depends on the values of a tensor",
+                line=self._line(),
+                why="a graph traced ahead of time has no values and one size for each result",
+                suggestion="move it out of the compiled function, or use torch.where in place of `if`",
+            ) from error
+        self._append(func, args, kwargs, result)
+        return result
+
+    def _run_on_fakes(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
+        key = None
+        if func not in self._unmemoisable:
+            try:
+                key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, *settings_in_key())
+            except NoKey:
+                key = None
+        known = self._memo.get(key) if key is not None else None
+        if known is not None:
+            if len(known) == 5:
+                return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
+            return remake(self.fake_mode, known)
+        result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        if key is not None:
+            description = memo_value(result, args, kwargs)
+            if description is None:
+                self._unmemoisable.add(func)
+            else:
+                self._memo[key] = description
+        return result
+
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        tape = self.tape
+        place, meta = self.place, self.meta
+        if self.phase == "forward":
+            sequence: int | None = internals.sequence_number() - 1
+            if place is None:
+                place = user_place()
+            if place is not None:
+                self._places.setdefault(sequence, place)  # type: ignore[arg-type]  # an int on this branch
+            if meta is not None:
+                self._metas.setdefault(sequence, meta)  # type: ignore[arg-type]  # an int on this branch
+        else:
+            sequence = internals.current_node_sequence()
+            if sequence is not None:
+                place = self._places.get(sequence)
+                meta = self._metas.get(sequence)
+        original = self._original or func
+        index = len(tape.operations)
+        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+
+    def _line(self) -> UserLine | None:
+        if self.phase == "backward":
+            sequence = internals.current_node_sequence()
+            place = None if sequence is None else self._places.get(sequence)
+            return None if place is None else place()
+        return self.place() if self.place is not None else user_line()
+
+    def _lift(self, real: Tensor) -> Tensor:
+        """Take a tensor that Python data was just turned into as a constant of the graph."""
+        copy = real.detach().clone()
+        constant = self.tape.add_constant(copy, self.fake_mode.from_tensor(copy, static_shapes=True))
+        # the program gets a copy at each call, as it makes the tensor anew at each call
+        # made of a real tensor, so that the fake mode knows its values; of another one, so that it is another fake
+        another = real.detach().clone()
+        with self.fake_mode:
+            fake: Tensor = torch.ops.aten.lift_fresh_copy.default(another)
+        self._append(torch.ops.aten.clone.default, (constant,), {}, fake)
+        return fake
+
+    def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
+        if isinstance(tensor, FakeTensor):
+            raise GraphInvariantError(f"`{func}` was given a fake tensor of another trace, at {self._line()}")
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            raise SubclassError(
+                f"`{func}` was given a `{type(tensor).__qualname__}`",
+                line=self._line(),
+                why="tensor subclasses are not supported yet",
+            )
+        raise CapturedTensorError(
+            f"`{func}` was given a tensor of shape {tuple(tensor.shape)} that is not an argument",
+            line=self._line(),
+            why="its values, or a write to it, would be frozen into the graph",
+            suggestion="pass it as an argument, or make it a parameter or buffer of a module given to aot_module",
+        )
+
+    def _refuse_mutation(self, func: Any) -> NoReturn:
+        raise HigherOrderOpError(
+            f"`{func}` changes its arguments and functionalization has no rule for it",
+            line=self._line(),
+            why="the write would be lost or done at the wrong time",
+        )
+
+    def _refuse_higher_order(self, func: Any) -> NoReturn:
+        raise HigherOrderOpError(
+            f"higher-order op `{func}` has no tracing rule yet",
+            line=self._line(),
+            suggestion="move it out of the compiled function",
+        )
+
+
+_active: list[Recorder] = []
+
+
+def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
+    """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
+    if _active:
+        _active[-1].place = place
+        _active[-1].meta = meta

@@ -1,0 +1,71 @@
+"""Where in the user's program an op comes from."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from aotlab.errors import UserLine
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = Path(__file__).parents[1]
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_ENGINE = tuple(
+    str(_HERE / name)
+    for name in ("recorder", "stages", "frontends", "pipeline.py", "cache.py", "api.py", "torch_internals.py")
+)
+
+
+class Place:
+    """A place in running code, kept as code object and instruction, symbolised only when asked for."""
+
+    __slots__ = ("code", "instruction")
+
+    def __init__(self, code: CodeType, instruction: int) -> None:
+        self.code = code
+        self.instruction = instruction
+
+    def __call__(self) -> UserLine:
+        """Look the line up."""
+        number = self.code.co_firstlineno
+        for start, end, line in self.code.co_lines():
+            if start <= self.instruction < end and line is not None:
+                number = line
+        return UserLine(
+            file=self.code.co_filename,
+            line=number,
+            function=self.code.co_name,
+            code=linecache.getline(self.code.co_filename, number).strip(),
+        )
+
+
+_is_user_code: dict[CodeType, bool] = {}
+
+
+def user_place() -> Place | None:
+    """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        known = _is_user_code.get(code)
+        if known is None:
+            file = code.co_filename
+            known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
+            if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
+                known = False
+            _is_user_code[code] = known
+        if known:
+            return Place(code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def user_line() -> UserLine | None:
+    """Return the line of the innermost user frame, for an error."""
+    place = user_place()
+    return None if place is None else place()

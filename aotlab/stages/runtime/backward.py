@@ -1,0 +1,84 @@
+"""The backwards of one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.backends.base import Boxed
+from aotlab.errors import DoubleBackwardError
+from aotlab.stages.partition import Split
+from aotlab.stages.runtime.saved import SavedValues, restride
+from aotlab.stages.trace import Trace
+
+
+class Backward:
+    """The compiled backwards of one entry, one for each pattern of defined tangents that was asked for."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        split: Split,
+        full: Boxed | None,
+        compile_pattern: Callable[[tuple[bool, ...]], Boxed],
+        name: str,
+    ) -> None:
+        self._trace = trace
+        self._compile = compile_pattern
+        self._name = name
+        self.masks = trace.state_masks
+        self.strides = [tuple(t.stride()) for t in trace.tangents]
+        self.wanted = [i for i, connected in enumerate(trace.connected) if connected]
+        self._compiled: dict[tuple[bool, ...], Boxed] = {}
+        self._saves = len(split.saved_names)
+        if full is not None:
+            self._compiled[(True,) * len(self.masks)] = full
+
+    def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the inputs that went through ``apply``, in their order.
+
+        Raises
+        ------
+        DoubleBackwardError
+            Under ``create_graph=True``.
+        Exception
+            The error that differentiating the traced program raised.
+        """
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                f"the backward of compiled `{self._name}` was called with create_graph=True",
+                why="derivatives of a compiled backward are not supported yet",
+                suggestion="call the original function where higher derivatives are needed",
+            )
+        pattern = tuple(t is not None for t in tangents)
+        if True not in pattern:
+            return [None] * len(self.wanted)
+        compiled = self._compiled.get(pattern)
+        mask = 0
+        inputs: list[Any] = []
+        for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
+            if tangent is not None:
+                mask |= own
+                inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
+        if compiled is None:
+            compiled = self._compiled[pattern] = self._compile(pattern)
+        # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
+        arguments = saved.use(mask) if self._saves else _none_saved(saved, mask)
+        saved.release(mask, self.masks)
+        arguments += inputs
+        del inputs
+        if internals.any_autocast_enabled():
+            with internals.disable_autocast():
+                gradients = compiled(arguments)
+        else:
+            gradients = compiled(arguments)
+        return [gradients[i] for i in self.wanted]
+
+
+def _none_saved(saved: SavedValues, mask: int) -> list[Tensor]:
+    """Raise eager's error for a second backward also where we, other than eager, had nothing to save."""
+    return saved.use(mask) if saved.released & mask else []

@@ -1,0 +1,128 @@
+"""The Inductor backend: few compilations, one kernel cache for the run."""
+
+from __future__ import annotations
+
+import torch
+
+import aotlab
+from aotlab.backends.inductor import InductorBackend, is_random, kernels_in
+from aotlab.ir.metadata import MutationType
+from tests.engine_helpers import events, leaf, metadata, nonleaf, record
+
+OUTPUT_CODE = '''
+cpp_fused_sin_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r"""
+extern "C" void kernel() {}
+""")
+
+triton_poi_fused_1 = async_compile.triton('triton_poi_fused_1', """
+@triton.jit
+def triton_poi_fused_1(): pass
+""", device_str='cuda')
+
+other = 3
+
+def call(args):
+    extern_kernels.mm(arg0_1, arg1_1, out=buf0)
+    buf1 = torch.ops.aten.topk.default(buf0, 2)
+'''
+
+
+def test_kernels_in_output_code():
+    """Kernels that Inductor wrote, by language, and library calls."""
+    kernels = kernels_in(OUTPUT_CODE)
+    assert [(k.name, k.language) for k in kernels] == [
+        ("cpp_fused_sin_0", "c++"),
+        ("triton_poi_fused_1", "triton"),
+        ("extern_kernels.mm", "extern"),
+        ("torch.ops.aten.topk.default", "extern"),
+    ]
+    assert kernels[0].source.startswith('extern "C"')
+    assert "triton.jit" in kernels[1].source
+
+
+def test_random_ops_are_not_decomposed():
+    """They must draw eager's numbers."""
+    table = InductorBackend().decompositions()
+    assert len(table) > 100
+    assert not [op for op in table if is_random(op)]
+    assert is_random(torch.ops.aten.rand.default)
+    assert not is_random(torch.ops.aten.sin.default)
+
+
+def test_inference_with_mutation_in_the_graph():
+    """One inference graph writes its input itself; kernels are listed."""
+
+    def f(x, w):
+        x.add_(1)
+        return (x @ w).relu(), x.t()
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    expected = x.clone()
+    wanted = f(expected, w)
+    g = aotlab.compile(f, backend="inductor")
+    pointer = x.data_ptr()
+    out = g(x, w)
+    torch.testing.assert_close(out[0], wanted[0])
+    torch.testing.assert_close(x, expected)
+    assert (x.data_ptr(), out[1].data_ptr()) == (pointer, pointer)
+    assert out[0].stride() == wanted[0].stride()
+    assert metadata(g).input_info[0].mutation_type is MutationType.MUTATED_IN_GRAPH
+    assert "copy_" not in g.entries[0].source
+    (graph,) = record(g, "compile").graphs
+    assert graph.kind == "inference"
+    assert {k.language for k in graph.kernels} >= {"c++", "extern"} or len(graph.kernels) > 0
+    assert graph.wrapper
+    assert "async_compile" in graph.wrapper
+    again = g(x, w)
+    torch.testing.assert_close(again[0], f(expected, w)[0])
+    assert len(g.entries) == 1
+
+
+def test_training_step_with_aliasing():
+    """One training step: mutation, views of inputs and intermediates, gradients, kernels of both graphs."""
+
+    def f(x, w):
+        x.mul_(w)
+        z = (x * 2).sin()
+        return x.t(), z[0], z
+
+    def step(function):
+        a, w = leaf(8, 8), leaf(8, 8, seed=1)
+        x = a * 1
+        view, row, z = function(x, w)
+        (view.sum() + row.sum() + (z * z).sum()).backward()
+        return x, view, row, z, a.grad, w.grad
+
+    with events():
+        g = aotlab.compile(f, backend="inductor")
+        actual = step(g)
+    expected = step(f)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+        assert ours.requires_grad == theirs.requires_grad
+    assert actual[1].untyped_storage()._cdata == actual[0].untyped_storage()._cdata
+    assert actual[2].untyped_storage()._cdata == actual[3].untyped_storage()._cdata
+    forward, backward = record(g, "compile").graphs
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert [len(graph.kernels) > 0 for graph in (forward, backward)] == [True, True]
+    assert all(k.source for graph in (forward, backward) for k in graph.kernels)
+    assert forward.code
+    step(g)
+    assert len(g.entries) == 1
+
+
+def test_random_numbers_are_eagers():
+    """Random ops of an inference graph draw eager's numbers under the same seed."""
+
+    def f(x):
+        return x + torch.rand(8), torch.nn.functional.dropout(x, 0.5)
+
+    x = nonleaf(8).detach()
+    g = aotlab.compile(f, backend="inductor")
+    for _ in range(2):
+        torch.manual_seed(3)
+        actual = g(x)
+        torch.manual_seed(3)
+        expected = f(x)
+        torch.testing.assert_close(actual, expected)

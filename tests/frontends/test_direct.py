@@ -1,0 +1,141 @@
+"""The direct frontend: functions and modules as targets."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from aotlab.errors import LeakedTensorError, UsageError
+from aotlab.frontends.direct import FunctionTarget, ModuleTarget, line_of_function
+from tests.engine_helpers import compiled, leaf, same
+
+
+def test_function_target():
+    """Name, line, nothing lifted."""
+
+    def program(x):
+        return x
+
+    target = FunctionTarget(program)
+    assert target.name.endswith("program")
+    assert (target.line.file, target.line.line) == (__file__, program.__code__.co_firstlineno)
+    assert list(target.lifted()) == list(target.lifted_names()) == []
+    assert target.frontend == "direct"
+    assert line_of_function(torch.sin) is None
+    assert FunctionTarget(torch.sin).name.endswith("sin")
+    assert FunctionTarget(functools.partial(program)).name
+
+
+def test_module_target():
+    """Parameters and buffers in order, with names and kinds; None entries are skipped."""
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
+    target = ModuleTarget(module)
+    assert list(target.lifted_names()) == [
+        ("0.weight", "parameter"),
+        ("1.running_mean", "buffer"),
+        ("1.running_var", "buffer"),
+        ("1.num_batches_tracked", "buffer"),
+    ]
+    assert target.lifted()[0] is module[0].weight
+    assert target.name == "Sequential"
+
+
+def test_a_module_is_as_before_after_a_trace():
+    """After a trace, also one that fails, parameters and buffers are the very objects they were."""
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return x * self.weight * (self.weight * x).sum().item()
+
+    module = Fails()
+    own = module.weight, module.count
+    with pytest.raises(Exception, match="values of a tensor"):
+        compiled(module)(torch.ones(2))
+    assert (module.weight, module.count) == own or all(
+        a is b for a, b in zip((module.weight, module.count), own, strict=True)
+    )
+    assert module.weight is own[0]
+    assert module.count is own[1]
+    assert module.count.item() == 0.0
+    assert isinstance(module.weight, nn.Parameter)
+
+
+def test_still_same():
+    """The fast check sees flags, replaced submodules and added parameters."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    target = ModuleTarget(module)
+    check = target.still_same()
+    assert check()
+    module.eval()
+    assert not check()
+    module.train()
+    assert check()
+    module[1] = nn.Tanh()
+    assert not check()
+    check = ModuleTarget(module).still_same()
+    module[0].register_parameter("extra", nn.Parameter(torch.ones(1)))
+    assert not check()
+    check = ModuleTarget(module).still_same()
+    module.add_module("more", nn.ReLU())
+    assert not check()
+
+
+def test_what_a_function_changes_is_put_back():
+    """Plain values that a traced function assigns are refused and restored."""
+    count = 0
+
+    def f(x):
+        nonlocal count
+        count += 1
+        return x * 2
+
+    with pytest.raises(LeakedTensorError, match="changes `count`"):
+        compiled(f)(torch.ones(1))
+    assert count == 0
+
+
+def test_modules_that_count_calls():
+    """A module that counts its calls in a Python attribute is refused, and the count is as before."""
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * 2
+
+    module = Counts()
+    with pytest.raises(LeakedTensorError, match="calls"):
+        compiled(module)(torch.ones(1))
+    assert module.calls == 0
+
+
+def test_fake_parameters_are_refused():
+    """Of a module that is compiled."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        module = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="`weight` is a fake tensor"):
+        ModuleTarget(module)
+
+
+def test_functional_call_style():
+    """Parameters that are passed as a dictionary."""
+    module = nn.Linear(3, 2)
+
+    def f(parameters, x):
+        return torch.func.functional_call(module, parameters, (x,))
+
+    same(f, {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}, leaf(2, 3))

@@ -1,0 +1,392 @@
+"""The Dynamo frontend: ``torch.compile`` with our backend, on the eager compiler."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import aotlab
+from aotlab import config
+from aotlab.errors import RefusedError, UsageError
+from aotlab.frontends import dynamo
+from aotlab.frontends.dynamo import backend, line_of_stack
+from aotlab.observe import CompileFailed, StageFinished
+from tests.engine_helpers import events, leaf, nonleaf, same
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def by_dynamo(function, **settings):
+    """Let Dynamo capture and our engine compile, on torch's own kernels."""
+    return aotlab.compile(function, backend="eager", frontend="dynamo", **settings)
+
+
+def agree(function, make, *, calls=2):
+    """Assert that outputs, written arguments and gradients of leaves agree with eager."""
+    results = []
+    for candidate in (function, by_dynamo(function)):
+        seen = []
+        for _ in range(calls):
+            args, leaves = make()
+            torch.manual_seed(0)
+            out = candidate(*args)
+            flat = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+            differentiable = [t.sum() for t in flat if t.requires_grad]
+            if differentiable:
+                sum(differentiable).backward()
+            seen.append(
+                (
+                    [t.detach() for t in flat],
+                    [(tuple(t.stride()), t.requires_grad) for t in flat],
+                    [t.detach() for t in args if isinstance(t, torch.Tensor)],
+                    [t.grad for t in leaves],
+                )
+            )
+        results.append(seen)
+    for (outs, forms, args, grads), (outs2, forms2, args2, grads2) in zip(*results, strict=True):
+        for a, b in zip([*outs, *args, *grads], [*outs2, *args2, *grads2], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b)
+        assert forms == forms2
+
+
+def test_full_model_in_training():
+    """An encoder layer: outputs and all gradients bit for bit."""
+    torch.manual_seed(0)
+    module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = leaf(2, 5, 8)
+    expected = module(x)
+    expected.sum().backward()
+    gradients = {n: p.grad.clone() for n, p in module.named_parameters()}
+    module.zero_grad()
+    x.grad = None
+    out = by_dynamo(module)(x)
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    assert all(torch.equal(p.grad, gradients[n]) for n, p in module.named_parameters())
+
+
+def test_graph_break():
+    """Python between two graphs runs as Python; both graphs are compiled."""
+    printed = []
+
+    def f(x, w):
+        y = x * w
+        torch._dynamo.graph_break()
+        printed.append(float(y.sum().detach()))
+        return (y.sin() * w).sum()
+
+    with events() as heard:
+        agree(f, lambda: ((a := leaf(3), b := leaf(3, seed=1)), (a, b)), calls=1)
+    assert len([e for e in heard if isinstance(e, StageFinished) and e.stage == "runtime"]) >= 2
+    assert len(printed) == 2
+    assert printed[0] == printed[1]
+
+
+def test_batch_norm_module():
+    """Statistics are written, in training and eval."""
+    ours, theirs = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    ours.load_state_dict(theirs.state_dict())
+    compiled_module = by_dynamo(ours)
+    for training in (True, True, False):
+        ours.train(training)
+        theirs.train(training)
+        x = torch.randn(5, 3)
+        assert torch.equal(compiled_module(x), theirs(x))
+    assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
+
+
+def test_autocast_and_no_grad_inside_the_graph():
+    """Both are in Dynamo's graph, not around it."""
+
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ w
+        with torch.no_grad():
+            scale = y.float().abs().max()
+        return (y.float() / scale).sin()
+
+    agree(f, lambda: ((a := leaf(2, 3), b := leaf(3, 4, seed=1)), (a, b)))
+
+
+def test_mutation_and_aliasing():
+    """Mutated inputs, views of inputs and intermediates."""
+
+    def f(x, w):
+        x.mul_(w)
+        z = (x * 2).sin()
+        return x.t(), z[0], z
+
+    def make():
+        a, w = leaf(2, 3), leaf(2, 3, seed=1)
+        return (a * 1, w), (a, w)
+
+    agree(f, make)
+
+
+def test_inputs_begin_to_alias():
+    """Dynamo does not come back when inputs begin to share memory; our guards do, and the call is right."""
+
+    def f(x, y):
+        x.mul_(2)
+        return x + y
+
+    g = by_dynamo(f)
+    base = torch.arange(6.0)
+    assert torch.equal(g(base[:3].clone(), base[3:].clone()), base[:3] * 2 + base[3:])
+    g(base[:3], base[3:])
+    base = torch.arange(6.0)
+    expected_base = base.clone()
+    expected = f(expected_base[:4], expected_base[2:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = g(base[:4], base[2:])
+    assert torch.equal(out, expected)
+    assert torch.equal(base, expected_base)
+    x = torch.ones(3)
+    assert torch.equal(g(x, x), torch.full((3,), 4.0))
+
+
+def refused_programs():
+    """Programs that Dynamo captures whole and the engine refuses, by name."""
+
+    def metadata_mutation(x):
+        x.t_()
+        return x * 2
+
+    def random_in_training(x):
+        return torch.nn.functional.dropout(x, 0.5, training=True) * x
+
+    def nonzero(x):
+        return x + 1, (x * 2).data_ptr() if False else x.sum()
+
+    def resize(x):
+        x.resize_(2)
+        return x + 1
+
+    return {"metadata": metadata_mutation, "resize": resize}
+
+
+@pytest.mark.parametrize("name", ["metadata", "resize"])
+def test_refused_graphs_run_eagerly_with_one_warning(name):
+    """Behind Dynamo a refusal becomes an eager run: right values, one warning, an event; an error if asked for."""
+    f = refused_programs()[name]
+    x, expected = torch.randn(2, 3), None
+    y = x.clone()
+    expected = f(y)
+    g = by_dynamo(f)
+    with events() as heard, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outs = []
+        for _ in range(2):
+            z = x.clone()
+            outs.append((g(z), z))
+    for out, z in outs:
+        assert torch.equal(out, expected)
+        assert z.shape == y.shape
+        assert torch.equal(z, y)
+    ours = [w for w in caught if issubclass(w.category, RuntimeWarning) and "runs eagerly" in str(w.message)]
+    failures = [e for e in heard if isinstance(e, CompileFailed)]
+    if failures:  # on some versions Dynamo itself breaks the graph there, and nothing is left to refuse
+        assert len(ours) == 1
+        assert [e.outcome for e in failures] == ["ran eagerly"] * len(failures)
+
+
+def test_overlap_behind_dynamo_warns_once():
+    """The overlap of a written input: eager with one warning, right twice."""
+
+    def f(x, y):
+        x.mul_(2)
+        return x + y
+
+    g = torch.compile(f, backend=lambda gm, i: backend(gm, i, options={"compiler": "eager"}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            base = torch.arange(6.0)
+            wanted = base.clone()
+            assert torch.equal(g(base[:4], base[2:]), f(wanted[:4], wanted[2:]))
+            assert torch.equal(base, wanted)
+    assert len([w for w in caught if "runs eagerly" in str(w.message)]) == 1
+
+
+def test_fallback_error_raises_behind_dynamo():
+    """Under config.fallback="error" the refusal is raised, and nothing was written."""
+
+    def f(x, y):
+        x.mul_(2)
+        return x + y
+
+    base = torch.arange(6.0)
+    with config.patch(fallback="error"), pytest.raises(Exception) as caught:  # noqa: PT011  # Dynamo may wrap it
+        by_dynamo(f)(base[:4], base[2:])
+    error = caught.value
+    while error is not None and not isinstance(error, RefusedError):
+        error = error.__cause__ or error.__context__
+    assert isinstance(error, RefusedError)
+    assert base.tolist() == list(range(6))
+
+
+def test_data_dependent_graphs():
+    """Boolean masks and items break Dynamo's graph or are refused; values are eager's."""
+
+    def f(x):
+        y = x[x > 0]
+        return y.sum() * x.sum().item()
+
+    x = torch.randn(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.allclose(by_dynamo(f)(x), f(x))
+
+
+def test_random_numbers_behind_dynamo():
+    """Dropout in training behind Dynamo draws eager's numbers, compiled or not."""
+
+    def f(x):
+        return (torch.nn.functional.dropout(x, 0.5) * 2).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agree(f, lambda: ((a := leaf(32),), (a,)))
+
+
+def test_custom_autograd_function_behind_dynamo():
+    """A custom Function in Dynamo's graph (a higher-order op) is right, compiled or eagerly."""
+
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 5
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agree(lambda x: Triple.apply(x) * 2, lambda: ((a := leaf(3),), (a,)))
+
+
+def test_options():
+    """The backend's options are checked."""
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(UsageError, match="'nonesuch'"):
+        backend(gm, [torch.ones(1)], options={"nonesuch": 1})
+    with pytest.raises(UsageError, match="'mode'"):
+        backend(gm, [torch.ones(1)], mode="max-autotune")
+    with pytest.raises(UsageError, match="inductor"):
+        backend(gm, [torch.ones(1)], options={"compiler": "nonesuch"})
+    call = backend(gm, [torch.ones(1)], options={"compiler": "eager", "partitioner": aotlab.default_partition})
+    assert call(torch.ones(1))[0] if isinstance(call(torch.ones(1)), tuple) else call(torch.ones(1)).item() == 2.0
+
+
+def test_entry_point_name():
+    """The project declares the backend under the name ``aotlab``; where it is installed, Dynamo knows it."""
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["torch_dynamo_backends"] == {"aotlab": "aotlab.frontends.dynamo:backend"}
+    assert dynamo.backend is backend
+    installed = [e for e in importlib.metadata.entry_points(group="torch_dynamo_backends") if e.name == "aotlab"]
+    if installed:
+        assert installed[0].load() is backend
+        assert "aotlab" in torch.compiler.list_backends()
+        f = torch.compile(lambda x: x.mul_(2), backend="aotlab", options={"compiler": "eager"})
+        assert f(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_registered_backend_by_name(monkeypatch):
+    """``torch.compile(backend="aotlab")`` finds it by name, as the entry point does."""
+    if "aotlab" not in torch.compiler.list_backends():
+        from torch._dynamo.backends import registry
+
+        registry.register_backend(backend, name="aotlab")
+    f = torch.compile(lambda x: x.mul_(2), backend="aotlab", options={"compiler": "eager"})
+    x = torch.ones(2)
+    assert f(x).tolist() == [2.0, 2.0]
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_lines_and_names_are_the_users():
+    """Nodes know the user's line through Dynamo's stack traces, arguments the user's names."""
+
+    def f(first, second):
+        y = first.sin()
+        return (y * second).sum()
+
+    with events() as heard:
+        by_dynamo(f)(leaf(3), leaf(3)).backward()
+    records = {e.stage: e.record for e in heard if isinstance(e, StageFinished)}
+    from aotlab.ir.graphs import line_of
+
+    assert [a.name for a in records["capture"].arguments] == ["first", "second"]
+    assert records["capture"].frontend == "dynamo"
+    lines = {
+        (n.meta["phase"], str(n.target).split(".")[1]): line_of(n)
+        for n in records["trace"].module.graph.nodes
+        if n.op == "call_function"
+    }
+    assert lines["forward", "sin"].code == "y = first.sin()"
+    assert lines["backward", "cos"].code == "y = first.sin()"
+    backward = [n for n in records["trace"].module.graph.nodes if n.meta.get("phase") == "backward"]
+    assert all("stack_trace" in n.meta for n in backward)
+
+
+def test_module_stack_on_backward_nodes():
+    """Dynamo's nn_module_stack is carried to forward and backward nodes."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with events() as heard:
+        by_dynamo(module)(leaf(1, 2)).sum().backward()
+    graph = next(e.record for e in heard if isinstance(e, StageFinished) and e.stage == "trace").module.graph
+    for name in ("tanh", "tanh_backward"):
+        node = next(n for n in graph.nodes if n.op == "call_function" and str(n.target).split(".")[1] == name)
+        assert node.meta["nn_module_stack"]
+
+
+def test_line_of_stack():
+    """The innermost frame of a stack trace in text form."""
+    text = 'File "/a.py", line 1, in outer\n    inner()\n  File "/b.py", line 22, in inner\n    return x * 2\n'
+    line = line_of_stack(text)
+    assert (line.file, line.line, line.function, line.code) == ("/b.py", 22, "inner", "return x * 2")
+    assert line_of_stack(None) is None
+    assert line_of_stack("") is None
+
+
+def test_recompiles_by_dynamo_and_by_us():
+    """Other shapes come through Dynamo's guards, and are right."""
+    g = by_dynamo(lambda x: x * x.shape[0], dynamic=False)
+    for size in (2, 3, 2):
+        assert g(torch.ones(size)).tolist() == [float(size)] * size
+
+
+def test_dynamic_shapes_run_eagerly_or_right():
+    """Symbolic sizes from Dynamo are refused by us, so the graph runs eagerly with a warning, and right."""
+    g = by_dynamo(lambda x: x.sin() * x.shape[0], dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in (2, 3, 5):
+            assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
+
+
+def test_same_helper_through_dynamo():
+    """The whole list of observables, through Dynamo."""
+
+    def make(function):
+        made = by_dynamo(function)
+        return made
+
+    from aotlab.verification import compare
+
+    def f(x, y):
+        x.add_(y)
+        return x.view(-1), (x * y).t()
+
+    result = compare(f, (nonleaf(2, 3), leaf(2, 3)), candidate=make)
+    assert result.first is None, result.first
+    assert same is not None
