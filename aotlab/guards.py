@@ -260,6 +260,9 @@ def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], .
                 visit(f"{prefix}.args[{i}]", item, _item(value.args, i))
             for key, item in value.keywords.items():
                 visit(f"{prefix}.{key}", item, _item(value.keywords, key))
+        elif isinstance(_call_method(value), types.FunctionType):
+            objects.append((prefix or "self", value))
+            todo.append((prefix, _call_method(value)))
         elif isinstance(value, types.FunctionType) and not _is_library(value):
             for label, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 try:
@@ -276,6 +279,11 @@ def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], .
                     owner = value.__globals__
                     visit(label, owner[label], _item(owner, label), partial(owner.__setitem__, label))
     return tuple(found), tuple(objects)
+
+
+def _call_method(value: Any) -> Any:
+    """Return the function that runs when an object of a user's class is called."""
+    return getattr(type(value), "__call__", None)  # noqa: B004  # the method is wanted, not whether there is one
 
 
 def _attribute(owner: Any, name: str) -> Callable[[], Any]:

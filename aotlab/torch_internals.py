@@ -259,9 +259,12 @@ def quiet_fake_tensors() -> Iterator[None]:
         logger.removeFilter(quiet)
 
 
-def has_composite_implicit_kernel(op: OpOverload) -> bool:
-    """Tell whether ``op`` is defined by other ops under every key, so that it can be decomposed."""
-    return bool(op._can_decompose())
+def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
+    """Tell whether eager computes ``op`` on that device by calling other ops, so that it is to be decomposed."""
+    if not op._can_decompose():
+        return False
+    backend = device_type.upper() if device_type in ("cpu", "cuda") else "CPU"
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
 def call_by_fake_mode(
@@ -436,12 +439,13 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
-def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, exact_random: bool) -> None:
     """Run Inductor's pattern matching over a joint or inference graph, in place."""
+    from torch._inductor import config
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with V.set_fake_mode(fake_mode), fake_mode:
+    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode), fake_mode:
         joint_graph_passes(module)
 
 

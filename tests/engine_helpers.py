@@ -49,9 +49,7 @@ def same(
         made.append(behind(result))
         return result
 
-    result = compare(
-        function, args, kwargs, candidate=candidate, backward=backward, calls=calls, messages=messages
-    )
+    result = compare(function, args, kwargs, candidate=candidate, backward=backward, calls=calls, messages=messages)
     assert result.first is None, result.first
     log = made[0].calls
     assert (log.eager if eagerly else log.compiled) == calls, log

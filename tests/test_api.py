@@ -54,7 +54,7 @@ def test_aot_function_is_eagers_equal():
 
 
 def test_compilers_are_called_with_graph_and_example_inputs():
-    """Forward and backward compilers get (GraphModule, fake example inputs) with placeholders as upstream names them."""
+    """Compilers get (GraphModule, fake example inputs) with placeholders as upstream names them."""
     forward, backward, inference = Collects(), Collects(), Collects()
     f = aotlab.aot_function(lambda x, y: (x * y).sin(), forward, backward, inference_compiler=inference)
     f(leaf(3), leaf(3)).sum().backward()
@@ -90,7 +90,7 @@ def test_forward_compiler_is_the_default_for_the_others():
 
 
 def test_compilation_context():
-    """While a compiler runs, the context tells the graph's name, the model's name and a number; both halves share it."""
+    """A running compiler can ask for the graph's name, the model's name and a number, which both halves share."""
     collected = Collects()
     f = aotlab.aot_function(lambda x: x.sin(), collected)
     f(leaf(2))
@@ -327,7 +327,7 @@ def test_aot_module_shares_everything():
 
 
 def test_aot_module_train_and_eval():
-    """train and eval set both; the flag is that of the original."""
+    """Train and eval set both; the flag is that of the original."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(1.0))
     f = aotlab.aot_module(module, aotlab.nop)
     f.eval()

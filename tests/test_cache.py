@@ -74,8 +74,8 @@ def test_recompile_limit_warns_and_runs_eagerly():
         f = compiled(lambda x: x.mul_(2))
         f(torch.ones(1))
         f(torch.ones(2))
-        with pytest.warns(RuntimeWarning, match="recompile_limit.*the last reason: `x` has shape") as caught:
-            x = torch.ones(3)
+        x = torch.ones(3)
+        with pytest.warns(RuntimeWarning, match=r"recompile_limit.*the last reason: `x` has shape") as caught:
             assert f(x) is x
         assert [w.filename for w in caught] == [__file__]
         assert x.tolist() == [2.0] * 3

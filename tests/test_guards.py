@@ -70,9 +70,7 @@ def test_rank():
 
 def test_stride():
     """Another memory layout of the same size; a result may depend on it."""
-    second_call(
-        lambda x: x * x.stride(0), (torch.ones(2, 3),), (torch.ones(3, 2).t(),), "`x` has strides (1, 2)"
-    )
+    second_call(lambda x: x * x.stride(0), (torch.ones(2, 3),), (torch.ones(3, 2).t(),), "`x` has strides (1, 2)")
 
 
 def test_dtype():
@@ -247,10 +245,8 @@ def test_numbers(first, second, text):
 
 
 def test_nan_is_nan():
-    """nan does not compile again and again."""
-    second_call(
-        lambda x, y: x * y, (torch.ones(2), math.nan), (torch.ones(2), float("nan")), "", recompiles=False
-    )
+    """Nan does not compile again and again."""
+    second_call(lambda x, y: x * y, (torch.ones(2), math.nan), (torch.ones(2), float("nan")), "", recompiles=False)
 
 
 @pytest.mark.parametrize(
@@ -275,9 +271,7 @@ def test_nan_is_nan():
 )
 def test_other_values(first, second):
     """Strings, dtypes, enums, slices, ranges, functions and types."""
-    g = second_call(
-        lambda x, y: (x * 2, repr(y)), (torch.ones(2), first), (torch.ones(2), second), "`y` is"
-    )
+    g = second_call(lambda x, y: (x * 2, repr(y)), (torch.ones(2), first), (torch.ones(2), second), "`y` is")
     assert repr(second) in g.recompiles[0] or str(second) in g.recompiles[0]
 
 
@@ -440,9 +434,7 @@ def test_overlap_of_other_dtypes_and_storages():
 def test_overlap_of_read_inputs_is_allowed():
     """Inputs that are only read may share memory, and no second entry is made for it."""
     base = torch.arange(6.0)
-    second_call(
-        lambda x, y: x + y, (torch.ones(3), torch.ones(3)), (base[:3], base[2:5]), "", recompiles=False
-    )
+    second_call(lambda x, y: x + y, (torch.ones(3), torch.ones(3)), (base[:3], base[2:5]), "", recompiles=False)
 
 
 def test_overlap_arithmetic():
@@ -696,7 +688,11 @@ def test_surroundings_are_guarded_after_the_trace():
         (lambda: torch.ones(3, dtype=torch.complex64).conj(), UnsupportedTensorError, "conjugate"),
         (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, UnsupportedTensorError, "negative"),
         (lambda: torch.ones(3, device="meta"), UnsupportedTensorError, "meta"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), (UnsupportedTensorError, SubclassError), "nested"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            (UnsupportedTensorError, SubclassError),
+            "nested",
+        ),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), UnsupportedTensorError, "quantized"),
         (lambda: torch.ones(3).as_subclass(Own), SubclassError, "Own"),
     ],

@@ -274,7 +274,8 @@ def test_stages_take_only_records_from_each_other(name: str) -> None:
     wrong = []
     for line, module, taken in imports(modules()[name].tree):
         known = records(modules()[module]) if module in modules() else set()
-        if module.partition(".stages")[0] == "aotlab" and ".stages" in module and taken not in known:
+        same = ".".join(module.split(".")[:3]) == ".".join(name.split(".")[:3])  # one stage over several files
+        if not same and module.partition(".stages")[0] == "aotlab" and ".stages" in module and taken not in known:
             wrong.append((line, f"{module}.{taken}"))
     assert wrong == []
 

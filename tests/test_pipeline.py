@@ -197,8 +197,8 @@ UPSTREAM = (
 )
 #: What is no part of AOTAutograd although it lives there: Inductor reads these for its own bookkeeping.
 HARMLESS = {
-    "get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled", "setup_stacktrace_preservation_hooks",
-    "make_boxed_func", "make_boxed_compiler", "boxed_nop_preserve_node_meta", "describe_next_node", "has_proxy_slot",
+    "get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled",
+    "setup_stacktrace_preservation_hooks", "make_boxed_func", "make_boxed_compiler", "boxed_nop_preserve_node_meta", "describe_next_node", "has_proxy_slot",
     "get_proxy_mode", "get_innermost_proxy_mode", "disable_proxy_modes_tracing", "handle_sym_dispatch", "py_sym_types",
     "maybe_handle_decomp", "maybe_disable_thunkify", "is_sym_node", "get_proxy_slot", "is_fun", "maybe_enable_thunkify",
     "_maybe_handle_decomp", "unwrap_tensor_subclasses_with_indices_to_original", "is_tensor_subclass",
@@ -255,7 +255,7 @@ def test_poison_works(monkeypatch):
     with pytest.raises(PoisonedError):
         make_fx(torch.sin)(torch.ones(2))
     torch.compiler.reset()
-    with pytest.raises(Exception, match="torch._functorch"):
+    with pytest.raises(Exception, match="PoisonedError"):
         torch.compile(torch.sin, backend="aot_eager")(leaf(2))
     torch.compiler.reset()
 

@@ -24,6 +24,11 @@ def is_random(op: Any) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
+def draws_random(module: fx.GraphModule) -> bool:
+    """Tell whether a graph has random ops."""
+    return any(is_random(node.target) for node in module.graph.nodes)
+
+
 class InductorBackend(Backend):
     """Compile graphs by Inductor."""
 
@@ -36,7 +41,7 @@ class InductorBackend(Backend):
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Run Inductor's pattern matching over the joint graph."""
         with torch.no_grad(), internals.disable_autocast():
-            internals.inductor_joint_passes(module, fake_mode)
+            internals.inductor_joint_passes(module, fake_mode, exact_random=draws_random(module))
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Compile one graph; the callable is boxed."""
@@ -45,10 +50,10 @@ class InductorBackend(Backend):
         output.meta["user_visible_output_idxs"] = [
             i for i, node in enumerate(output.args[0][: request.visible_outputs]) if isinstance(node, fx.Node)
         ]
-        random = any(is_random(node.target) for node in module.graph.nodes)
+        random = draws_random(module)
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
             if request.kind == "inference":
-                internals.inductor_joint_passes(module, request.fake_mode)
+                internals.inductor_joint_passes(module, request.fake_mode, exact_random=random)
             return internals.inductor_compile(  # type: ignore[no-any-return]  # Inductor's OutputCode, which is boxed
                 module,
                 request.example_inputs,

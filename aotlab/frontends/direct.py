@@ -7,6 +7,7 @@ of the function and the ``training`` flags of modules are guarded; what other ob
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,7 +34,8 @@ class FunctionTarget:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        qualified = str(getattr(function, "__qualname__", type(function).__qualname__))
+        self.name = qualified.split(".")[-1] if isinstance(function, BuiltinFunctionType) else qualified
         self.line = line_of_function(function)
 
     def lifted(self) -> Sequence[Tensor]:
@@ -207,6 +209,10 @@ class ModuleTarget:
         finally:
             for (held, key), own in zip(self._slots, before, strict=True):
                 held[key] = own
+        for module, was in attributes:  # torch's own modules keep caches, as an LSTM its list of weights
+            if type(module).__module__.startswith("torch."):
+                changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
+                module.__dict__.update({key: was[key] for key in changed if key in was})
         leak = watch.leaked()
         if leak is not None:
             watch.restore()

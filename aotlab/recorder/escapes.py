@@ -52,7 +52,7 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
     Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
     Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
-    internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),  # type: ignore[attr-defined]  # a getter
+    internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: (EscapeError, "`.grad`", "it belongs to the caller's tensor, not to the traced one"),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: (EscapeError, "an assignment to `.grad`", "it would be lost"),  # type: ignore[union-attr]  # a getter
     Tensor.backward: (EscapeError, "`backward()`", "gradients would be added to traced tensors, not to the caller's"),

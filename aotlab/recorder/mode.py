@@ -77,10 +77,12 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
         _active.pop()
 
-    def _decomposition(self, op: Any) -> Callable[..., Any] | None:
+    def _decomposition(self, op: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         if op not in self._decomposes:
             found = self.decompositions.get(op)
-            if found is None and internals.has_composite_implicit_kernel(op):
+            first = next(iter(tensors_in(args)), None)
+            device = "cpu" if first is None else first.device.type
+            if found is None and internals.has_composite_kernel_only(op, device):
                 found = op.decompose
             self._decomposes[op] = found
         return self._decomposes[op]
@@ -97,7 +99,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(func, HigherOrderOperator):
                 self._refuse_higher_order(func)
             return func(*args, **kwargs)
-        decomposition = self._decomposition(func)
+        decomposition = self._decomposition(func, args)
         if decomposition is not None:
             outermost = self._original is None
             if outermost:

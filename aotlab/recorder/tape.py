@@ -225,6 +225,16 @@ class Tape:
                 return graph.call_function(complex, (value.real, value.imag))
             return value
 
+        # all items that are used of a result stand right behind it, outputs last: upstream's default partitioner takes
+        # for the forward what stands before the last output of it
+        returned_ids = {id(o) for o in outputs}
+        items: dict[int, dict[int, Tensor]] = {}
+        used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
+        for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
+            origin = self._origin[id(fake)]
+            if not isinstance(origin, str) and origin[1] and id(fake) not in stop:
+                items.setdefault(origin[0].index, {})[id(fake)] = fake
+
         results: dict[int, fx.Node] = {}
         for index in sorted(wanted):
             operation = self.operations[index]
@@ -238,6 +248,8 @@ class Tape:
                 nodes.setdefault(id(operation.result), node)
             else:
                 node.meta["val"] = operation.result
+                for fake in sorted(items.get(index, {}).values(), key=lambda fake: id(fake) in returned_ids):
+                    use(fake)
         returned = [None if o is None else use(o) for o in outputs]
         for target, value in write_back:
             node = graph.call_function(torch.ops.aten.copy_.default, (use(target), use(value)))

@@ -400,7 +400,7 @@ def _error(program: Program) -> str:
 #: Errors that no kept statement raises. Eager says the first of a leaf, rightly, and of a view whose base got a history
 #: through another view in the meantime, which hangs on how the argument was made before the call. The others come from
 #: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them.
-_QUIRKS = r"^a leaf Variable that requires grad|not supported|not implemented for"
+_QUIRKS = r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size"
 
 
 def _chance(draw: st.DrawFn, percent: int) -> bool:
@@ -733,10 +733,10 @@ class _Writer:
             (3, ([], "torch.set_grad_enabled(False)")),
             (1, ([], "torch.set_grad_enabled(True)")),
             (2, ([made], f"{made} = {name} + torch.rand_like({name})")),
-            (2, ([], f"{name}.unsqueeze_(0)")),
-            (2, ([], f"{name}.squeeze_()")),
+            (1, ([], f"{name}.unsqueeze_(0)")),
+            (1, ([], f"{name}.squeeze_()")),
         ]
         if self._tensor(name).dim() == 2:
-            options.append((2, ([], f"{name}.t_()")))
+            options.append((1, ([], f"{name}.t_()")))
         rare: tuple[list[str], str] = _pick(self.draw, *options)
         return rare

@@ -378,8 +378,7 @@ def test_same_helper_through_dynamo():
     """The whole list of observables, through Dynamo."""
 
     def make(function):
-        made = by_dynamo(function)
-        return made
+        return by_dynamo(function)
 
     from aotlab.verification import compare
 

@@ -32,7 +32,7 @@ def test_a_write_is_caught():
     )
     to_input = graph_with(lambda g, x: g.call_function(torch.ops.aten.copy_.default, (x, x)))
     for module in (to_value, to_input):
-        with pytest.raises(GraphInvariantError, match="joint graph.*writes to its argument"):
+        with pytest.raises(GraphInvariantError, match=r"joint graph.*writes to its argument"):
             check_graph(module, "joint")
     check_graph(to_input, "inference", writes_inputs=True)
     with pytest.raises(GraphInvariantError):
@@ -61,7 +61,7 @@ def test_a_placeholder_without_a_value_is_caught():
 
 
 def test_a_use_before_the_definition_is_caught():
-    """fx's own lint runs."""
+    """Fx's own lint runs."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.ones(1)

@@ -64,7 +64,9 @@ def test_readable():
     text = readable(module(), "joint")
     lines = text.splitlines()
     assert lines[0].startswith("def joint(")
-    assert any(line.strip().startswith("mul = torch.ops.aten.mul.Tensor(") and line.endswith("# float32[3]") for line in lines)
+    assert any(
+        line.strip().startswith("mul = torch.ops.aten.mul.Tensor(") and line.endswith("# float32[3]") for line in lines
+    )
     compile(text, "readable", "exec")
 
 

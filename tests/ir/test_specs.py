@@ -51,7 +51,7 @@ def test_scalars_and_empty_tensors():
 
 
 def test_expanded_bytes():
-    """nbytes counts elements, however they overlap."""
+    """Nbytes counts elements, however they overlap."""
     assert spec_of(torch.ones(1).expand(5)).nbytes == 20
 
 
@@ -63,8 +63,8 @@ def test_sparse_layout():
 
 def test_symbolic_sizes():
     """A symbolic size is kept as its expression with the value of the traced call."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])

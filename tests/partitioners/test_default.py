@@ -22,7 +22,7 @@ def joint(function, *args):
 
 
 def test_the_parts_compute_what_the_whole_does():
-    """forward then backward is the joint graph."""
+    """Forward then backward is the joint graph."""
     module, forward, backward, count = joint(lambda x, w: ((x @ w).sin(), x * 2), leaf(2, 3), leaf(3, 4))
     primals = torch.randn(2, 3), torch.randn(3, 4)
     tangents = torch.randn(2, 4), torch.randn(2, 3)
@@ -54,7 +54,9 @@ def test_multi_output_ops_stay_together():
     _, forward, backward, _ = joint(lambda x: torch.nn.functional.layer_norm(x, (4,)), leaf(2, 4))
     assert "aten.native_layer_norm.default" in targets(forward)
     assert "aten.native_layer_norm.default" not in targets(backward)
-    assert not any("getitem" in t and "native_layer_norm_backward" not in str(targets(backward)) for t in targets(backward))
+    assert not any(
+        "getitem" in t and "native_layer_norm_backward" not in str(targets(backward)) for t in targets(backward)
+    )
 
 
 def test_metadata_stays_on_the_nodes():

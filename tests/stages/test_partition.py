@@ -53,7 +53,9 @@ def test_forward_and_backward_fit():
     assert len(returned) == count + len(part.saved)
     assert [s.name for s in part.saved] == [n.name for n in returned[count:]]
     assert names[: len(part.saved)] == [n.name for n in returned[count:]]
-    assert [n.startswith("tangents_") for n in names] == [False] * len(part.saved) + [True] * (len(names) - len(part.saved))
+    assert [n.startswith("tangents_") for n in names] == [False] * len(part.saved) + [True] * (
+        len(names) - len(part.saved)
+    )
 
 
 def test_a_view_of_an_input_is_saved_as_the_input():
@@ -144,11 +146,15 @@ def test_upstreams_default_partition_in_ours():
 
     same(f, nonleaf(2, 3), leaf(3, 4), make=make)
     same(f, nonleaf(2, 3), leaf(3, 4), make=make, backward="each")
-    same(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), leaf(2, 5, 8), make=lambda m: compiled(m, partitioner=default_partition))
+    same(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        leaf(2, 5, 8),
+        make=lambda m: compiled(m, partitioner=default_partition),
+    )
 
 
 def test_upstreams_min_cut_in_ours():
-    """Upstream's min-cut partitioner, which recomputes, splits our joint graph; partial backwards are right or refused."""
+    """Upstream's min-cut partitioner splits our joint graph; partial backwards are right or refused."""
     from functorch.compile import min_cut_rematerialization_partition
 
     def f(x, w):
@@ -163,10 +169,13 @@ def test_upstreams_min_cut_in_ours():
     g = make(lambda x: (x.sin().cos().exp(), x.tanh()))
     x = leaf(3)
     out = g(x)
+    refused = None
     try:
         out[1].sum().backward()
     except RefusedError as error:
-        assert "default_partition" in str(error)
+        refused = str(error)
+    if refused is not None:
+        assert "default_partition" in refused
         assert x.grad is None
     else:
         assert torch.allclose(x.grad, 1 - x.detach().tanh() ** 2)

@@ -70,7 +70,7 @@ def test_source_has_no_cases_that_do_not_occur():
 def test_awkward_argument_names():
     """Arguments that are called like keywords, builtins or the generator's own names do no harm."""
 
-    def f(args, out, self, len, forward, ctx, box, type, torch_, MISS, run):  # noqa: A002, N803
+    def f(args, out, self, len, forward, ctx, box, type, torch_, MISS, run):  # noqa: N803
         args.mul_(2)
         return args + out + self + len + forward + ctx + box + type + torch_ + MISS + run
 
@@ -320,7 +320,7 @@ def test_outputs_that_are_saved_make_no_cycle():
 
 
 def test_saved_tensors_hooks():
-    """pack and unpack see our saved values as they see autograd's: the gradient uses what unpack returns."""
+    """Pack and unpack see our saved values as they see autograd's: the gradient uses what unpack returns."""
     seen = []
 
     def pack(tensor):
@@ -340,7 +340,7 @@ def test_saved_tensors_hooks():
 
 
 def test_save_on_cpu():
-    """torch's own hooks work."""
+    """Torch's own hooks work."""
 
     def use(f):
         x = leaf(3)
@@ -448,7 +448,11 @@ def test_saved_input_keeps_its_identity():
 
 def test_tangents_of_other_strides():
     """A tangent that comes in other strides than traced (expanded, transposed) gives eager's gradient."""
-    for make in (lambda t: t.t().contiguous().t(), lambda t: torch.ones(()).expand(t.shape), lambda t: t[:1].expand(2, 3)):
+    for make in (
+        lambda t: t.t().contiguous().t(),
+        lambda t: torch.ones(()).expand(t.shape),
+        lambda t: t[:1].expand(2, 3),
+    ):
 
         def use(f, make=make):
             x, w = leaf(2, 4), leaf(4, 3, seed=1)
@@ -460,7 +464,7 @@ def test_tangents_of_other_strides():
 
 
 def test_restride():
-    """restride copies values into the wanted strides; sparse and expanded tangents become dense."""
+    """Restride copies values into the wanted strides; sparse and expanded tangents become dense."""
     wanted = (1, 2)
     for tangent in (torch.arange(6.0).reshape(2, 3), torch.ones(1, 3).expand(2, 3), torch.eye(3)[:2].to_sparse()):
         made = restride(tangent, wanted)

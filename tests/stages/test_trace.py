@@ -28,8 +28,8 @@ from aotlab.errors import (
     RandomOpError,
     StorageMutationError,
 )
-from aotlab.ir.metadata import MutationType, OutputType, TangentSource
 from aotlab.ir.graphs import line_of
+from aotlab.ir.metadata import MutationType, OutputType, TangentSource
 from tests.engine_helpers import compiled, global_torch_state, leaf, metadata, nonleaf, record, same, targets, traced
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -609,7 +609,7 @@ def test_dtype_views_of_intermediates():
 
 
 def test_unsafe_views():
-    """reshape after a matrix product (``_unsafe_view``) is no alias."""
+    """Reshape after a matrix product (``_unsafe_view``) is no alias."""
     same(lambda x, w: x @ w, leaf(2, 3, 4), leaf(4, 5))
     meta = metadata(traced(lambda x, w: x @ w, leaf(2, 3, 4), leaf(4, 5)))
     assert meta.output_info[0].output_type in (OutputType.UNSAFE_VIEW_ALIAS, OutputType.NON_ALIAS)
@@ -709,8 +709,7 @@ def test_requires_grad_inside():
     """A new tensor that the function makes a leaf is refused, or eager's equal."""
 
     def f(x):
-        z = (x * 2).detach().requires_grad_()
-        return z
+        return (x * 2).detach().requires_grad_()
 
     with pytest.raises(OutputError, match="leaf that the function made"):
         compiled(f)(torch.randn(3))
@@ -1119,7 +1118,9 @@ def test_escapes_are_refused(escape, kind):
     assert caught.value.line.file == __file__
 
 
-@pytest.mark.parametrize("escape", [lambda x: x.numpy(), lambda x: x.data_ptr(), lambda x: x.tolist(), lambda x: str(x)])
+@pytest.mark.parametrize(
+    "escape", [lambda x: x.numpy(), lambda x: x.data_ptr(), lambda x: x.tolist(), lambda x: str(x)]
+)
 def test_escapes_of_inputs_are_refused(escape):
     """The same on an input itself, at the exact line."""
 
@@ -1551,17 +1552,17 @@ def test_inputs_that_overlap_themselves():
 def test_exceptions_are_eagers():
     """What the function raises is what the caller gets: type, text and attributes."""
 
-    class Mine(Exception):
+    class MineError(Exception):
         pass
 
-    error = Mine("own", 3)
+    error = MineError("own", 3)
 
     def f(x):
         if x.shape[0] == 2:
             raise error
         return x * 2
 
-    with pytest.raises(Mine) as caught:
+    with pytest.raises(MineError) as caught:
         compiled(f)(torch.ones(2))
     assert caught.value is error
     for bad in (lambda x: x @ torch.ones(7, 7), lambda x: x.view(99), lambda x: x[object()], lambda x: x.nope):
@@ -1605,6 +1606,7 @@ def test_exceptions_leave_the_state_alone():
 
 def test_traceback_shows_the_users_line():
     """The traceback of such an error ends in the user's function."""
+
     def f(x):
         return x.view(99)
 

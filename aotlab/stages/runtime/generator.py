@@ -451,9 +451,9 @@ class Generator:
                 expression = call
                 continue
             whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
-            key = (base, repr((*output.views[:n], whole)))  # arguments may be lists
+            key = (base, repr((*output.views[:n], whole, grad_mode)))  # arguments may be lists
             made, given = self.multi.get(key, ("", set()))
-            if not made or step.item in given or grad_mode is not None:  # each view is handed out once
+            if not made or step.item in given:  # each view is handed out once
                 made, given = self.w.local("views"), set()
                 self.multi[key] = (made, given)
                 self._in_context(f"{made} = {call}", grad_mode=grad_mode, autocast_off=False)
