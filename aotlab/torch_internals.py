@@ -244,6 +244,36 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 # --- dispatch ----------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _rewritten_in_python() -> tuple[OpOverload, ...]:
+    """Return the ops whose Python rewriting computes in another order than the kernel that eager runs."""
+    prefixes = ("upsample_", "_upsample_", "lstm", "gru", "rnn_", "hardshrink", "softshrink", "multi_margin", "multilabel")
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name.startswith(prefixes)]
+    return tuple(getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads())
+
+
+@contextlib.contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
+
+    Upsampling, recurrent layers and a few activations have rewritings for symbolic shapes that hang on autograd's keys
+    and replace the C++ code on every trace. They come back after the block.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    taken = []
+    for op in _rewritten_in_python():
+        for key in keys:
+            if key in op.py_kernels:
+                taken.append((op, key, op.py_kernels.pop(key)))
+                op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
+
+
 @contextlib.contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep fake tensors from logging a traceback for each op that fails; eager tells the user."""

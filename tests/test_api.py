@@ -371,6 +371,20 @@ def test_aot_module_in_an_optimizer_and_a_module():
     assert not torch.equal(before, module.weight)
 
 
+def test_deep_copy_of_an_aot_module():
+    """A deep copy has parameters of its own, and computes with them."""
+    f = aotlab.aot_module(nn.Linear(2, 2), aotlab.nop)
+    x = torch.ones(1, 2)
+    before = f(x)
+    other = copy.deepcopy(f)
+    with torch.no_grad():
+        other.weight.zero_()
+        other.bias.zero_()
+    assert other(x).tolist() == [[0.0, 0.0]]
+    assert torch.equal(f(x), before)
+    assert other.orig_module.weight is other.weight
+
+
 def test_aot_module_refuses_fake_parameters():
     """A module of fake parameters is a usage error."""
     from torch._subclasses.fake_tensor import FakeTensorMode

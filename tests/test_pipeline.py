@@ -197,11 +197,12 @@ UPSTREAM = (
 )
 #: What is no part of AOTAutograd although it lives there: Inductor reads these for its own bookkeeping.
 HARMLESS = {
-    "get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled",
-    "setup_stacktrace_preservation_hooks", "make_boxed_func", "make_boxed_compiler", "boxed_nop_preserve_node_meta", "describe_next_node", "has_proxy_slot",
-    "get_proxy_mode", "get_innermost_proxy_mode", "disable_proxy_modes_tracing", "handle_sym_dispatch", "py_sym_types",
-    "maybe_handle_decomp", "maybe_disable_thunkify", "is_sym_node", "get_proxy_slot", "is_fun", "maybe_enable_thunkify",
-    "_maybe_handle_decomp", "unwrap_tensor_subclasses_with_indices_to_original", "is_tensor_subclass",
+    "_maybe_handle_decomp", "boxed_nop_preserve_node_meta", "describe_next_node", "disable_proxy_modes_tracing",
+    "get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled", "get_innermost_proxy_mode",
+    "get_proxy_mode", "get_proxy_slot", "handle_sym_dispatch", "has_proxy_slot", "is_fun", "is_sym_node",
+    "is_tensor_subclass", "make_boxed_compiler", "make_boxed_func", "maybe_disable_thunkify", "maybe_enable_thunkify",
+    "maybe_handle_decomp", "py_sym_types", "setup_stacktrace_preservation_hooks",
+    "unwrap_tensor_subclasses_with_indices_to_original",
 }  # fmt: skip
 
 

@@ -224,10 +224,12 @@ def test_python_dispatcher():
         assert internals.has_data_mutation(held)
 
 
-def test_decomposable_ops():
-    """Ops that are defined by others under every key are told from kernels."""
-    assert internals.has_composite_kernel_only(torch.ops.aten.reshape.default, "cpu") is True
+def test_composite_ops():
+    """Ops that eager computes by calling others are told from those with a kernel of their own, even if both exist."""
+    assert internals.has_composite_kernel_only(torch.ops.aten.linear.default, "cpu") is True
     assert internals.has_composite_kernel_only(torch.ops.aten.mm.default, "cpu") is False
+    assert internals.has_composite_kernel_only(torch.ops.aten.silu_backward.default, "cpu") is False
+    assert internals.has_composite_kernel_only(torch.ops.aten.softshrink.default, "cpu") is False
 
 
 def test_dispatch_mode_sees_ops_below_autograd():

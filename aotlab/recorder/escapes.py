@@ -94,6 +94,10 @@ class EscapeGuard(TorchFunctionMode):
             )
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._refuse_reshape(func, args[0])
+        if func is torch.lstm and torch.is_grad_enabled():
+            # oneDNN's LSTM looks at grad mode when it runs, which a compiled forward does without: it would save nothing
+            with torch.backends.mkldnn.flags(enabled=False):
+                return func(*args, **(kwargs or {}))
         written = kwargs.get("out") if kwargs else None
         if _writes_in_place(func) and args:
             written = args[0]

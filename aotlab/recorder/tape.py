@@ -225,9 +225,7 @@ class Tape:
                 return graph.call_function(complex, (value.real, value.imag))
             return value
 
-        # all items that are used of a result stand right behind it, outputs last: upstream's default partitioner takes
-        # for the forward what stands before the last output of it
-        returned_ids = {id(o) for o in outputs}
+        # all items that are used of a result stand right behind it, where partitioners look for them
         items: dict[int, dict[int, Tensor]] = {}
         used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
         for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
@@ -248,7 +246,7 @@ class Tape:
                 nodes.setdefault(id(operation.result), node)
             else:
                 node.meta["val"] = operation.result
-                for fake in sorted(items.get(index, {}).values(), key=lambda fake: id(fake) in returned_ids):
+                for fake in items.get(index, {}).values():
                     use(fake)
         returned = [None if o is None else use(o) for o in outputs]
         for target, value in write_back:
@@ -274,9 +272,8 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
         meta["user_line"] = operation.place
     if operation.sequence is not None:
         meta["seq_nr"] = operation.sequence
-    if operation.phase == "backward":
-        # the tag by which upstream's partitioners know the backward's nodes
-        meta["partitioner_tag"] = "is_backward"
+    # by this tag upstream's partitioners know which half a node belongs to
+    meta["partitioner_tag"] = f"is_{operation.phase}"
     if operation.meta:
         meta.update(operation.meta)
 

@@ -181,6 +181,7 @@ def _tracing(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(internals.saved_tensor_hooks_hidden())
         stack.enter_context(internals.functionalization())
         stack.enter_context(internals.enable_python_dispatcher())
+        stack.enter_context(internals.eager_kernels())
         stack.enter_context(recorder)
         yield
 

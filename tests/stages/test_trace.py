@@ -5,9 +5,11 @@ Semantics are compared with eager on the eager backend, bit for bit, by `tests.e
 
 from __future__ import annotations
 
+import collections
 import inspect
 import itertools
 import traceback
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -1644,3 +1646,211 @@ def test_calls_inside_other_traces():
     f = traced(lambda x: inner(x) * 2, leaf(2))
     assert "aten.sin.default" in targets(record(f, "trace").module)
     same(lambda x: inner(x) * 2, leaf(2))
+
+
+# --- what took a search to find ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(0.5, False), (0.0, True)], ids=["eval", "p=0"])
+def test_dropout_that_does_nothing(arguments):
+    """Dropout in eval mode is the identity: the input itself, which a write to the result reaches."""
+    same(lambda x: torch.nn.functional.dropout(x, arguments[0], training=arguments[1]), torch.randn(3))
+    same(lambda x: torch.nn.functional.dropout(x, arguments[0], training=arguments[1]), leaf(3))
+    same(lambda x: torch.nn.functional.dropout(x, arguments[0], training=arguments[1]).add_(1), torch.randn(3))
+    same(nn.Sequential(nn.Linear(2, 2), nn.Dropout(arguments[0]).train(arguments[1])), leaf(1, 2))
+
+
+def test_outputs_made_in_inference_mode():
+    """An output that was made under inference_mode is an inference tensor, as in eager."""
+
+    def f(x):
+        with torch.inference_mode():
+            y = x * 2
+        return y, x * 3
+
+    out = compiled(f)(torch.randn(3))
+    assert [t.is_inference() for t in out] == [t.is_inference() for t in f(torch.randn(3))] == [True, False]
+
+
+def test_backward_hooks_are_refused():
+    """Hooks that a compiled backward would not run: of modules, and on autograd nodes."""
+    for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+        module = nn.Sequential(nn.Linear(2, 2))
+        calls = itertools.count()
+        getattr(module[0], register)(lambda *args, c=calls: next(c) and None)
+        with pytest.raises(HooksError):
+            compiled(module)(leaf(1, 2))
+        assert next(calls) == 0
+
+    def f(x, register):
+        y = x * 2
+        getattr(y.grad_fn, register)(lambda *args: None)
+        return y
+
+    for register in ("register_hook", "register_prehook"):
+        with pytest.raises(HooksError):
+            compiled(f)(leaf(2), register)
+
+
+def test_anomaly_mode():
+    """Under torch's anomaly detection training works, and a NaN in the backward is found as in eager."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.set_detect_anomaly(True):
+            same(lambda x: x.sin().exp(), leaf(2))
+            out = compiled(lambda x: (x * 0).sqrt().sum())(leaf(2).detach().abs().requires_grad_())
+            with pytest.raises(RuntimeError, match="returned nan values"):
+                out.backward()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: leaf(2, 3).view(-1), lambda: (leaf(2, 3) * 1).unbind(0)[0]],
+    ids=["view of a leaf", "item of unbind"],
+)
+def test_views_that_may_not_be_written(make):
+    """An input that eager would not let be written in place raises eager's error, with eager's effects so far."""
+
+    def f(x, y):
+        y.mul_(2)
+        x.add_(1)
+        return x
+
+    outcomes = []
+    for function in (f, compiled(f)):
+        x = torch.zeros(3)
+        with pytest.raises(RuntimeError) as caught:
+            function(x, make())
+        outcomes.append((str(caught.value), x.tolist()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_results_that_are_named_tuples_of_torch():
+    """max, sort, topk and decompositions give their own result types."""
+    same(lambda x: (x.max(0), x.sort(), torch.linalg.svd(x, full_matrices=False)), leaf(3, 2))
+    assert type(compiled(lambda x: x.max(0))(leaf(3, 2))) is torch.return_types.max
+
+
+def test_memory_formats():
+    """channels_last inputs and outputs keep their strides."""
+    x = leaf(1, 2, 4, 4).detach().to(memory_format=torch.channels_last).requires_grad_()
+    same(lambda x: torch.nn.functional.conv2d(x, torch.ones_like(x[:, :, :1, :1])), x)
+    same(lambda x: x.contiguous(memory_format=torch.channels_last) * 2, leaf(2, 2, 4, 4))
+    same(lambda x: (x * 2, x.clone(), torch.empty_like(x).zero_()), x)
+
+
+def test_custom_functions_of_all_styles():
+    """once_differentiable, setup_context, needs_input_grad, set_materialize_grads, several outputs, each by itself."""
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x)
+            ctx.needs = ctx.needs_input_grad
+            return x * y
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            assert ctx.needs == (True, False)
+            return gradient * ctx.saved_tensors[0], None
+
+    class Split(torch.autograd.Function):
+        @staticmethod
+        def forward(x, factor):
+            return x * factor, x + 1
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.factor = inputs[1]
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx, first, second):
+            total = first * ctx.factor if first is not None else 0
+            return (total + second if second is not None else total), None
+
+    class Fills(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, first, second):
+            return first * 2 + second * 5
+
+    same(lambda x, y: Once.apply(x, y), leaf(3), torch.ones(3))
+    for backward in ("all", "first", "each"):
+        same(lambda x: Split.apply(x, 3.0), leaf(3), backward=backward)
+        same(lambda x: Fills.apply(x), leaf(3), backward=backward)
+
+
+def test_transforms_inside():
+    """torch.func transforms inside the function are part of the program."""
+    same(lambda x: torch.func.vmap(lambda row: row.sin() * 2)(x), leaf(2, 3))
+    same(lambda x: torch.func.grad(lambda y: (y**2).sum())(x), leaf(3))
+    same(lambda x: torch.func.jacrev(lambda y: y**2)(x), leaf(3))
+    same(lambda x: torch.func.jvp(lambda y: y**2, (x,), (torch.ones_like(x),)), leaf(3))
+
+
+def test_containers_that_pytree_knows():
+    """OrderedDict, defaultdict and dictionaries with other keys than strings."""
+    same(lambda x: collections.OrderedDict(b=x * 1, a=x * 2), leaf(3))
+    same(lambda x: collections.defaultdict(list, {"k": [x * 1]}), leaf(3))
+    same(lambda x: {1: x * 1, (2, 3): x * 2, None: x}, leaf(3))
+    out = compiled(lambda x: collections.deque([x * 1, x]))(torch.ones(1))
+    assert type(out) is collections.deque
+
+
+def test_awkward_plain_results():
+    """Plain values whose text does not give them back."""
+    same(lambda x: (x, float("inf"), float("nan"), -0.0, 1e300, 1 + 2j), leaf(2))
+    same(lambda x, key: {key: x * 2}, leaf(2), 'it\'s "q" \\ \n {0}')
+    same(lambda x: (x.device, x.dtype, x.layout, x.ndim, range(3), slice(0, 2), b"x"), leaf(3))
+
+
+INPLACE = {
+    "copy_": lambda x: x.copy_(x.flip(0)),
+    "index_add_": lambda x: x.index_add_(0, torch.tensor([0, 1]), x[1:3] * 2),
+    "masked_fill_": lambda x: x.masked_fill_(x > 0, 0.5),
+    "scatter_": lambda x: x.scatter_(0, torch.tensor([0, 2]), 1.5),
+    "clamp_": lambda x: x.clamp_(0, 1),
+    "cumsum_": lambda x: x.cumsum_(0),
+    "relu_": lambda x: torch.nn.functional.relu_(x),
+    "sigmoid_": lambda x: x.sigmoid_(),
+    "setitem mask": lambda x: x.__setitem__(x > 0, 0.0),
+    "setitem index": lambda x: x.__setitem__([0, 2], x[:2] * 3),
+    "addcmul_": lambda x: x.addcmul_(x.detach().clone(), torch.ones(4), value=0.5),
+    "lerp_": lambda x: x.lerp_(x * 2, 0.3),
+    "pow_": lambda x: x.abs_().add_(1).pow_(2.5),
+    "iadd": lambda x: x.__iadd__(x[0] * 1),
+    "fill_": lambda x: x.fill_(3.0),
+    "zero_": lambda x: x.zero_(),
+    "out=": lambda x: torch.mul(x.detach().clone(), 2, out=x) if not x.requires_grad else x.mul_(2),
+    "index_put_": lambda x: x.index_put_((torch.tensor([1, 1]),), x[:2] * 1, accumulate=True),
+    "swap halves": lambda x: x.copy_(torch.cat([x[2:], x[:2]])),
+}
+
+
+@pytest.mark.parametrize("name", INPLACE)
+def test_in_place_ops(name):
+    """Every kind of in-place op, with and without gradients, also on a window of something larger."""
+
+    def f(x):
+        INPLACE[name](x)
+        return x * x
+
+    same(f, nonleaf(4))
+    same(f, torch.randn(4))
+    same(f, torch.randn(4, 3)[:, 1])
+    # Autograd does not promise the order in which it adds a view's gradient to its base's: whole numbers sum exactly.
+    if name != "sigmoid_":
+        same(f, (torch.arange(12.0).reshape(3, 4).requires_grad_() * 1)[1])
+
+
+def test_in_place_with_partial_overlap():
+    """Writing a tensor from another window of itself is eager's error."""
+    for write in (lambda x: x.__iadd__(x[0]), lambda x: x.index_put_((torch.tensor([1, 1]),), x[:2])):
+        same(lambda x, write=write: write(x), torch.randn(4), eagerly=True)
+    same(lambda x: x[:2].add_(x[2:]), torch.randn(4))
+    same(lambda x: x.add_(x), torch.randn(4))
