@@ -6,6 +6,7 @@ code written for those runs on these after changing the import.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -203,6 +204,11 @@ class AotModule(nn.Module):
         super().train(mode)
         self.orig_module.train(mode)
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AotModule:
+        """Copy the module; the copy compiles for itself."""
+        module = copy.deepcopy(self.orig_module, memo)
+        return AotModule(module, self.compiled.for_target(ModuleTarget(module)))
 
     def __getattr__(self, name: str) -> Any:
         try:

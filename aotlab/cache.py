@@ -21,6 +21,7 @@ from aotlab.guards import CallState, difference
 from aotlab.stages.capture import CaptureRecord, Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
+from aotlab.torch_internals import SettingsGuard
 
 #: Serves a call or returns `MISS`.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -38,6 +39,8 @@ class Entry:
         The generated function.
     state
         What it assumes of a call.
+    settings
+        Torch's own check of the global settings.
     mutates
         Whether it writes an input, so that overlaps among inputs matter.
     records
@@ -51,6 +54,7 @@ class Entry:
     number: int
     run: Run
     state: CallState
+    settings: SettingsGuard
     mutates: bool
     records: dict[str, Any]
     reason: str | None
@@ -171,6 +175,12 @@ class CompiledFunction:
             )
         )
 
+    def for_target(self, target: Target) -> CompiledFunction:
+        """Make a function with the same settings and no entries for another target."""
+        return CompiledFunction(
+            target, self._compile_call, on_refusal=self._on_refusal, backend_name=self._backend_name
+        )
+
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The compiled entries, most recently made first."""
@@ -223,7 +233,11 @@ class CompiledFunction:
                     raise Declined(RefusedError(text), silent=True)
             if self._entries:
                 latest = self._entries[0]
-                reason[0] = difference(latest.state, state, mutates=latest.mutates) or "a guard did not hold"
+                found = difference(latest.state, state, mutates=latest.mutates)
+                changed = latest.settings.reason()
+                if found is None and changed is not None:
+                    found = f"a global setting of torch changed: {changed}"
+                reason[0] = found or "a guard did not hold"
             if len(self._entries) >= config.recompile_limit:
                 text = (
                     f"`{self._target.name}` was compiled {len(self._entries)} times, which is "

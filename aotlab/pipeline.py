@@ -120,7 +120,8 @@ def compile_call(
 
         with journal.stage("runtime"):
             backward = _backward(options, live, split_record, split, full_backward, context) if live.training else None
-            generated, run = runtime.run(_parts(call, deduped, live, split_record, forward, backward, number))
+            settings = internals.SettingsGuard()
+            generated, run = runtime.run(_parts(call, deduped, live, split_record, forward, backward, settings, number))
         journal.announce("runtime", generated)
     except RefusedError as error:
         error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
@@ -140,7 +141,15 @@ def compile_call(
                 guards=sentences(call.state, mutates=mutates),
             )
         )
-    return Entry(number=number, run=run, state=call.state, mutates=mutates, records=journal.records, reason=reason)
+    return Entry(
+        number=number,
+        run=run,
+        state=call.state,
+        settings=settings,
+        mutates=mutates,
+        records=journal.records,
+        reason=reason,
+    )
 
 
 class GarbagePause:
@@ -240,6 +249,7 @@ def _parts(
     record: partition.PartitionRecord,
     forward: Boxed,
     backward: runtime.Backward | None,
+    settings: internals.SettingsGuard,
     number: int,
 ) -> runtime.Parts:
     tensors = [call.values[i] for i in deduped.kept]
@@ -250,7 +260,7 @@ def _parts(
         partition=record,
         forward=forward,
         backward=backward,
-        settings_hold=internals.GlobalStateGuard().check,
+        settings_hold=settings.holds,
         tensors_hold=internals.tensor_guards(tensors),
         entry=number,
         debug=config.debug_assert,

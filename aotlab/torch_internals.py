@@ -221,6 +221,23 @@ def children_held(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     return module._modules
 
 
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Tell whether a module, or all modules, have hooks on their backward."""
+    everywhere = torch.nn.modules.module._global_backward_hooks or torch.nn.modules.module._global_backward_pre_hooks
+    return bool(module._backward_hooks or module._backward_pre_hooks or everywhere)
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """Switch oneDNN off for a block; the public context manager warns."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def hooks_held(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the dictionaries in which ``module`` keeps its forward hooks and forward pre-hooks."""
     return module._forward_hooks, module._forward_pre_hooks
@@ -246,18 +263,23 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 @functools.cache
 def _rewritten_in_python() -> tuple[OpOverload, ...]:
-    """Return the ops whose Python rewriting computes in another order than the kernel that eager runs."""
-    prefixes = ("upsample_", "_upsample_", "lstm", "gru", "rnn_", "hardshrink", "softshrink", "multi_margin", "multilabel")
-    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name.startswith(prefixes)]
-    return tuple(getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads())
+    """Return the ops that torch rewrites in Python under autograd's keys, but for those that a trace needs so.
+
+    Batch norm's rewriting shows that the statistics are written; that of ``one_hot`` does without looking at values.
+    """
+    needed = ("native_batch_norm", "cudnn_batch_norm", "one_hot")
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name not in needed]
+    ops = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
+    return tuple(op for op in ops if any(key in op.py_kernels for key in keys))
 
 
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
     """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
 
-    Upsampling, recurrent layers and a few activations have rewritings for symbolic shapes that hang on autograd's keys
-    and replace the C++ code on every trace. They come back after the block.
+    Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
+    autograd's keys and replace the C++ code on every trace. They come back after the block.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     taken = []
@@ -353,6 +375,19 @@ def forward_ad_active() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+class SettingsGuard:
+    """Torch's C++ check of grad mode, autocast, determinism, precision, threads and default dtype, as they are now."""
+
+    def __init__(self) -> None:
+        guard = GlobalStateGuard()
+        self.holds: Callable[[], bool] = guard.check
+        self._reason: Callable[[], str] = guard.reason
+
+    def reason(self) -> str | None:
+        """Name what has changed since, in torch's words; None if nothing has."""
+        return None if self.holds() else self._reason().strip()
+
+
 def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """Make a C++ check that as many tensors have the types, dtypes, devices, sizes, strides and so on of these.
 
@@ -386,6 +421,14 @@ VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a gett
 def sequence_number() -> int:
     """Return the number that the next autograd node will get."""
     return int(torch._C._autograd._get_sequence_nr())
+
+
+def may_be_written(view: Tensor) -> bool:
+    """Tell whether autograd lets ``view`` be written in grad mode, by what it is a view of and how it was made."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
 
 
 def current_node_sequence() -> int | None:

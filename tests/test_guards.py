@@ -734,3 +734,48 @@ def test_reached_state():
     assert {"inside", "SCALE", "SETTINGS", "helper"} <= names
     assert any("default" in name for name in names)
     assert not any(isinstance(item.expected, types.ModuleType) for item in reached_state(f))
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        (lambda: setattr(matmul, "allow_tf32", True), lambda: setattr(matmul, "allow_tf32", False)),
+        (
+            lambda: setattr(matmul, "allow_fp16_reduced_precision_reduction", False),
+            lambda: setattr(matmul, "allow_fp16_reduced_precision_reduction", True),
+        ),
+        (
+            lambda: setattr(matmul, "allow_bf16_reduced_precision_reduction", False),
+            lambda: setattr(matmul, "allow_bf16_reduced_precision_reduction", True),
+        ),
+        (
+            lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+            lambda: torch.use_deterministic_algorithms(False),
+        ),
+        (lambda: torch.set_num_threads(1), functools.partial(torch.set_num_threads, torch.get_num_threads())),
+        (
+            lambda: torch.set_float32_matmul_precision("high"),
+            lambda: torch.set_float32_matmul_precision("highest"),
+        ),
+        (lambda: torch.set_autocast_cache_enabled(False), lambda: torch.set_autocast_cache_enabled(True)),
+        (lambda: torch.set_autocast_enabled("xpu", True), lambda: torch.set_autocast_enabled("xpu", False)),
+        (lambda: torch.set_autocast_enabled("cuda", True), lambda: torch.set_autocast_enabled("cuda", False)),
+    ],
+    ids=["tf32", "fp16", "bf16", "warn_only", "threads", "precision", "autocast cache", "xpu", "cuda"],
+)
+def test_every_setting_has_a_sentence(change, undo):
+    """Whatever torch's own guard of global state notices, the reason names it."""
+    f = compiled(lambda x: x * 2)
+    f(torch.ones(2))
+    change()
+    try:
+        f(torch.ones(2))
+        f(torch.ones(2))
+    finally:
+        undo()
+    f(torch.ones(2))
+    assert len(f.entries) <= 2
+    assert [reason for reason in f.recompiles if "a guard did not hold" in reason] == []
+
+
+matmul = torch.backends.cuda.matmul

@@ -125,6 +125,9 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers, 
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
     if mutated and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
+    in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
+    if in_grad_mode and not internals.may_be_written(item.real):
+        raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     visible = wrapper.grad_fn is not item.grad_fn
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible

@@ -67,6 +67,12 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             )
             continue
         values[i] = value_of(leaf, f"`{name}`")
+        if leaf.is_inference() and not torch.is_inference_mode_enabled():
+            raise OutputError(
+                f"`{name}` was made under inference_mode inside the function",
+                why="a compiled call would return an ordinary tensor",
+                suggestion="use no_grad inside, or inference_mode around the call",
+            )
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
     first_of: dict[int, int] = {}
@@ -189,6 +195,11 @@ def _read_intermediate_group(
         if i == owner:
             continue
         views = views_between(tape, base, values[i])
+        if views is None and leaves[i].requires_grad:
+            raise OutputError(
+                f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
+                suggestion="use the out-of-place form, as t() for t_()",
+            )
         if views is None and values[i].dtype != base.dtype:
             raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
         info(i, first, where, with_detach(views, leaves[i], root))

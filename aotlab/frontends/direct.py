@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
-from aotlab.errors import LeakedTensorError, UsageError, UserLine
+from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.guards import Reached, reached_objects, reached_state, same_value
 from aotlab.leaks import Watch
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
@@ -61,6 +61,8 @@ class FunctionTarget:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and refuse one that changes what others can see."""
         before = self.reached()
+        modules = [(name, value) for name, value in reached_objects(self.function) if isinstance(value, nn.Module)]
+        refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
         watch = Watch(reached_objects(self.function))
         result = self.function(*args, **kwargs)
         leak = watch.leaked()
@@ -84,6 +86,23 @@ class FunctionTarget:
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by the function's parameters."""
         return names_of_arguments(self.function, args, kwargs)
+
+
+def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
+    """Refuse modules whose backward hooks would run at trace time and never again.
+
+    Raises
+    ------
+    HooksError
+        With the module's name.
+    """
+    for name, module in modules:
+        if internals.has_backward_hooks(module):
+            raise HooksError(
+                f"module `{name or type(module).__qualname__}` has hooks on its backward",
+                why="they would run at trace time only",
+                suggestion="register hooks on parameters instead",
+            )
 
 
 def _leak(place: str) -> LeakedTensorError:
@@ -194,6 +213,7 @@ class ModuleTarget:
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
+        refuse_backward_hooks(self._modules)
         before = [held[key] for held, key in self._slots]
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
         watch = Watch([(path or "self", module) for path, module in self._modules])

@@ -19,6 +19,7 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder.places import user_line
+from aotlab.recorder.tape import tensors_in
 
 
 class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
@@ -95,8 +96,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._refuse_reshape(func, args[0])
         if func is torch.lstm and torch.is_grad_enabled():
-            # oneDNN's LSTM looks at grad mode when it runs, which a compiled forward does without: it would save nothing
-            with torch.backends.mkldnn.flags(enabled=False):
+            # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
+            with internals.without_onednn():
                 return func(*args, **(kwargs or {}))
         written = kwargs.get("out") if kwargs else None
         if _writes_in_place(func) and args:
@@ -105,6 +106,10 @@ class EscapeGuard(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
+        if any(
+            overlaps_partly(written, other) for other in tensors_in((args[1:], kwargs or {})) if other is not written
+        ):
+            raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         base = internals.base_of(written)
         owner = written if base is None else base
         shape, stride = owner.shape, owner.stride()
@@ -182,6 +187,20 @@ def _writes_in_place(func: Any) -> bool:
         )
         _in_place[func] = known
     return known
+
+
+def overlaps_partly(written: Tensor, operand: Tensor) -> bool:
+    """Tell whether two tensors on one storage share bytes without being the same window of it."""
+    if not internals.is_functional(operand) or internals.storage_key(written) != internals.storage_key(operand):
+        return False
+    windows = [(t.shape, t.stride(), t.storage_offset()) for t in (written, operand)]
+    if windows[0] == windows[1] or written.numel() == 0 or operand.numel() == 0:
+        return False
+    spans = []
+    for tensor, (shape, stride, offset) in zip((written, operand), windows, strict=True):
+        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        spans.append((offset * tensor.element_size(), (last + 1) * tensor.element_size()))
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

@@ -14,6 +14,7 @@ from aotlab.errors import (
     DataDependentError,
     GraphInvariantError,
     HigherOrderOpError,
+    RandomOpError,
     SubclassError,
     UserLine,
 )
@@ -120,6 +121,13 @@ class Recorder(TorchDispatchMode):
                 self._refuse_foreign(func, tensor)
         if func._schema.is_mutable:
             self._refuse_mutation(func)
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            raise RandomOpError(
+                f"`{func}` draws from a generator of its own",
+                line=self._line(),
+                why="a graph cannot hold a generator",
+                suggestion="use the default generator, or draw outside of the compiled function",
+            )
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:

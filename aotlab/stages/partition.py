@@ -97,6 +97,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         num_fwd_outputs=count,
         static_lifetime_input_indices=list(trace.metadata.static_input_indices),
     )
+    # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     _save_roots_of_views(forward, backward, count)
     _save_clones(forward, trace, count)
     forward.recompile()

@@ -28,6 +28,7 @@ derived in the same way, and an input that those do not reach gets None, as in e
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -178,6 +179,7 @@ def _tracing(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(internals.quiet_fake_tensors())
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks at values
         stack.enter_context(internals.saved_tensor_hooks_hidden())
         stack.enter_context(internals.functionalization())
         stack.enter_context(internals.enable_python_dispatcher())
@@ -226,7 +228,7 @@ def run(
         values[position] = inputs[source].wrapper
     lifted, args, kwargs = call.rebuild(values)
     settings = global_state()
-    random_state = torch.get_rng_state()
+    random_state, python_random_state = torch.get_rng_state(), random.getstate()
     grad_mode = torch.is_grad_enabled()
     try:
         with _tracing(recorder):
@@ -267,16 +269,21 @@ def run(
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        if not torch.equal(random_state, torch.get_rng_state()):
-            torch.set_rng_state(random_state)
-            seeded = True
-        else:
-            seeded = False
+        seeded = not torch.equal(random_state, torch.get_rng_state())
+        drew = random.getstate() != python_random_state
+        torch.set_rng_state(random_state)
+        random.setstate(python_random_state)
     if seeded:
         raise RandomOpError(
             "the function seeds or sets a random generator",
             why="that would happen while tracing only",
             suggestion="seed outside of the compiled function",
+        )
+    if drew:
+        raise RandomOpError(
+            "the function draws from Python's `random`",
+            why="the number would be the same at every call",
+            suggestion="pass it as an argument",
         )
     changed = [n for (n, a), (_, b) in zip(settings, global_state(), strict=True) if a != b]
     if changed:

@@ -403,7 +403,9 @@ def _error(program: Program) -> str:
 #: Errors that no kept statement raises. Eager says the first of a leaf, rightly, and of a view whose base got a history
 #: through another view in the meantime, which hangs on how the argument was made before the call. The others come from
 #: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them.
-_QUIRKS = r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size"
+_QUIRKS = (
+    r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size|not drawn|should be positive"
+)
 
 
 def _chance(draw: st.DrawFn, percent: int) -> bool:
@@ -505,9 +507,12 @@ class _Writer:
     def _try(self, line: str) -> bool:
         try:
             exec(line, self._space)
-            # In-place writes can leave other views with a history that raises at the first look.
             for name in ("_", *self._names):
-                _ = getattr(self._space.get(name), "is_leaf", None)
+                value = self._space.get(name)
+                # In-place writes can leave other views with a history that raises at the first look, and a copy of
+                # floats can leave integers that require grad, at which eager's own backward asserts.
+                if isinstance(value, torch.Tensor) and not value.is_leaf and not value.is_floating_point():
+                    raise ValueError("not drawn: integers that require grad")
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             self._error = str(error)
             return False
@@ -595,7 +600,7 @@ class _Writer:
                 f"{name}[{lead}::2]",
                 f"{name}.narrow({dim}, {at}, {max(0, size - at)})",
                 f"{name}[..., -1]",
-                f"{name}.unfold({dim}, {min(2, size)}, 1)",
+                f"{name}.unfold({dim}, {min(2, max(1, size))}, 1)",
                 f"{name}.unbind({dim})[{at}]",
                 f"{name}.chunk(2, {dim})[0]",
             ]
