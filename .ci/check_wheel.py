@@ -26,7 +26,7 @@ import torch
 
 x = torch.ones(3, requires_grad=True)
 torch.compile(lambda x: x.sin().sum(), backend="aotlab")(x).backward()
-assert torch.equal(x.grad, torch.ones(3).cos()), x.grad
+assert torch.allclose(x.grad, torch.ones(3).cos()), x.grad  # compiled kernels round for themselves
 print("aotlab", aotlab.__version__, "from", aotlab.__file__)
 """
 

@@ -18,7 +18,7 @@ from aotlab import config, observe
 from aotlab import torch_internals as internals
 from aotlab.errors import RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference
-from aotlab.stages.capture import CaptureRecord, Target
+from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
 from aotlab.torch_internals import SettingsGuard
@@ -308,10 +308,3 @@ def _levels_to_caller() -> int:
 def _has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     leaves, _ = internals.flatten((args, kwargs))
     return any(isinstance(leaf, Tensor) and internals.is_functional(leaf) for leaf in leaves)
-
-
-def capture_of(entry: Entry) -> CaptureRecord:
-    """Return the capture record of an entry."""
-    record = entry.records["capture"]
-    assert isinstance(record, CaptureRecord)
-    return record

@@ -18,8 +18,8 @@ fallback: Literal["auto", "eager", "error"] = "auto"
 #: How many entries one function may have before further signatures run eagerly with a warning.
 recompile_limit: int = 8
 
-#: Check the graphs between the stages, and outputs of the compiled graphs at run time, against what
-#: the trace promised (dtype, sizes, strides, requires_grad). Costs microseconds per output and call.
+#: Check the graphs between the stages, and outputs of the compiled graphs at run time, against what the trace
+#: promised (dtype, sizes, strides, requires_grad, memory of their own). Costs microseconds per output and call.
 debug_assert: bool = False
 
 #: Pass random state explicitly through the graphs. Not there yet: setting it to True is an error when compiling.

@@ -73,7 +73,7 @@ def compile_call(
         raise UsageError("config.functionalize_rng_ops is not supported yet; set it to False")
     started = time.perf_counter_ns()
     journal = _Journal(number)
-    pause = GarbagePause()
+    pause = _GarbagePause()
     state = None
     try:
         with journal.stage("capture"), pause:
@@ -152,7 +152,7 @@ def compile_call(
     )
 
 
-class GarbagePause:
+class _GarbagePause:
     """Keep Python's cyclic collector from going through all of torch's objects in the middle of a trace.
 
     A trace makes many objects that live as long as it does; each full collection costs a tenth of a second or more and

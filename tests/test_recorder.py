@@ -272,6 +272,98 @@ def test_remembered_metadata_tells_apart_what_differs(first, second):
     same(lambda x: (second(x), first(x), second(x)), torch.randn(3, 3))
 
 
+def described(tensor, argument):
+    """Describe a fake result: all that later ops could depend on."""
+    return (
+        tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset(), tensor.is_conj(),
+        tensor.is_neg(), tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata == argument.untyped_storage()._cdata,
+    )  # fmt: skip
+
+
+ATEN = torch.ops.aten
+REPEATED = {
+    "bool or int": (lambda x: ATEN.add.Tensor(x, 1), lambda x: ATEN.add.Tensor(x, True), torch.tensor([True, False])),
+    "int or float": (lambda x: ATEN.mul.Tensor(x, 2), lambda x: ATEN.mul.Tensor(x, 2.0), torch.arange(3)),
+    "strides": (lambda x: ATEN.clone.default(x), lambda x: ATEN.clone.default(ATEN.t.default(x)), torch.ones(3, 3)),
+    "strides of views": (lambda x: ATEN.view.default(x, [9]), lambda x: ATEN.unsqueeze.default(x, 0), torch.ones(3, 3)),
+    "offsets": (
+        lambda x: ATEN.slice.Tensor(ATEN.select.int(x, 0, 0), 0, 1, 3),
+        lambda x: ATEN.slice.Tensor(ATEN.select.int(x, 0, 1), 0, 1, 3),
+        torch.ones(3, 3),
+    ),
+    "which item": (lambda x: ATEN.select.int(x, 0, 0), lambda x: ATEN.select.int(x, 0, 2), torch.ones(3, 3)),
+    "keepdim": (
+        lambda x: ATEN.sum.dim_IntList(x, [0]),
+        lambda x: ATEN.sum.dim_IntList(x, [0], True),
+        torch.ones(3, 3),
+    ),
+    "dtype": (
+        lambda x: ATEN._to_copy.default(x, dtype=torch.float64),
+        lambda x: ATEN._to_copy.default(x, dtype=torch.int8),
+        torch.ones(3),
+    ),
+    "conjugate": (lambda x: ATEN._conj.default(x), lambda x: ATEN._conj.default(x), torch.ones(3, dtype=torch.complex64)),
+    "resolved or not": (
+        lambda x: ATEN.resolve_conj.default(x),
+        lambda x: ATEN.resolve_conj.default(ATEN._conj.default(x)),
+        torch.ones(3, dtype=torch.complex64),
+    ),
+    "clone of a conjugate": (
+        lambda x: ATEN.clone.default(x),
+        lambda x: ATEN.clone.default(ATEN._conj.default(x)),
+        torch.ones(3, dtype=torch.complex64),
+    ),
+    "negative": (
+        lambda x: ATEN._neg_view.default(x),
+        lambda x: ATEN._neg_view.default(x),
+        torch.ones(3),
+    ),
+    "expanded": (lambda x: ATEN.expand.default(x, [2, 3]), lambda x: ATEN.expand.default(x, [4, 3]), torch.ones(1, 3)),
+    "as_strided": (
+        lambda x: ATEN.as_strided.default(x, [2], [1], 0),
+        lambda x: ATEN.as_strided.default(x, [2], [1], 1),
+        torch.ones(4),
+    ),
+    "memory format": (
+        lambda x: ATEN.clone.default(x),
+        lambda x: ATEN.clone.default(x, memory_format=torch.contiguous_format),
+        torch.ones(3, 2).t(),
+    ),
+    "dtype view": (lambda x: ATEN.view.dtype(x, torch.int32), lambda x: ATEN.view.dtype(x, torch.int16), torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_remembered_metadata_is_what_a_kernel_says(name):
+    """The second of two like ops, and the second when repeated, is described as if nothing were remembered."""
+    first, second, real = REPEATED[name]
+    fresh = Recording()
+    x = fresh.enter(real)
+    with fresh.recorder:
+        expected = described(second(x), x)
+    recording = Recording()
+    x = recording.enter(real)
+    y = recording.enter(real.clone(memory_format=torch.preserve_format))
+    with recording.recorder:
+        first(x)
+        first(y)
+        results = [(second(x), x), (second(y), y), (second(x), x)]
+    assert [described(*result) for result in results] == [expected] * 3
+    assert len({id(result) for result, _ in results}) == 3
+
+
+def test_complex_programs():
+    """Conjugates and complex gradients, with ops that are repeated."""
+
+    def f(x, y):
+        a, b = x.conj(), (x * y).conj()
+        return (a * b).real, (b @ a).abs(), (x.conj() * y).resolve_conj(), torch.view_as_real(a * y.conj()), (x - y).angle()
+
+    x, y = (torch.randn(3, dtype=torch.complex64).requires_grad_() for _ in range(2))
+    same(f, x, y)
+    same(f, x.detach(), y.detach())
+
+
 def test_remembered_metadata_and_settings():
     """The default dtype inside the function is part of what is remembered."""
 

@@ -84,7 +84,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             name=names[i],
             output_type=kind,
             raw_type="torch.Tensor",
-            spec=_wrapper_spec(leaves[i], storages),
+            spec=spec_of(leaves[i], storages),
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
             views=views,
@@ -100,10 +100,6 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             _read_intermediate_group(tape, leaves, values, names, members, read, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
-
-
-def _wrapper_spec(wrapper: Tensor, storages: StorageNumbers) -> Any:
-    return spec_of(wrapper, storages)
 
 
 def _read_input_aliases(

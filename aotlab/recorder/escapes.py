@@ -106,10 +106,12 @@ class EscapeGuard(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
-        if any(
-            overlaps_partly(written, other) for other in tensors_in((args[1:], kwargs or {})) if other is not written
-        ):
+        operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
+        if any(overlaps_partly(written, other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
+        numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
+        if not keeps_dtype(func, written, [*operands, *numbers]):
+            raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
         base = internals.base_of(written)
         owner = written if base is None else base
         shape, stride = owner.shape, owner.stride()
@@ -187,6 +189,37 @@ def _writes_in_place(func: Any) -> bool:
         )
         _in_place[func] = known
     return known
+
+
+#: In-place ops that promote as their out-of-place twins do and then refuse a result that does not fit.
+_PROMOTES = frozenset(
+    f"{name}_"
+    for name in (
+        "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "pow",
+        "float_power", "remainder", "fmod", "atan2", "arctan2", "hypot", "addcmul", "addcdiv", "lerp", "clamp", "clip",
+        "copysign", "xlogy", "logaddexp", "rsub",
+    )
+)  # fmt: skip
+_ALWAYS_FLOATING = frozenset(
+    f"{name}_"
+    for name in (
+        "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",
+        "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid", "reciprocal", "erf", "erfc", "erfinv",
+        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power",
+    )
+)  # fmt: skip
+
+
+def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any]) -> bool:
+    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently."""
+    name = getattr(func, "__name__", "")
+    if written.dtype.is_complex:
+        return True
+    if name in _ALWAYS_FLOATING and not written.is_floating_point():
+        return False
+    return name not in _PROMOTES or all(
+        torch.can_cast(torch.result_type(written, operand), written.dtype) for operand in operands
+    )
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

@@ -88,7 +88,7 @@ _current: ContextVar[tuple[list[str], str, int]] = ContextVar("aotlab_graph", de
 def get_aot_compilation_context() -> tuple[list[str], str, int]:
     """Return what is being compiled: the graph's names such as ``0_forward``, the model's name, and the entry's number.
 
-    Outside of a compilation, what was compiled last in this context, at first ``([], "model", 0)``. Source: upstream's
+    Outside of a compilation, ``([], "model", 0)``. Source: upstream's
     ``torch._functorch._aot_autograd.logging_utils.get_aot_compilation_context``.
     """
     names, model, number = _current.get()

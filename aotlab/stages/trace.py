@@ -56,7 +56,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Operation, Recorder, RunEagerly, Tape
+from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -489,8 +489,3 @@ def _state_masks(roots: Sequence[Tensor]) -> list[int]:
             todo += [following for following, _ in node.next_functions]
         masks.append(mask)
     return masks
-
-
-def operations_of(trace: Trace) -> Sequence[Operation]:
-    """List what was recorded, for the teaching notebooks and tests."""
-    return trace.tape.operations

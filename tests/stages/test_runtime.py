@@ -463,6 +463,18 @@ def test_tangents_of_other_strides():
         agree(lambda x, w: (x @ w).sin(), use)
 
 
+def test_tangents_that_cannot_be_viewed():
+    """A backward that was traced with a view of its tangent gets one that can be viewed, whatever autograd hands it."""
+
+    def use(f):
+        x = leaf(2, 3)
+        f(x).backward(torch.arange(6.0).reshape(2, 3).t())
+        return x.grad.tolist()
+
+    agree(lambda x: x.view(3, 2) + 0, use)
+    agree(lambda x: x.sin().view(3, 2) * 2, use)
+
+
 def test_restride():
     """Restride copies values into the wanted strides; sparse and expanded tangents become dense."""
     wanted = (1, 2)
@@ -632,6 +644,22 @@ def test_debug_assert_catches_a_wrong_compiler():
             g(torch.ones(2))
         same(two, leaf(3), leaf(3))
         same(lambda x: (x.mul_(2), x.t(), (x * 3)[0]), nonleaf(2, 3))
+
+
+def test_debug_assert_catches_outputs_that_share_memory():
+    """Under config.debug_assert a compiler that returns one tensor for two outputs, or an input, is caught."""
+
+    def shares(gm, inputs):
+        return aotlab.make_boxed_func(lambda *args: (gm(*args)[0],) * 2)
+
+    def returns_input(gm, inputs):
+        return aotlab.make_boxed_func(lambda *args: (args[0], gm(*args)[1]))
+
+    for compiler, what in ((shares, r"`out\[0\]`"), (returns_input, "an input")):
+        with aotlab.config.patch(debug_assert=True):
+            f = aotlab.aot_function(lambda x: (x * 2, x * 3), compiler)
+            with pytest.raises(GraphInvariantError, match=f"shares memory with {what}"):
+                f(torch.ones(2))
 
 
 def test_runtime_module_offers_what_it_documents():

@@ -1866,3 +1866,25 @@ def test_python_random_is_refused():
     state = random.getstate()
     refused(lambda x: x * random.random(), torch.ones(2), kind=RandomOpError)
     assert random.getstate() == state
+
+
+def test_conjugates():
+    """Lazy conjugates and negatives inside the function, returned, resolved, and their parts."""
+
+    def make(grad=False):
+        return torch.randn(3, dtype=torch.complex64).requires_grad_(grad)
+
+    same(lambda x: (x.resolve_conj(), x.conj().resolve_conj(), x.conj().resolve_conj()), make())
+    same(lambda x: ((x * 2).conj(), (x * 3).conj()), make(grad=True))
+    same(lambda x: (x.conj().clone(), (x * 2).conj().clone(), x.clone(), (x * 2).conj().resolve_conj()), make())
+    same(lambda x: (x.conj().conj(), (x * 2).conj() * 1, (x * 3).conj() * 1), make())
+    same(lambda x: x.conj().mul_(2j), make())
+    same(lambda x: x.imag.mul_(2), make())
+    same(lambda x: (x.imag, (x * 2).imag), make())
+    same(lambda x: ((x * 2).conj().imag * 1, x.conj().imag * 2), make())
+    for returned in (lambda x: x.conj().imag, lambda x: (x * 3).conj().imag):
+        try:
+            compiled(returned)(make())
+        except aotlab.errors.RefusedError:
+            continue
+        same(returned, make())

@@ -398,6 +398,9 @@ class Generator:
                 assert output.spec is not None
                 check = w.constant("check_output", _output_checker(output))
                 w.add(f"{check}({expressions[output.index]})")
+            fresh = ", ".join([*(expressions[o.index] for o in returned)])
+            check = w.constant("check_fresh", _fresh_checker([o.name for o in returned]))
+            w.add(f"{check}([{fresh}], [{self._star([self.expressions[i] for i in self.parts.dedupe.kept])}])")
         bases = {n: results[mutated + len(returned) + n] for n in range(len(meta.intermediate_bases))}
         constants = self.parts.trace.out_constants
         pending = [o for o in meta.output_info if o.index not in expressions]
@@ -552,6 +555,22 @@ def _overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable
         return False
 
     return overlap
+
+
+def _fresh_checker(names: Sequence[str]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
+    """Make the check that outputs which were traced as fresh share memory neither with inputs nor with each other."""
+
+    def check(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        taken = {internals.storage_key(tensor): "an input" for tensor in inputs}
+        for name, output in zip(names, outputs, strict=True):
+            key = internals.storage_key(output)
+            if key in taken:
+                raise GraphInvariantError(
+                    f"`{name}` shares memory with {taken[key]}; it was traced as a tensor of its own"
+                )
+            taken[key] = f"`{name}`"
+
+    return check
 
 
 def _output_checker(output: OutputAliasInfo) -> Callable[[Tensor], None]:
