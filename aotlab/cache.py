@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
-from aotlab.errors import RecompileLimitError, RefusedError, UntraceableError
+from aotlab.errors import GraphInvariantError, RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
@@ -211,8 +211,13 @@ class CompiledFunction:
         if isinstance(outcome, Entry):
             result = outcome.run(args, kwargs)
             if result is MISS:
-                # another thread changed a setting or an argument in between: eager is right in any case
-                return self._run_eagerly(args, kwargs), None
+                # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
+                text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
+                if config.debug_assert:
+                    raise GraphInvariantError(text)
+                result = self._run_eagerly(args, kwargs)
+                self._warn(text)
+                return result, None
             outcome.calls += 1
             self._recent.append((time.perf_counter_ns(), outcome.number))
             return result, outcome.number

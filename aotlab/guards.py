@@ -9,11 +9,9 @@ sentence, or a sentence without a check, would show as a recompile without a rea
 
 from __future__ import annotations
 
-import enum
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
+from aotlab.reached import PLAIN, Reached, reached_state, same_value
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -57,28 +56,7 @@ class ValueFacts:
         return self.type is other.type and bool(same_value(self.value, other.value))
 
 
-_BY_VALUE = (
-    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, enum.Enum, slice, range, type(Ellipsis),
-)  # fmt: skip
 _BY_IDENTITY = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Tell whether two plain values are the same for a trace: 0.0 is not -0.0, and nan is nan."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return a.hex() == str(b.hex())
-    if isinstance(a, complex):
-        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
-    if isinstance(a, slice):
-        return all(same_value(x, y) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step)))
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(same_value, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same_value(v, b[k]) for k, v in a.items())
-    return bool(a == b)
 
 
 def tensor_facts(tensor: Tensor) -> TensorFacts:
@@ -139,9 +117,18 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     PythonValueError
         If its state could change without a check seeing it.
     """
-    if isinstance(value, _BY_VALUE):
+    if isinstance(value, PLAIN):
         return ValueFacts(type(value), value, by_identity=False)
-    if isinstance(value, _BY_IDENTITY) or (isinstance(value, types.FunctionType) and not value.__closure__):
+    if isinstance(value, types.FunctionType):
+        outside = [item.name for item in reached_state(value)]
+        if outside:
+            raise PythonValueError(
+                f"`{name}` is a function that reads `{outside[0]}` from outside",
+                why="a compiled entry could not tell when that changes",
+                suggestion="call it by name inside the function, where what it reads is guarded",
+                argument=name,
+            )
+    if isinstance(value, (*_BY_IDENTITY, types.FunctionType)):
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
@@ -149,159 +136,6 @@ def value_facts(value: Any, name: str) -> ValueFacts:
         suggestion="pass the tensors and plain values that it holds, or register it with torch.utils._pytree",
         argument=name,
     )
-
-
-# --- facts about Python state that a function reaches ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """One value outside the arguments that the traced code may read.
-
-    ``read`` fetches it again; ``expected`` is what it was; it is compared by value if ``by_value``, else by identity;
-    ``write`` assigns it, where the function itself could.
-    """
-
-    name: str
-    read: Callable[[], Any]
-    expected: Any
-    by_value: bool
-    write: Callable[[Any], None] | None = None
-
-    def put_back(self) -> None:
-        """Undo an assignment that a trace made."""
-        if self.write is not None:
-            self.write(self.expected)
-
-    def holds(self) -> bool:
-        """Tell whether the value is still what the trace saw."""
-        now = self.read()
-        return same_value(now, self.expected) if self.by_value else now is self.expected
-
-
-_PLAIN = (*_BY_VALUE,)
-_MISSING = object()
-
-
-def _plain(value: Any, depth: int = 3) -> bool:
-    if isinstance(value, _PLAIN):
-        return True
-    if depth and type(value) in (tuple, list) and len(value) <= 64:
-        return all(_plain(item, depth - 1) for item in value)
-    if depth and type(value) is dict and len(value) <= 64:
-        return all(_plain(k, 0) and _plain(v, depth - 1) for k, v in value.items())
-    return False
-
-
-def _copy_plain(value: Any) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(_copy_plain(item) for item in value)
-    if type(value) is dict:
-        return {k: _copy_plain(v) for k, v in value.items()}
-    return value
-
-
-def _is_library(function: types.FunctionType) -> bool:
-    return str(function.__module__).split(".")[0] in ("torch", "aotlab", "builtins")
-
-
-def _code_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code_names(constant)
-
-
-def reached_state(function: Any) -> tuple[Reached, ...]:
-    """Collect what ``function`` may read besides its arguments: closures, defaults, globals, ``training`` flags.
-
-    Functions of the user's that it refers to are followed. Attributes of other objects and of modules are not: what
-    those hold is a documented exclusion.
-    """
-    return _reach(function)[0]
-
-
-def reached_objects(function: Any) -> tuple[tuple[str, Any], ...]:
-    """Collect the objects, by name, in which ``function`` could leave something behind."""
-    return _reach(function)[1]
-
-
-def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], ...]]:
-    found: list[Reached] = []
-    objects: list[tuple[str, Any]] = []
-    seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [("", function)]
-
-    def visit(name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None) -> None:
-        if isinstance(value, (Tensor, types.ModuleType)):
-            return  # a captured tensor is refused at the op that uses it; modules are not rebound
-        objects.append((name, value))
-        if _plain(value):
-            found.append(Reached(name, read, _copy_plain(value), by_value=True, write=write))
-            return
-        found.append(Reached(name, read, value, by_value=False, write=write))
-        todo.append((name, value))
-
-    while todo:
-        prefix, value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, types.MethodType):
-            objects.append((prefix or "self", value.__self__))
-            todo += [(prefix, value.__self__), (prefix, value.__func__)]
-        elif isinstance(value, nn.Module):
-            for path, module in value.named_modules():
-                label = ".".join(part for part in (prefix, path, "training") if part)
-                found.append(Reached(label, _attribute(module, "training"), module.training, by_value=True))
-        elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
-            todo.append((prefix, value.func))
-            for i, item in enumerate(value.args):
-                visit(f"{prefix}.args[{i}]", item, _item(value.args, i))
-            for key, item in value.keywords.items():
-                visit(f"{prefix}.{key}", item, _item(value.keywords, key))
-        elif isinstance(_call_method(value), types.FunctionType):
-            objects.append((prefix or "self", value))
-            todo.append((prefix, _call_method(value)))
-        elif isinstance(value, types.FunctionType) and not _is_library(value):
-            for label, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                try:
-                    contents = cell.cell_contents
-                except ValueError:
-                    continue
-                visit(label, contents, _attribute(cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
-            for i, default in enumerate(value.__defaults__ or ()):
-                visit(f"default {i} of {value.__name__}", default, _default(value, i))
-            for key, default in (value.__kwdefaults__ or {}).items():
-                visit(f"default {key} of {value.__name__}", default, _keyword_default(value, key))
-            for label in dict.fromkeys(_code_names(value.__code__)):
-                if label in value.__globals__:
-                    owner = value.__globals__
-                    visit(label, owner[label], _item(owner, label), partial(owner.__setitem__, label))
-    return tuple(found), tuple(objects)
-
-
-def _call_method(value: Any) -> Any:
-    """Return the function that runs when an object of a user's class is called."""
-    return getattr(type(value), "__call__", None)  # noqa: B004  # the method is wanted, not whether there is one
-
-
-def _attribute(owner: Any, name: str) -> Callable[[], Any]:
-    return lambda: getattr(owner, name, _MISSING)
-
-
-def _item(owner: Any, key: Any) -> Callable[[], Any]:
-    if isinstance(owner, Mapping):
-        return lambda: owner.get(key, _MISSING)
-    return lambda: owner[key]
-
-
-def _keyword_default(function: types.FunctionType, key: str) -> Callable[[], Any]:
-    return lambda: (function.__kwdefaults__ or {}).get(key, _MISSING)
-
-
-def _default(function: types.FunctionType, index: int) -> Callable[[], Any]:
-    return lambda: (function.__defaults__ or ())[index] if index < len(function.__defaults__ or ()) else _MISSING
 
 
 # --- the state of a call -----------------------------------------------------------------------------------------
@@ -507,9 +341,11 @@ def difference(then: CallState, now: CallState, *, mutates: bool) -> str | None:
         return "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
     for item in then.reached:
         if not item.holds():
-            text = "another object" if not item.by_value else repr(item.read())
-            was = "" if not item.by_value else f" where the compiled entry expects {item.expected!r}"
-            return f"`{item.name}`, which the function reads, is {text}{was}"
+            if item.how == "value":
+                text = f"is {item.read()!r} where the compiled entry expects {item.expected!r}"
+            else:
+                text = "is another object" if item.how == "identity" else "is another object or has other contents"
+            return f"`{item.name}`, which the function reads, {text}"
     if then.structure != now.structure:
         return f"the arguments are nested as {now.structure} where the compiled entry expects {then.structure}"
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
@@ -534,6 +370,9 @@ def difference(then: CallState, now: CallState, *, mutates: bool) -> str | None:
         verb = "share" if began else "no longer share"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
     return None
+
+
+_SAME = {"identity": "the same object", "contents": "the same object with the same contents"}
 
 
 def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
@@ -562,7 +401,7 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     rows += [("setting", name, f"{name} is {_show(value)}") for name, value in state.settings]
     rows += [
-        ("reached", r.name, f"`{r.name}` is {r.expected!r}" if r.by_value else f"`{r.name}` is the same object")
+        ("reached", r.name, f"`{r.name}` is {r.expected!r}" if r.how == "value" else f"`{r.name}` is {_SAME[r.how]}")
         for r in state.reached
     ]
     return tuple(rows)

@@ -12,7 +12,7 @@ import torch
 
 import aotlab
 from aotlab import config
-from aotlab.cache import CompiledFunction, Declined, capture_of
+from aotlab.cache import CompiledFunction, Declined
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
@@ -55,7 +55,7 @@ def test_repr_and_name():
     assert "1 entr" in repr(f)
     assert f.__name__.endswith("program")
     assert f.__wrapped__ is program
-    assert capture_of(f.entries[0]).function.endswith("program")
+    assert f.entries[0].records["capture"].function.endswith("program")
 
 
 def test_call_log_is_a_ring():

@@ -202,6 +202,14 @@ def test_layers():
     )  # fmt: skip
 
 
+def test_attention_modules():
+    """Attention over three inputs, with and without weights returned; a whole small transformer."""
+    torch.manual_seed(0)
+    same(nn.MultiheadAttention(4, 2, batch_first=True), leaf(1, 3, 4), leaf(1, 3, 4, seed=1), leaf(1, 3, 4, seed=2))
+    same(nn.MultiheadAttention(4, 2).eval(), torch.randn(3, 1, 4), torch.randn(3, 1, 4), torch.randn(3, 1, 4))
+    same(nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True), leaf(1, 3, 8), leaf(1, 2, 8))
+
+
 def test_recurrent_layers():
     """LSTM and GRU keep their parameters in a list of their own besides; they work nevertheless."""
     torch.manual_seed(0)

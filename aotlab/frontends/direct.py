@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
-from aotlab.guards import Reached, reached_objects, reached_state, same_value
 from aotlab.leaks import Watch
+from aotlab.reached import Reached, fast_check, reached_objects, reached_state
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -113,26 +113,6 @@ def _leak(place: str) -> LeakedTensorError:
     )
 
 
-def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
-    """Make one function of many small checks; None if there are none."""
-    if not reached:
-        return None
-    by_identity = [(item.read, item.expected) for item in reached if not item.by_value]
-    by_value = [(item.read, item.expected) for item in reached if item.by_value]
-
-    def check() -> bool:
-        for read, expected in by_identity:
-            if read() is not expected:
-                return False
-        for read, expected in by_value:
-            now = read()
-            if now is not expected and not same_value(now, expected):
-                return False
-        return True
-
-    return check
-
-
 class ModuleTarget:
     """A module; its parameters and buffers become inputs, read anew at each call."""
 
@@ -186,13 +166,15 @@ class ModuleTarget:
         return self._names
 
     def reached(self) -> tuple[Reached, ...]:
-        """Return the ``training`` flags."""
+        """Return the ``training`` flags, and what the ``forward`` functions of the user's classes may read."""
         self._find()  # a new entry may see another module tree
         return reached_state(self.module)
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
         links, sizes = self._links, self._sizes
+        state = [item for item in reached_state(self.module) if item.name.rpartition(".")[2] != "training"]
+        state_holds = fast_check(state)
         flags = [(module, module.training) for _, module in self._modules]
         hooks = [internals.hooks_held(module) for module, _ in flags]
         hooked = [(after, before, bool(after or before)) for after, before in hooks]
@@ -207,6 +189,8 @@ class ModuleTarget:
             for module, training in flags:
                 if module.training is not training:
                     return False
+            if state_holds is not None and not state_holds():
+                return False
             return all(bool(after or before) is had for after, before, had in hooked)
 
         return check

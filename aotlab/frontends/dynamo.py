@@ -20,8 +20,8 @@ from aotlab import torch_internals as internals
 from aotlab.backends import resolve
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError, UserLine
-from aotlab.guards import Reached
 from aotlab.partitioners import default_partition
+from aotlab.reached import Reached
 from aotlab.recorder import locate
 from aotlab.stages.capture import ArgumentKind
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
-from aotlab.guards import CallState, Reached, call_state
+from aotlab.guards import CallState, call_state
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+from aotlab.reached import Reached
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 

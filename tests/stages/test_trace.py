@@ -942,25 +942,33 @@ def test_autocast(around):
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_backward_inside_and_outside_of_autocast():
-    """The backward's gradients do not depend on whether it is called under autocast."""
+@pytest.mark.parametrize(("forward", "backward"), [(True, True), (True, False), (False, False)])
+def test_backward_inside_and_outside_of_autocast(forward, backward):
+    """Wherever the autocast block ends, before or after the backward, gradients are eager's."""
 
     def f(x, w):
-        return (x @ w).float().sin().sum()
+        return (x @ w).sin().sum()
 
-    grads = []
+    gradients = []
     for make in (lambda f: f, compiled):
-        for inside in (True, False):
-            x, w = leaf(2, 3), leaf(3, 4, seed=1)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                out = make(f)(x, w)
-                if inside:
-                    out.backward()
-            if not inside:
-                out.backward()
-            grads.append((x.grad, w.grad))
-    for pair in grads[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(pair, grads[0], strict=True))
+        x, w = leaf(8, 8), leaf(8, 8, seed=1)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=forward):
+            out = make(f)(x, w)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=backward):
+            out.backward()
+        gradients.append((x.grad, w.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_backward_under_autocast_of_a_forward_without():
+    """A backward keeps the forward's dtypes, as torch documents; autocast around the backward alone changes nothing."""
+    x, w = leaf(8, 8), leaf(8, 8, seed=1)
+    f = compiled(lambda x, w: (x @ w).sin().sum())
+    plain = torch.autograd.grad(f(x, w), (x, w))
+    out = f(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = torch.autograd.grad(out, (x, w))
+    assert all(torch.equal(a, b) for a, b in zip(plain, under, strict=True))
 
 
 # --- refusals: before anything was mutated, with argument and line -----------------------------------------------
@@ -1458,6 +1466,24 @@ def test_random_ops_in_training():
         same(f, leaf(64), calls=3)
     except AssertionError as error:
         assert "RandomOp" in str(error)  # noqa: PT017
+
+
+def test_random_numbers_in_a_backward_are_refused():
+    """A backward that draws is refused at the call, before anything was mutated."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * torch.rand_like(gradient)
+
+    x, y = leaf(3), torch.zeros(3)
+    with pytest.raises(RandomOpError, match=r"the backward draws.*rand_like"):
+        compiled(lambda x, y: (Noisy.apply(x), y.add_(1)))(x, y)
+    assert torch.equal(y, torch.zeros(3))
 
 
 def test_unused_random_ops_still_draw():

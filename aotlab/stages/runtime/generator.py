@@ -12,7 +12,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Boxed
 from aotlab.errors import GraphInvariantError
-from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, same_value
+from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes
 from aotlab.ir.metadata import (
     InputAliasInfo,
     MutationType,
@@ -22,6 +22,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
     ViewStep,
 )
+from aotlab.reached import same_value
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
