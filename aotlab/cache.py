@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
-
 from aotlab import config, observe
-from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference
+from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
@@ -43,6 +41,8 @@ class Entry:
         Torch's own check of the global settings.
     mutates
         Whether it writes an input, so that overlaps among inputs matter.
+    offsets
+        The positions of the arguments whose offset in their storage matters.
     records
         The stages' records by stage name. The graphs in them are the compiler's: some compilers change them.
     reason
@@ -56,6 +56,7 @@ class Entry:
     state: CallState
     settings: SettingsGuard
     mutates: bool
+    offsets: tuple[int, ...]
     records: dict[str, Any]
     reason: str | None
     calls: int = 0
@@ -204,7 +205,7 @@ class CompiledFunction:
 
     def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Serve a call for which no entry holds; also say which entry served it in the end."""
-        if internals.dispatch_mode_count() and _has_traced(args, kwargs):
+        if is_tracing():
             return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
         with self._lock:
             outcome = self._compile(args, kwargs)
@@ -238,7 +239,7 @@ class CompiledFunction:
                     raise Declined(RefusedError(text), silent=True)
             if self._entries:
                 latest = self._entries[0]
-                found = difference(latest.state, state, mutates=latest.mutates)
+                found = difference(latest.state, state, mutates=latest.mutates, offsets=latest.offsets)
                 changed = latest.settings.reason()
                 if found is None and changed is not None:
                     found = f"a global setting of torch changed: {changed}"
@@ -308,8 +309,3 @@ def _levels_to_caller() -> int:
         frame = frame.f_back
         level += 1
     return level
-
-
-def _has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    leaves, _ = internals.flatten((args, kwargs))
-    return any(isinstance(leaf, Tensor) and internals.is_functional(leaf) for leaf in leaves)

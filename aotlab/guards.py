@@ -39,6 +39,7 @@ class TensorFacts:
     is_inference: bool
     is_conj: bool
     is_neg: bool
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def tensor_facts(tensor: Tensor) -> TensorFacts:
         is_inference=tensor.is_inference(),
         is_conj=tensor.is_conj(),
         is_neg=tensor.is_neg(),
+        offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
     )
 
 
@@ -329,10 +331,11 @@ def _show(value: Any) -> str:
     return value.__qualname__ if isinstance(value, type) else str(value)
 
 
-def difference(then: CallState, now: CallState, *, mutates: bool) -> str | None:
+def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> str | None:
     """Say in one sentence in what the call ``now`` differs from the traced call ``then``; None if in nothing.
 
-    ``mutates`` says whether overlaps count: only an entry that writes an input looks at them.
+    ``mutates`` says whether overlaps count: only an entry that writes an input looks at them. ``offsets`` are the
+    positions of tensors whose storage offset counts.
     """
     for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
         if before != after:
@@ -359,6 +362,13 @@ def difference(then: CallState, now: CallState, *, mutates: bool) -> str | None:
                 return f"`{name}` is {after.value!r} where the compiled entry expects {before.value!r}"
         else:
             return f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+    for i in offsets:
+        earlier, later = then.leaves[i], now.leaves[i]
+        if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:
+            return (
+                f"`{now.names[i]}` begins at element {later.offset} of its storage where the compiled entry expects "
+                f"{earlier.offset}"
+            )
     for i, (was_same, is_same) in enumerate(zip(then.same_as, now.same_as, strict=True)):
         if was_same != is_same:
             if is_same != i:

@@ -147,6 +147,7 @@ def compile_call(
         state=call.state,
         settings=settings,
         mutates=mutates,
+        offsets=tuple(deduped.kept[k] for k in live.offsets_read),
         records=journal.records,
         reason=reason,
     )

@@ -57,9 +57,9 @@ def test_compilers_are_called_with_graph_and_example_inputs():
     """Compilers get (GraphModule, fake example inputs) with placeholders as upstream names them."""
     forward, backward, inference = Collects(), Collects(), Collects()
     f = aotlab.aot_function(lambda x, y: (x * y).sin(), forward, backward, inference_compiler=inference)
-    f(leaf(3), leaf(3)).sum().backward()
+    f(leaf(2, 3), leaf(3)).sum().backward()
     assert (len(forward.graphs), len(backward.graphs), len(inference.graphs)) == (1, 1, 0)
-    f(torch.ones(3), torch.ones(3))
+    f(torch.ones(2, 3), torch.ones(3))
     assert (len(forward.graphs), len(backward.graphs), len(inference.graphs)) == (1, 1, 1)
 
     def placeholders(gm):

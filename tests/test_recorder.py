@@ -284,7 +284,8 @@ def described(tensor, argument):
     """Describe a fake result: all that later ops could depend on."""
     return (
         tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset(), tensor.is_conj(),
-        tensor.is_neg(), tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata == argument.untyped_storage()._cdata,
+        tensor.is_neg(), tensor.untyped_storage().nbytes(),
+        tensor.untyped_storage()._cdata == argument.untyped_storage()._cdata,
     )  # fmt: skip
 
 
@@ -310,7 +311,11 @@ REPEATED = {
         lambda x: ATEN._to_copy.default(x, dtype=torch.int8),
         torch.ones(3),
     ),
-    "conjugate": (lambda x: ATEN._conj.default(x), lambda x: ATEN._conj.default(x), torch.ones(3, dtype=torch.complex64)),
+    "conjugate": (
+        lambda x: ATEN._conj.default(x),
+        lambda x: ATEN._conj.default(x),
+        torch.ones(3, dtype=torch.complex64),
+    ),
     "resolved or not": (
         lambda x: ATEN.resolve_conj.default(x),
         lambda x: ATEN.resolve_conj.default(ATEN._conj.default(x)),
@@ -365,7 +370,13 @@ def test_complex_programs():
 
     def f(x, y):
         a, b = x.conj(), (x * y).conj()
-        return (a * b).real, (b @ a).abs(), (x.conj() * y).resolve_conj(), torch.view_as_real(a * y.conj()), (x - y).angle()
+        return (
+            (a * b).real,
+            (b @ a).abs(),
+            (x.conj() * y).resolve_conj(),
+            torch.view_as_real(a * y.conj()),
+            (x - y).angle(),
+        )
 
     x, y = (torch.randn(3, dtype=torch.complex64).requires_grad_() for _ in range(2))
     same(f, x, y)

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.errors import CapturedTensorError, EscapeError, MetadataMutationError, StorageMutationError, UserLine
+from aotlab.errors import (
+    CapturedTensorError,
+    EscapeError,
+    LeakedTensorError,
+    MetadataMutationError,
+    StorageMutationError,
+    UserLine,
+)
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import RunEagerly, Tape, overlaps_itself
@@ -49,18 +56,40 @@ class Entered:
     grad_fn: Any
     version: int
     storage: int
+    attributes: dict[str, Any]
+
+    def check_attributes(self) -> None:
+        """Refuse a function that hangs something on its argument, or swaps it for another tensor.
+
+        Raises
+        ------
+        LeakedTensorError, EscapeError
+            With the argument's name.
+        """
+        if vars(self.wrapper) != self.attributes:
+            changed = set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes)
+            raise LeakedTensorError(
+                f"the function sets the attribute `{sorted(changed)[0]}` of `{self.name}`",
+                why="a compiled call would not",
+                suggestion="return the value",
+                argument=self.name,
+            )
 
 
 def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
     """Make the traced stand-in of one input."""
     fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
+    attributes = dict(vars(real))
+    if isinstance(real, torch.nn.Parameter):
+        attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
     leaf = None
     if real.requires_grad:
         leaf = wrapper.requires_grad_(True)
         if not real.is_leaf:
             with torch.enable_grad():
                 wrapper = NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
+    vars(wrapper).update(attributes)
     return Entered(
         name=name,
         real=real,
@@ -70,6 +99,7 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
         grad_fn=wrapper.grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),
+        attributes=dict(vars(wrapper)),
     )
 
 

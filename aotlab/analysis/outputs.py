@@ -32,6 +32,9 @@ _PLAIN_RESULTS = (
 )  # fmt: skip
 
 
+_LAZY = ("aten._conj.default", "aten._neg_view.default")
+
+
 @dataclass(slots=True, kw_only=True)
 class Outputs:
     """The outputs as read off, and what the forward graph must return for them."""
@@ -67,6 +70,12 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             )
             continue
         values[i] = value_of(leaf, f"`{name}`")
+        if vars(leaf) and not any(leaf is item.wrapper for item in inputs):
+            raise OutputError(
+                f"`{name}` has the attribute `{next(iter(vars(leaf)))}`",
+                why="a compiled call would return a tensor without it",
+                suggestion="return the value",
+            )
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
             raise OutputError(
                 f"`{name}` was made under inference_mode inside the function",
@@ -127,6 +136,13 @@ def _read_input_aliases(
                 argument=item.name,
             )
         views = with_detach(views_between(tape, base_value, values[i]), output, item.wrapper)
+        if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
+            raise OutputError(
+                f"`{names[i]}` is a part of a lazy conjugate or negative of `{item.name}`",
+                why="its views cannot be replayed",
+                suggestion="call resolve_conj() or resolve_neg() first",
+                argument=item.name,
+            )
         if views is None and values[i].dtype != base_value.dtype:
             raise OutputError(
                 f"`{names[i]}` views `{item.name}` as another dtype in a way that cannot be replayed",

@@ -177,7 +177,7 @@ class ModuleTarget:
         state_holds = fast_check(state)
         flags = [(module, module.training) for _, module in self._modules]
         hooks = [internals.hooks_held(module) for module, _ in flags]
-        hooked = [(after, before, bool(after or before)) for after, before in hooks]
+        hooked = [(held, list(held.values())) for pair in hooks for held in pair]
 
         def check() -> bool:
             for held, key, child in links:
@@ -191,7 +191,7 @@ class ModuleTarget:
                     return False
             if state_holds is not None and not state_holds():
                 return False
-            return all(bool(after or before) is had for after, before, had in hooked)
+            return all(list(held.values()) == had if held else not had for held, had in hooked)
 
         return check
 

@@ -73,12 +73,15 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``input_storages`` names the inputs by `torch_internals.storage_key`.
+    ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
+    of inputs whose place in their storage the function looks at.
     """
 
-    def __init__(self, input_storages: Mapping[int, str] | None = None) -> None:
+    def __init__(self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None) -> None:
         super().__init__()
-        self.input_storages = input_storages or {}
+        self.inputs = inputs or {}
+        self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
+        self.offsets_read: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -99,6 +102,8 @@ class EscapeGuard(TorchFunctionMode):
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():
                 return func(*args, **(kwargs or {}))
+        if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            return self._look_at_storage(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         if _writes_in_place(func) and args:
             written = args[0]
@@ -132,8 +137,29 @@ class EscapeGuard(TorchFunctionMode):
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
 
+    def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note that the entry depends on where an input begins, and refuse a window that reaches out of it."""
+        key = internals.storage_key(args[0])
+        result = func(*args, **kwargs)
+        if key in self.inputs:
+            position, name, _ = self.inputs[key]
+            self.offsets_read.add(position)
+            start, stop = self.windows[key]
+            if isinstance(result, Tensor) and result.numel():
+                first, last = _window(result)
+                if first < start or last > stop:
+                    raise EscapeError(
+                        f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
+                        line=user_line(),
+                        why="the graph sees the input only",
+                        suggestion="pass the tensor that owns the memory",
+                        argument=name,
+                    )
+        return result
+
     def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
-        name = self.input_storages.get(internals.storage_key(tensor))
+        known = self.inputs.get(internals.storage_key(tensor))
+        name = None if known is None else known[1]
         if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
             if name is None and func is not Tensor.set_:
                 return
@@ -152,6 +178,16 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
                 argument=name,
             )
+
+
+_LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
+
+
+def _window(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte in its storage that ``tensor`` touches, and the one after the last."""
+    size, offset = tensor.element_size(), int(tensor.storage_offset())
+    last = offset + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return offset * size, (last + 1) * size
 
 
 def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ def settings_in_key() -> tuple[Any, ...]:
 def memo_key(value: Any) -> Any:
     """Turn arguments into a key in which tensors of the same kind are equal, but 1, True and 1.0 are not."""
     if isinstance(value, FakeTensor):
-        if value.constant is not None:
+        if value.constant is not None or value.is_conj() or value.is_neg():
             raise NoKey
         return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
     kind = type(value)
@@ -53,6 +53,8 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         items = [memo_value(item, args, kwargs) for item in result]
         return None if any(item is None or len(item) == 5 for item in items) else (type(result), items)
     if type(result) is not FakeTensor or result.constant is not None or result.layout != torch.strided:
+        return None
+    if result.is_conj() or result.is_neg():
         return None
     if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
         return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)

@@ -237,6 +237,11 @@ class Recorder(TorchDispatchMode):
 _active: list[Recorder] = []
 
 
+def is_tracing() -> bool:
+    """Tell whether a recorder is running."""
+    return bool(_active)
+
+
 def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
     """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
     if _active:

@@ -195,7 +195,7 @@ def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, coun
             chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
         root = chain.pop()
         if root not in slots:
-            with backward.graph.inserting_before(inputs[0]):
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
                 slots[root] = backward.graph.placeholder(root.name)
             slots[root].meta = dict(root.meta)
             kept.append(root)

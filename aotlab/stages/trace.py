@@ -29,6 +29,7 @@ derived in the same way, and an input that those do not reach gets None, as in e
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
+from aotlab.analysis.views import view_parent
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
@@ -106,6 +108,8 @@ class Trace:
         For each graph input, the wrapper to differentiate with respect to, or None.
     connected
         For each graph input, whether a gradient can reach it: those inputs have to go through autograd.
+    offsets_read
+        The kept inputs whose offset in their storage the function looked at.
     state_masks
         For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
@@ -128,6 +132,7 @@ class Trace:
     backward_error: BaseException | None
     out_spec: Any
     out_constants: dict[int, Any]
+    offsets_read: tuple[int, ...]
     returned_outputs: list[int]
     metadata: ViewAndMutationMeta
 
@@ -135,6 +140,10 @@ class Trace:
     def training(self) -> bool:
         """Whether anything can be differentiated."""
         return bool(self.roots)
+
+    def is_view(self, position: int) -> bool:
+        """Tell whether a forward output is made by a view op."""
+        return view_parent(self.tape, self.forward_outputs[position]) is not None
 
     def derive(self, pattern: Sequence[bool]) -> list[Tensor | None]:
         """Differentiate the forward outputs whose tangents are defined; None for an input that they do not reach.
@@ -228,16 +237,19 @@ def run(
         values[position] = inputs[source].wrapper
     lifted, args, kwargs = call.rebuild(values)
     settings = global_state()
-    random_state, python_random_state = torch.get_rng_state(), random.getstate()
+    random_state = _RandomState()
     grad_mode = torch.is_grad_enabled()
     try:
         with _tracing(recorder):
             try:
-                with EscapeGuard({internals.storage_key(i.wrapper): i.name for i in inputs}):
+                escapes = EscapeGuard({i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs)})
+                with escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
             finally:
                 torch.set_grad_enabled(grad_mode)
+            for item in inputs:
+                item.check_attributes()
             leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
             infos = tuple(
@@ -269,19 +281,16 @@ def run(
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        seeded = not torch.equal(random_state, torch.get_rng_state())
-        drew = random.getstate() != python_random_state
-        torch.set_rng_state(random_state)
-        random.setstate(python_random_state)
+        seeded, drew = random_state.restore()
     if seeded:
         raise RandomOpError(
             "the function seeds or sets a random generator",
             why="that would happen while tracing only",
             suggestion="seed outside of the compiled function",
         )
-    if drew:
+    if drew is not None:
         raise RandomOpError(
-            "the function draws from Python's `random`",
+            f"the function draws from {drew}",
             why="the number would be the same at every call",
             suggestion="pass it as an argument",
         )
@@ -294,7 +303,36 @@ def run(
         keep_input_mutations=keep_input_mutations,
         static_inputs=static_inputs,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
+        offsets_read=tuple(sorted(escapes.offsets_read)),
     )  # fmt: skip
+
+
+class _RandomState:
+    """The random generators' states before a trace, which draws no numbers; only seeding or Python can change them.
+
+    Torch's generator is put in a state of our own meanwhile, so that seeding it with its present seed is noticed too.
+    """
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = self._numpy_state()
+        torch.set_rng_state(torch.Generator().manual_seed(0x0A07_1AB5_EED5).get_state())
+        self._probe = torch.get_rng_state()
+
+    @staticmethod
+    def _numpy_state() -> Any:
+        numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
+        return None if numpy is None else [str(part) for part in numpy.random.get_state(legacy=False)["state"].items()]
+
+    def restore(self) -> tuple[bool, str | None]:
+        """Put torch's and Python's state back; return whether torch's was set, and which other one was drawn from."""
+        seeded = not torch.equal(self._probe, torch.get_rng_state())
+        drew = "Python's `random`" if random.getstate() != self._python else None
+        if self._numpy_state() != self._numpy:
+            drew = "`numpy.random`"
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        return seeded, drew
 
 
 def _output_names(result: Any) -> list[str]:
@@ -327,6 +365,7 @@ def _finish(
     keep_input_mutations: bool,
     static_inputs: int,
     left_grad_mode: bool | None,
+    offsets_read: tuple[int, ...],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
@@ -405,6 +444,7 @@ def _finish(
         backward_error=None,
         out_spec=out_spec,
         out_constants=outputs.constants,
+        offsets_read=offsets_read,
         returned_outputs=[i for i, _, _ in outputs.returned],
         metadata=metadata,
     )

@@ -6,6 +6,7 @@ Semantics are compared with eager on the eager backend, bit for bit, by `tests.e
 from __future__ import annotations
 
 import collections
+import gc
 import inspect
 import itertools
 import random
@@ -410,6 +411,27 @@ def test_detached_views_of_inputs():
     same(f, torch.randn(2, 3))
 
 
+def test_detached_views_may_be_written():
+    """A detached view is no view made under no_grad: it may be written afterwards."""
+
+    def f(x):
+        y = x * 2
+        return x.t().detach(), x.detach()[0], y.detach()[1], y
+
+    def g(x):
+        view = x.t().detach()
+        x.mul_(2)
+        return view, x.detach()[0]
+
+    for function in (f, compiled(f), g, compiled(g)):
+        x = nonleaf(2, 3)
+        for view in function(x):
+            if not view.requires_grad:
+                view.mul_(2)
+        factor = 4 if function in (f,) or getattr(function, "__wrapped__", None) is f else 8
+        assert torch.equal(x.detach()[0, 0], leaf(2, 3).detach()[0, 0] * factor)
+
+
 def test_views_of_inputs_under_no_grad():
     """A view that was made under no_grad is as eager has it."""
 
@@ -760,7 +782,13 @@ def test_custom_function_views():
             return gradient * 2
 
     for function, argument in ((View, leaf(2, 3)), (Write, nonleaf(2, 3))):
-        for program in (lambda x, f=function: f.apply(x), lambda x, f=function: f.apply(x * 1).sum()):
+        for program in (
+            lambda x, f=function: f.apply(x),
+            lambda x, f=function: f.apply(x * 1).sum(),
+            lambda x, f=function: f.apply(x * 1),
+            lambda x, f=function: (lambda y: (y, f.apply(y)))(x * 1),
+            lambda x, f=function: (lambda y: (y[0], f.apply(y)))(x * 1),
+        ):
             try:
                 same(program, argument)
             except AssertionError as error:
@@ -1017,6 +1045,17 @@ def test_metadata_mutation_is_refused(write):
         return y
 
     refused(f, torch.ones(1, 3), torch.ones(1, 3), kind=MetadataMutationError, match="`x`", argument="x")
+
+
+def test_metadata_mutation_by_ops_is_refused():
+    """The same by ops that no function mode gets to see."""
+
+    def f(y, x):
+        y.add_(1)
+        torch.ops.aten.t_.default(x)
+        return y
+
+    refused(f, torch.ones(2, 3), torch.ones(2, 3), kind=MetadataMutationError, match="`x`", argument="x")
 
 
 def test_metadata_mutation_of_intermediates_is_fine():
@@ -1435,6 +1474,21 @@ def test_leak_through_an_attribute_of_a_submodule_in_a_function():
     assert module.last is None
 
 
+def test_attributes_of_arguments():
+    """An attribute that the function hangs on its argument is refused; one that was there before can be read."""
+
+    def hangs(x):
+        x.note = x * 2
+        return x * 3
+
+    x = torch.ones(2)
+    refused(hangs, x, kind=LeakedTensorError, match="`note`", argument="x")
+    assert not hasattr(x, "note")
+
+    x.factor = 5.0
+    assert compiled(lambda x: x * x.factor)(x).tolist() == [5.0, 5.0]
+
+
 def test_seeding_inside_is_refused():
     """manual_seed inside the function would happen while tracing only; the generator is as it was."""
 
@@ -1665,6 +1719,24 @@ def test_error_in_a_custom_backward_comes_in_the_backward():
         with pytest.raises(ValueError, match="no gradient today"):
             out.backward()
     assert record(f, "trace").backward_error == "no gradient today"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_traced_tensors_die_with_their_function(autocast):
+    """Nothing of a trace outlives the compiled function, autocast's cache of casted weights included."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def alive():
+        gc.collect()
+        return sum(issubclass(type(item), FakeTensor) for item in gc.get_objects())
+
+    before = alive()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        f = compiled(nn.Linear(3, 3))
+        f(leaf(2, 3)).float().sum().backward()
+        assert alive() > before
+        del f
+        assert alive() == before
 
 
 def test_calls_inside_other_traces():
@@ -1903,12 +1975,12 @@ def test_conjugates():
     same(lambda x: (x.resolve_conj(), x.conj().resolve_conj(), x.conj().resolve_conj()), make())
     same(lambda x: ((x * 2).conj(), (x * 3).conj()), make(grad=True))
     same(lambda x: (x.conj().clone(), (x * 2).conj().clone(), x.clone(), (x * 2).conj().resolve_conj()), make())
-    same(lambda x: (x.conj().conj(), (x * 2).conj() * 1, (x * 3).conj() * 1), make())
+    same(lambda x: (x.conj().conj() * 1, (x * 2).conj() * 1, (x * 3).conj() * 1), make())
     same(lambda x: x.conj().mul_(2j), make())
     same(lambda x: x.imag.mul_(2), make())
     same(lambda x: (x.imag, (x * 2).imag), make())
     same(lambda x: ((x * 2).conj().imag * 1, x.conj().imag * 2), make())
-    for returned in (lambda x: x.conj().imag, lambda x: (x * 3).conj().imag):
+    for returned in (lambda x: x.conj().imag, lambda x: (x * 3).conj().imag, lambda x: x.conj().conj()):
         try:
             compiled(returned)(make())
         except aotlab.errors.RefusedError:

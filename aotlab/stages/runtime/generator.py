@@ -143,6 +143,15 @@ class Generator:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{self.expressions[i]}.is_leaf")
         if leaves:
             self._miss(leaves)
+        for info in self.meta.input_info:
+            if info.mutates_data and info.requires_grad and not info.mutations_under_no_grad_or_inference_mode:
+                allowed = w.constant("may_be_written", internals.may_be_written)
+                self._miss([f"not {allowed}({self.expressions[parts.dedupe.kept[info.index]]})"])
+        for k in parts.trace.offsets_read:
+            position = parts.dedupe.kept[k]
+            facts = state.leaves[position]
+            assert isinstance(facts, TensorFacts)
+            self._miss([f"{self.expressions[position]}.storage_offset() != {facts.offset}"])
         self._overlap_guard()
 
     def _star(self, expressions: Sequence[str]) -> str:
@@ -341,7 +350,8 @@ class Generator:
         lines.append(f"        ctx.values = SavedValues({self._saved_expression(count)})")
         if box_index or others:
             lines.append(f"        box[:] = [{', '.join(f'out[{i}]' for i in others)}]")
-        returned = [f"out[{i}]" for i in trace.tangent_outputs]
+        # a view that is made inside the Function could not be written in place by the caller; an alias of it can
+        returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.tangent_outputs]
         lines.append(f"        return {', '.join(returned)}")
         lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
         anchor = "" if through else ", None"
@@ -513,7 +523,7 @@ def _is_simple(value: Any) -> bool:
     if type(value) in (tuple, list):
         return all(_is_simple(item) for item in value)
     if type(value) is dict:
-        return all(type(k) in (str, int) for k in value) and all(_is_simple(item) for item in value.values())
+        return all(type(k) is str for k in value) and all(_is_simple(item) for item in value.values())
     return internals.is_leaf(value)
 
 
