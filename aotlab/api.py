@@ -169,6 +169,8 @@ def aot_function(
     (tensor([1., 2., 3.]), tensor([1., 1., 1.]))
     """
     _check_static(dynamic, static_argnums)
+    if not callable(fn):
+        raise UsageError(f"aot_function takes a function, not a {type(fn).__qualname__}")
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     return _compiled(
         FunctionTarget(fn),

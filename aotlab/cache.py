@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from aotlab import config, observe
 from aotlab.errors import GraphInvariantError, RecompileLimitError, RefusedError, UntraceableError
-from aotlab.guards import CallState, difference
+from aotlab.guards import CallState, difference, distance
 from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
@@ -238,9 +238,9 @@ class CompiledFunction:
                 if difference(refused, state, mutates=True) is None:
                     raise Declined(RefusedError(text), silent=True)
             if self._entries:
-                latest = self._entries[0]
-                found = difference(latest.state, state, mutates=latest.mutates, offsets=latest.offsets)
-                changed = latest.settings.reason()
+                nearest = min(self._entries, key=lambda entry: distance(entry.state, state))
+                found = difference(nearest.state, state, mutates=nearest.mutates, offsets=nearest.offsets)
+                changed = nearest.settings.reason()
                 if found is None and changed is not None:
                     found = f"a global setting of torch changed: {changed}"
                 reason[0] = found or "a guard did not hold"

@@ -169,7 +169,8 @@ def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
     torch.set_num_threads(values["number of threads"])
     torch.set_float32_matmul_precision(values["matmul precision"])
     if torch.get_default_device() != values["default device"]:
-        torch.set_default_device(values["default device"])
+        before = values["default device"]
+        torch.set_default_device(None if before == torch.device("cpu") else before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +253,7 @@ def check_surroundings() -> int:
     elif internals.dispatch_mode_count():
         what = "a torch dispatch mode"
     count = internals.function_mode_count()
-    if what is None and (count > 1 or (count and torch.get_default_device() == torch.device("cpu"))):
+    if what is None and count and not internals.only_default_devices():
         what = "a torch function mode"
     if what is not None:
         raise TransformError(
@@ -380,6 +381,23 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         verb = "share" if began else "no longer share"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
     return None
+
+
+def distance(then: CallState, now: CallState) -> int:
+    """Count in how many facts two calls differ, to find the entry that a call is nearest to."""
+    if then.structure != now.structure or len(then.leaves) != len(now.leaves):
+        return 1000
+    found = sum(a != b for a, b in zip(then.settings, now.settings, strict=True))
+    found += sum(not item.holds() for item in then.reached)
+    found += sum(a != b for a, b in zip(then.same_as, now.same_as, strict=True))
+    for before, after in zip(then.leaves, now.leaves, strict=True):
+        if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+            found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)
+        elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
+            found += not before.matches(after)
+        else:
+            found += 10
+    return found
 
 
 _SAME = {"identity": "the same object", "contents": "the same object with the same contents"}

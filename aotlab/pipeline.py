@@ -8,7 +8,15 @@
     compile          the graphs become callables
     runtime          the function that stands between the caller and the callables
 
-Every stage hands on one frozen record and announces it to `observe`. Read the files of `aotlab.stages` in this order.
+Every stage hands on one frozen record and announces it to `observe`; capture, trace and partition hand on a live object
+beside it (`Call`, `Trace`, `Split`), which holds the tensors that a record must not hold.
+What overlaps among the inputs means is decided inside trace, as soon as it is known what was written.
+
+Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
+computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
+after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for.
+
+Read the files of `aotlab.stages` in this order.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ exclusion.
 
 from __future__ import annotations
 
+import collections
 import enum
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ PLAIN = (
     torch.Size, enum.Enum, slice, range, type(Ellipsis),
 )  # fmt: skip
 _MISSING = object()
-_DEPTH = 4
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
+_DEPTH = 6
 _ITEMS = 256
 
 
@@ -83,10 +85,10 @@ def contents(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, Tensor):
         kind = (tuple(value.shape), value.dtype, value.device, value.requires_grad)
         return ("tensor", id(value), *kind)
-    if type(value) in (tuple, list, dict, set, frozenset) and depth and len(value) <= _ITEMS:
+    if isinstance(value, _CONTAINERS) and depth and len(value) <= _ITEMS:
         items = list(value.items()) if isinstance(value, dict) else list(value)
         return (type(value).__name__, [contents(item, depth - 1) for item in items])
-    if isinstance(value, (tuple, list, dict, set, frozenset)):
+    if isinstance(value, _CONTAINERS):
         return (type(value).__name__, id(value), len(value))
     return ("object", id(value))
 
@@ -127,7 +129,7 @@ def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], .
         objects.append((name, value))
         if isinstance(value, PLAIN):
             found.append(Reached(name, read, value, "value", write))
-        elif isinstance(value, (tuple, list, dict, set, frozenset)):
+        elif isinstance(value, _CONTAINERS):
             found.append(Reached(name, read, contents(value), "contents", write, value))
             inner = value.values() if isinstance(value, dict) else value
             todo.extend((name, item) for item in list(inner)[:_ITEMS] if callable(item))
@@ -149,7 +151,7 @@ def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], .
             for path, module in value.named_modules():
                 label = ".".join(part for part in (prefix, path, "training") if part)
                 found.append(Reached(label, _attribute(module, "training"), module.training, "value"))
-                todo.append((prefix, vars(module).get("forward", type(module).forward)))
+                todo += [(prefix, vars(module).get("forward")), (prefix, type(module))]
         elif isinstance(value, type):
             if not _is_library(value):
                 todo += [(prefix, member) for member in vars(value).values() if callable(member)]

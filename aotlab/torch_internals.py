@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -341,18 +343,49 @@ def any_autocast_enabled() -> bool:
     return bool(torch._C._is_any_autocast_enabled())
 
 
+def _called_by_checkpoint() -> bool:
+    """Tell whether torch's checkpoint, which keeps the random state to compute again, is among the next callers."""
+    frame = sys._getframe(2)
+    for _ in range(5):
+        if frame.f_code.co_filename.endswith(("torch/utils/checkpoint.py", "torch\\utils\\checkpoint.py")):
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+_RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
+
+
 @contextlib.contextmanager
-def replace_unguarded(swap: Callable[..., Any], to_dlpack: Callable[..., Any]) -> Iterator[None]:
-    """Replace, for the length of a block, two functions that no mode gets to see."""
+def replace_unguarded(
+    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+) -> Iterator[None]:
+    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    thread = threading.get_ident()
+
+    def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mine = threading.get_ident() == thread and not _called_by_checkpoint()
+            return (replacement if mine else original)(*args, **kwargs)
+
+        return call
+
+    def of_state(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: random_state(name)
+
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
-    for owner, name, replacement in places:
-        setattr(owner, name, replacement)
+    for (owner, name, replacement), original in zip(places, before, strict=True):
+        setattr(owner, name, here(replacement, original))
     try:
         yield
     finally:
@@ -363,6 +396,13 @@ def replace_unguarded(swap: Callable[..., Any], to_dlpack: Callable[..., Any]) -
 def is_custom_function_node(node: Any) -> bool:
     """Tell whether an autograd node belongs to a user's `torch.autograd.Function`."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def only_default_devices() -> bool:
+    """Tell whether all function modes that are on do nothing but set a default device."""
+    from torch.utils._device import DeviceContext
+
+    return all(isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
 
 
 def transforms_active() -> bool:
@@ -408,6 +448,7 @@ ASSERTIONS = frozenset(
         torch.ops.aten._assert_async.default,
         torch.ops.aten._assert_async.msg,
         torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._linalg_check_errors.default,
     )
 )
 

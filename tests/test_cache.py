@@ -42,6 +42,15 @@ def test_entries_and_calls_are_counted():
     assert f.recompiles == (newest.reason,)
 
 
+def test_the_reason_is_told_against_the_nearest_entry():
+    """With several entries, the sentence compares with the one that differs least."""
+    f = compiled(lambda x: x * 2)
+    f(torch.ones(2))
+    f(torch.ones(3, 3, dtype=torch.float64))
+    f(torch.ones(4))
+    assert f.recompiles[1] == "`x` has shape (4,) where the compiled entry expects (2,)"
+
+
 def test_repr_and_name():
     """A compiled function says what it is and keeps the function's name."""
 

@@ -11,6 +11,9 @@ import weakref
 
 import pytest
 import torch
+import torch._dynamo.backends.common
+import torch._dynamo.backends.debugging
+import torch._inductor.compile_fx
 from torch import nn
 
 import aotlab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import threading
 from pathlib import Path
 
 import pytest
@@ -514,11 +515,13 @@ def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack")):
+    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+        torch.manual_seed(0)
+        threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-    assert calls == ["swap", "dlpack", "dlpack"]
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack"]
     assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
 
 

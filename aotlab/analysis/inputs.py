@@ -115,7 +115,7 @@ def value_of(wrapper: Tensor, what: str) -> Tensor:
     return internals.from_functional(wrapper)
 
 
-def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers, keep: bool) -> InputAliasInfo:
+def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) -> InputAliasInfo:
     """Say what happened to one input, and refuse what the epilogue cannot do."""
     wrapper = item.wrapper
     final = value_of(wrapper, f"`{item.name}`")
@@ -171,7 +171,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers, 
         mutates_data=mutated,
         mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
-        keep_input_mutations=keep,
         moves_version=internals.version_of(wrapper) != item.version,
         requires_grad_after=wrapper.requires_grad,
     )

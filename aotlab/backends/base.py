@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
+from aotlab.errors import UsageError
 from aotlab.torch_internals import FakeTensorMode
 
 GraphKind = Literal["forward", "backward", "inference"]
@@ -85,6 +86,9 @@ class CallableBackend(Backend):
         inference: Compiler | None = None,
         decompositions: dict[Any, Callable[..., Any]] | None = None,
     ) -> None:
+        for compiler in (forward, *(given for given in (backward, inference) if given is not None)):
+            if not callable(compiler):
+                raise UsageError(f"a compiler has to be a function (graph_module, example_inputs), not {compiler!r}")
         self._compilers: dict[GraphKind, Compiler] = {
             "forward": forward,
             "backward": backward or forward,

@@ -176,6 +176,7 @@ class ModuleTarget:
         state = [item for item in reached_state(self.module) if item.name.rpartition(".")[2] != "training"]
         state_holds = fast_check(state)
         flags = [(module, module.training) for _, module in self._modules]
+        forwards = [(vars(module), vars(module).get("forward")) for _, module in self._modules]
         hooks = [internals.hooks_held(module) for module, _ in flags]
         hooked = [(held, list(held.values())) for pair in hooks for held in pair]
 
@@ -188,6 +189,9 @@ class ModuleTarget:
                     return False
             for module, training in flags:
                 if module.training is not training:
+                    return False
+            for attributes, forward in forwards:
+                if attributes.get("forward") is not forward:
                     return False
             if state_holds is not None and not state_holds():
                 return False

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from aotlab.ir.graphs import output_args, placeholders
-from aotlab.torch_internals import OpOverload, graph_module
+from aotlab.torch_internals import ASSERTIONS, OpOverload, graph_module
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -21,8 +21,8 @@ def is_tangent(node: fx.Node) -> bool:
 def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
     """Return the nodes that the forward consists of.
 
-    These are the primals, what ``outputs`` need, random ops recorded in the forward with what those need, and the
-    items of multi-output ops among them.
+    These are the primals, what ``outputs`` need, random and asserting ops recorded in the forward with what those
+    need, and the items of multi-output ops among them.
     """
     found: set[fx.Node] = set()
     todo = [node for node in outputs if node is not None]
@@ -44,7 +44,9 @@ def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.
 
 def _stays(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and (
-        torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable
+        torch.Tag.nondeterministic_seeded in node.target.tags
+        or node.target._schema.is_mutable
+        or node.target in ASSERTIONS
     )
 
 

@@ -15,6 +15,7 @@ from aotlab.errors import (
     EscapeError,
     HooksError,
     MetadataMutationError,
+    RandomOpError,
     RefusedError,
     StorageMutationError,
 )
@@ -41,6 +42,15 @@ def _refuse_dlpack(tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
         line=user_line(),
         why="the compiled function would see the memory of this one trace",
         suggestion="move it out of the compiled function",
+    )
+
+
+def _refuse_random_state(name: str) -> NoReturn:
+    raise RandomOpError(
+        f"`torch.{name}` was called inside the function: it seeds, sets or reads a random generator",
+        line=user_line(),
+        why="that would happen while tracing only",
+        suggestion="do it outside of the compiled function",
     )
 
 
@@ -128,7 +138,7 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack)
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
         self._replaced.__enter__()
         return self
 

@@ -30,6 +30,18 @@ _LIFTS = frozenset(
 )
 
 
+#: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
+_TWINS_OF_RANDOM_WRITES = frozenset(
+    getattr(getattr(torch.ops.aten, packet), overload)
+    for packet, overload in (
+        ("bernoulli", "p"), ("bernoulli", "Tensor"), ("uniform", "default"), ("normal_functional", "default"),
+        ("exponential", "default"), ("geometric", "default"), ("log_normal", "default"), ("cauchy", "default"),
+        ("random", "default"), ("random", "from"), ("random", "to"),
+    )
+    if hasattr(getattr(torch.ops.aten, packet, None), overload)
+)  # fmt: skip
+
+
 class Recorder(TorchDispatchMode):
     """Run each op on fake tensors and append it to the tape.
 
@@ -121,6 +133,13 @@ class Recorder(TorchDispatchMode):
                 self._refuse_foreign(func, tensor)
         if func._schema.is_mutable:
             self._refuse_mutation(func)
+        if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
+            raise RandomOpError(
+                f"`{func}` stands for an in-place random op on a tensor that is not contiguous",
+                line=self._line(),
+                why="it would give eager's random numbers in another order",
+                suggestion="call contiguous() before, or draw the numbers for a contiguous tensor",
+            )
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             raise RandomOpError(
                 f"`{func}` draws from a generator of its own",
@@ -216,7 +235,7 @@ class Recorder(TorchDispatchMode):
             f"`{func}` was given a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
             why="its values, or a write to it, would be frozen into the graph",
-            suggestion="pass it as an argument, or make it a parameter or buffer of a module given to aot_module",
+            suggestion="pass it as an argument; for a model, compile the model, or use frontend='dynamo'",
         )
 
     def _refuse_mutation(self, func: Any) -> NoReturn:

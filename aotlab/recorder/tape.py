@@ -193,6 +193,8 @@ class Tape:
         for placeholder, fake in inputs:
             node = graph.placeholder(placeholder)
             _describe(node, fake)
+            if placeholder.startswith("tangents"):
+                node.meta["phase"] = "backward"
             nodes[id(fake)] = node
 
         def use(fake: Tensor) -> fx.Node:

@@ -102,6 +102,9 @@ class Recording(Views):
         self._notes: list[str] = []
         self._built: Report | None = None
 
+    def __repr__(self) -> str:
+        return f"<Recording: {self.report().verdict.splitlines()[0]} .report() is the frozen Report>"
+
     def report(self) -> Report:
         """Return the report of what was heard so far."""
         with self._lock:

@@ -28,7 +28,7 @@ from aotlab.ir.graphs import line_of, output_args, placeholders
 from aotlab.ir.metadata import MutationType
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.stages.trace import Trace, TraceRecord
-from aotlab.torch_internals import OpOverload
+from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -38,8 +38,9 @@ class SavedValue:
     """A value that the forward keeps for the backward.
 
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
-    ``is_output`` likewise for an output; ``spec.storage`` is equal for saved values that share memory; ``used_by``
-    names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
+    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
+    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str
@@ -49,6 +50,7 @@ class SavedValue:
     line: UserLine | None
     is_input: bool
     is_output: bool
+    is_returned: bool = False
     used_by: tuple[str, ...]
 
 
@@ -117,7 +119,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         partitioner=name,
         forward=forward,
         backward=backward if trace.backward_error is None else None,
-        saved=_describe_saved(forward, backward, count),
+        saved=_describe_saved(forward, backward, count, trace),
         num_forward_outputs=count,
     )
     return record, Split(saved_values=values, saved_names=names)
@@ -215,14 +217,12 @@ def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, coun
 
 
 def _must_stay(node: fx.Node) -> bool:
-    return (
-        node.op in ("placeholder", "output")
-        or (
-            isinstance(node.target, OpOverload)
-            and (torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable)
-        )
-        or "_assert" in str(node.target)
-    )
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    tags, schema = node.target.tags, node.target._schema
+    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or node.target in ASSERTIONS
 
 
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
@@ -265,12 +265,21 @@ def _check_random(backward: fx.GraphModule) -> None:
             )
 
 
-def _describe_saved(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> tuple[SavedValue, ...]:
+def _describe_saved(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace
+) -> tuple[SavedValue, ...]:
     returned = output_args(forward.graph)
     inputs = placeholders(backward.graph)
     storages = StorageNumbers()
     of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
-    of_outputs = {storages.number(node.meta["val"]) for node in returned[:count] if node is not None}
+    mutated = [i.name for i in trace.metadata.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+    of_outputs = {storages.number(node.meta["val"]) for node in returned[len(mutated) : count] if node is not None}
+    new_values = {
+        storages.number(node.meta["val"]): name
+        for node, name in zip(returned[: len(mutated)], mutated, strict=True)
+        if node is not None
+    }
+    names = {id(fake): i.name for fake, i in zip(trace.input_fakes, trace.metadata.input_info, strict=True)}
     records = []
     for node, placeholder in zip(returned[count:], inputs, strict=False):
         assert node is not None
@@ -278,11 +287,17 @@ def _describe_saved(forward: fx.GraphModule, backward: fx.GraphModule, count: in
         cloned = "saved_value" in node.meta
         is_input = not cloned and storages.number(node.meta["val"]) in of_inputs
         is_output = not cloned and not is_input and storages.number(node.meta["val"]) in of_outputs
+        new_value = None if cloned or is_input else new_values.get(storages.number(node.meta["val"]))
         where = "an input" if is_input else "an output" if is_output else f"computed by `{node.name}`"
         if is_input and node.op != "placeholder":
             where = "a view of an input"
+        elif is_input:
+            where = f"the input `{names.get(id(node.meta['val']), node.name)}`"
+        if new_value is not None:
+            where = f"the new value of `{new_value}`, before it is copied there"
         if cloned:
-            where = f"a clone of `{node.meta['saved_name']}`, which the call overwrites"
+            kept = names.get(id(node.meta["saved_value"]), node.meta["saved_name"])
+            where = f"a clone of the input `{kept}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
         uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
         spec = spec_of(node.meta["val"], None if cloned else storages)
@@ -296,6 +311,7 @@ def _describe_saved(forward: fx.GraphModule, backward: fx.GraphModule, count: in
                 line=line_of(node),
                 is_input=is_input,
                 is_output=is_output,
+                is_returned=is_output or new_value is not None,
                 used_by=users,
             )
         )

@@ -5,7 +5,8 @@
         z = x * y              # an intermediate
         return x.t(), z[0], z  # a view of an input, a view of an intermediate, the intermediate
 
-The function runs on fake tensors inside functional wrappers. A wrapper behaves like the tensor that it stands for,
+The function runs on fake tensors inside functional wrappers, which are torch's own (its functionalization, in C++).
+A wrapper behaves like the tensor that it stands for,
 mutation included, but passes on only pure ops, which the recorder below writes down::
 
     mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
@@ -252,11 +253,8 @@ def run(
                 item.check_attributes()
             leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
-            infos = tuple(
-                input_info(k, item, tape, storages, keep=False)
-                for storages in (StorageNumbers(),)
-                for k, item in enumerate(inputs)
-            )
+            storages = StorageNumbers()
+            infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
             check_inputs(infos)
             names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)
@@ -281,13 +279,7 @@ def run(
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        seeded, drew = random_state.restore()
-    if seeded:
-        raise RandomOpError(
-            "the function seeds or sets a random generator",
-            why="that would happen while tracing only",
-            suggestion="seed outside of the compiled function",
-        )
+        drew = random_state.restore()
     if drew is not None:
         raise RandomOpError(
             f"the function draws from {drew}",
@@ -307,32 +299,36 @@ def run(
     )  # fmt: skip
 
 
-class _RandomState:
-    """The random generators' states before a trace, which draws no numbers; only seeding or Python can change them.
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """One output of the forward graph: what it is, its value, and the wrapper to differentiate (None: nothing to)."""
 
-    Torch's generator is put in a state of our own meanwhile, so that seeding it with its present seed is noticed too.
-    """
+    source: TangentSource
+    index: int
+    value: Tensor
+    root: Tensor | None
+    label: str
+
+
+class _RandomState:
+    """Python's and numpy's random state before a trace; torch's own generator is guarded by `EscapeGuard`."""
 
     def __init__(self) -> None:
-        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._python = random.getstate()
         self._numpy = self._numpy_state()
-        torch.set_rng_state(torch.Generator().manual_seed(0x0A07_1AB5_EED5).get_state())
-        self._probe = torch.get_rng_state()
 
     @staticmethod
     def _numpy_state() -> Any:
         numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
         return None if numpy is None else [str(part) for part in numpy.random.get_state(legacy=False)["state"].items()]
 
-    def restore(self) -> tuple[bool, str | None]:
-        """Put torch's and Python's state back; return whether torch's was set, and which other one was drawn from."""
-        seeded = not torch.equal(self._probe, torch.get_rng_state())
-        drew = "Python's `random`" if random.getstate() != self._python else None
-        if self._numpy_state() != self._numpy:
-            drew = "`numpy.random`"
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        return seeded, drew
+    def restore(self) -> str | None:
+        """Put Python's state back if it changed; return which generator was drawn from."""
+        drew = "`numpy.random`" if self._numpy_state() != self._numpy else None
+        if random.getstate() != self._python:
+            drew = "Python's `random`"
+            random.setstate(self._python)
+        return drew
 
 
 def _output_names(result: Any) -> list[str]:
@@ -370,16 +366,17 @@ def _finish(
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
     visible = [i.mutates_data and inputs[k].wrapper.grad_fn is not inputs[k].grad_fn for k, i in enumerate(infos)]
-    sources: list[tuple[TangentSource, int, Tensor | None, Tensor, str]] = []
+    returned: list[_Returned] = []
     for k, seen in enumerate(visible):
         if infos[k].mutates_data:
             root = inputs[k].wrapper if seen and inputs[k].wrapper.requires_grad else None
-            sources.append((TangentSource.MUTATED_INPUT, k, root, finals[k], f"mutated input {infos[k].name}"))
-    for i, value, out_root in outputs.returned:
-        sources.append((TangentSource.OUTPUT, i, out_root, value, outputs.infos[i].name))
-    for i, (value, base_root) in enumerate(outputs.bases):
-        sources.append((TangentSource.INTERMEDIATE_BASE, i, base_root, value, f"intermediate base {i}"))
-    training = any(root is not None for _, _, root, _, _ in sources)
+            label = f"mutated input {infos[k].name}"
+            returned.append(_Returned(TangentSource.MUTATED_INPUT, k, finals[k], root, label))
+    for i, value, root in outputs.returned:
+        returned.append(_Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
+    for i, (value, root) in enumerate(outputs.bases):
+        returned.append(_Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
+    training = any(item.root is not None for item in returned)
 
     write_back: list[tuple[Tensor, Tensor]] = []
     if keep_input_mutations and not training:
@@ -387,7 +384,7 @@ def _finish(
         infos = tuple(replace(i, keep_input_mutations=True) if i.moves_version else i for i in infos)
         kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
         write_back = [(inputs[k].fake, finals[k]) for k in sorted(kept)]
-        sources = [s for s in sources if s[0] is not TangentSource.MUTATED_INPUT or s[1] not in kept]
+        returned = [r for r in returned if r.source is not TangentSource.MUTATED_INPUT or r.index not in kept]
 
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     placeholders: list[tuple[str, Tensor]] = []
@@ -404,15 +401,16 @@ def _finish(
         leaves.append(None if known is None else inputs[known].leaf)
 
     roots, tangents, wrappers, infos_t, positions = [], [], [], [], []
-    for position, (source, index, root, value, _) in enumerate(sources):
-        if root is None:
+    for position, item in enumerate(returned):
+        if item.root is None:
             continue
+        value = item.value
         with fake_mode:
             tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        roots.append(root)
+        roots.append(item.root)
         tangents.append(tape.enter(tangent))
         wrappers.append(internals.to_functional(tangent))
-        infos_t.append(TangentInfo(source=source, index=index, spec=spec_of(tangent)))
+        infos_t.append(TangentInfo(source=item.source, index=item.index, spec=spec_of(tangent)))
         positions.append(position)
 
     metadata = ViewAndMutationMeta(
@@ -432,7 +430,7 @@ def _finish(
         call_name=call.target.name,
         input_fakes=[i.fake for i in inputs],
         placeholders=placeholders,
-        forward_outputs=[value for _, _, _, value, _ in sources],
+        forward_outputs=[item.value for item in returned],
         write_back=write_back,
         roots=roots,
         tangent_outputs=positions,
@@ -466,7 +464,7 @@ def _finish(
         metadata=metadata,
         training=training,
         inputs=tuple(name for name, _ in placeholders),
-        outputs=tuple(what for _, _, _, _, what in sources),
+        outputs=tuple(item.label for item in returned),
         random_ops=tuple(str(o.target) for o in tape.operations if o.is_random),
         operations=len(tape.operations),
         backward_error=None if trace.backward_error is None else str(trace.backward_error),

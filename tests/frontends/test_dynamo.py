@@ -15,7 +15,7 @@ from aotlab.errors import RefusedError, UsageError
 from aotlab.frontends import dynamo
 from aotlab.frontends.dynamo import backend, line_of_stack
 from aotlab.observe import CompileFailed, StageFinished
-from tests.engine_helpers import events, leaf, nonleaf, same
+from tests.engine_helpers import events, leaf, nonleaf
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -158,12 +158,6 @@ def refused_programs():
         x.t_()
         return x * 2
 
-    def random_in_training(x):
-        return torch.nn.functional.dropout(x, 0.5, training=True) * x
-
-    def nonzero(x):
-        return x + 1, (x * 2).data_ptr() if False else x.sum()
-
     def resize(x):
         x.resize_(2)
         return x + 1
@@ -282,7 +276,7 @@ def test_options():
     with pytest.raises(UsageError, match="inductor"):
         backend(gm, [torch.ones(1)], options={"compiler": "nonesuch"})
     call = backend(gm, [torch.ones(1)], options={"compiler": "eager", "partitioner": aotlab.default_partition})
-    assert call(torch.ones(1))[0] if isinstance(call(torch.ones(1)), tuple) else call(torch.ones(1)).item() == 2.0
+    assert call(torch.ones(1)).item() == 2.0
 
 
 def test_entry_point_name():
@@ -334,7 +328,9 @@ def test_lines_and_names_are_the_users():
     }
     assert lines["forward", "sin"].code == "y = first.sin()"
     assert lines["backward", "cos"].code == "y = first.sin()"
-    backward = [n for n in records["trace"].module.graph.nodes if n.meta.get("phase") == "backward"]
+    backward = [
+        n for n in records["trace"].module.graph.nodes if n.op == "call_function" and n.meta["phase"] == "backward"
+    ]
     assert all("stack_trace" in n.meta for n in backward)
 
 
@@ -374,7 +370,7 @@ def test_dynamic_shapes_run_eagerly_or_right():
             assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
 
 
-def test_same_helper_through_dynamo():
+def test_all_observables_through_dynamo():
     """The whole list of observables, through Dynamo."""
 
     def make(function):
@@ -388,4 +384,3 @@ def test_same_helper_through_dynamo():
 
     result = compare(f, (nonleaf(2, 3), leaf(2, 3)), candidate=make)
     assert result.first is None, result.first
-    assert same is not None

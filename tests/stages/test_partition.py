@@ -27,7 +27,7 @@ def test_saved_values_and_reasons():
     assert "`cos`" in product.reason
     assert product.line.code.startswith("values = {")
     assert values["primals_1"].is_input
-    assert "an input" in values["primals_1"].reason
+    assert "the input `x`" in values["primals_1"].reason
 
 
 def test_saved_outputs():
@@ -110,14 +110,13 @@ def test_partitions_of_mutated_inputs_save_clones():
     g = make(f)
     g(torch.randn(3), leaf(3))
     by_name = {s.name: s for s in record(g, "partition").saved}
-    assert "a clone of `primals_1`, which the call overwrites" in by_name["primals_1"].reason
+    assert "a clone of the input `x`, which the call overwrites" in by_name["primals_1"].reason
     assert by_name["primals_1"].is_input is False
     assert by_name["primals_2"].is_input is True
 
 
 def test_a_random_op_in_the_backward_is_refused():
     """A partitioner that would draw again in the backward is refused."""
-    f = torch.nn.functional.dropout
 
     def moves_everything(joint, inputs, *, num_fwd_outputs, **rest):
         forward, backward = aotlab.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
@@ -130,7 +129,6 @@ def test_a_random_op_in_the_backward_is_refused():
 
     with pytest.raises(RandomOpError, match="recomputes"):
         compiled(lambda x: x.sin(), partitioner=moves_everything)(leaf(3))
-    assert callable(f)
 
 
 def test_upstreams_default_partition_in_ours():

@@ -361,9 +361,9 @@ class Generator:
     def _saved_expression(self, count: int) -> str:
         """Write the list of saved values; an output is saved detached, lest it keep itself alive."""
         saved = self.parts.partition.saved
-        if not any(s.is_output for s in saved):
+        if not any(s.is_returned for s in saved):
             return f"out[{count}:]"
-        items = [f"out[{count + i}].detach()" if s.is_output else f"out[{count + i}]" for i, s in enumerate(saved)]
+        items = [f"out[{count + i}].detach()" if s.is_returned else f"out[{count + i}]" for i, s in enumerate(saved)]
         return f"[{', '.join(items)}]"
 
     # --- epilogue
@@ -392,7 +392,9 @@ class Generator:
                 self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
 
         for info in self.meta.input_info:
-            if info.moves_version and not info.mutates_data:
+            # a compiler's kernels write without counting; so do writes of nothing, which eager counts
+            in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
+            if info.moves_version and (in_graph or not info.mutates_data):
                 bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
                 self.w.add(f"{bump}({self.expressions[self.parts.dedupe.kept[info.index]]})")
 

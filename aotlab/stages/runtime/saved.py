@@ -29,8 +29,8 @@ class SavedValues:
         if any(value.is_inference() for value in values):
             raise RuntimeError(
                 "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
-                "in computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and "
-                "use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
+                "in computation tracked by autograd. To work around this, you can make a clone to get a normal tensor "
+                "and use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
             )
         self._versions = internals.versions_of(values)
         self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]

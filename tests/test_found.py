@@ -1,0 +1,162 @@
+"""What people found who tried to break the engine: each was a silent difference from eager, or an unclear crash, once."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+import aotlab
+from aotlab.errors import EscapeError, OutputError, RandomOpError
+from tests.engine_helpers import compiled, leaf, same
+
+FACTOR = 2
+CONTAINER: dict[str, object] = {"k": 2, "act": torch.relu, "deep": [collections.deque([1])]}
+TENSOR: torch.Tensor | None = torch.ones(3)
+
+
+def test_windows_outside_of_an_input_are_refused():
+    """`as_strided` that reaches memory beside the input would read or write what the graph does not have."""
+    base = torch.arange(10.0)
+
+    def f(x):
+        x.as_strided((2,), (1,), 0).mul_(0)
+        return x + 1
+
+    with pytest.raises(EscapeError, match="as_strided"):
+        compiled(f)(base[4:7])
+    assert torch.equal(base, torch.arange(10.0))
+
+
+def test_storage_offset_is_guarded_where_it_is_read():
+    """An entry that looked at an input's offset is not used for another offset, and says so."""
+    base = torch.arange(10.0)
+    f = compiled(lambda x: x + x.storage_offset())
+    f(base[:3])
+    assert torch.equal(f(base[4:7]), base[4:7] + 4)
+    assert "begins at element 4" in f.recompiles[0]
+
+
+def test_globals_of_module_forwards_and_their_methods_are_guarded(monkeypatch):
+    """What a module's own methods read is guarded like what a function reads, also through a function that calls it."""
+
+    class Scales(nn.Module):
+        def helper(self, x):
+            return x * FACTOR
+
+        def forward(self, x):
+            return self.helper(x)
+
+    module = Scales()
+    ours, through = compiled(module), compiled(lambda x: module(x))
+    for factor in (2, 5):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert ours(torch.ones(1)).item() == factor
+        assert through(torch.ones(1)).item() == factor
+
+
+@pytest.mark.parametrize("change", ["value", "deque", "function"])
+def test_contents_of_containers_are_guarded(monkeypatch, change):
+    """Containers are guarded item by item, whatever else they hold."""
+    changed = dict(CONTAINER)
+    f = compiled(lambda x: CONTAINER["act"](x) * CONTAINER["k"] + CONTAINER["deep"][0][0])
+    assert f(torch.ones(1)).item() == 3
+    if change == "value":
+        changed["k"] = 7
+    elif change == "deque":
+        changed["deep"] = [collections.deque([2])]
+    else:
+        changed["act"] = torch.neg
+    monkeypatch.setitem(globals(), "CONTAINER", changed)
+    assert f(torch.ones(1)).item() == {"value": 8, "deque": 4, "function": -1}[change]
+
+
+def test_tensors_that_are_only_looked_at_are_guarded(monkeypatch):
+    """A global tensor whose presence or shape is read is guarded, although its values are not used."""
+    f = compiled(lambda x: x * 2 if TENSOR is not None else x)
+    assert f(torch.ones(1)).item() == 2
+    monkeypatch.setitem(globals(), "TENSOR", None)
+    assert f(torch.ones(1)).item() == 1
+
+
+def test_a_lone_view_may_be_written_by_the_caller():
+    """An output that is a view of an intermediate can be changed in place, as in eager."""
+    x = leaf(2, 3)
+    out = compiled(lambda x: x.sin().reshape(-1))(x)
+    out += 1
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+def test_linalg_checks_stay():
+    """Checks without a result are kept, in inference and in training."""
+    for x in (torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)):
+        with pytest.raises(torch.linalg.LinAlgError):
+            compiled(torch.linalg.inv)(x)
+
+
+def test_random_writes_to_non_contiguous_tensors_are_refused():
+    """Dropout of a transposed tensor would give eager's numbers in another order."""
+    with pytest.raises(RandomOpError, match="contiguous"):
+        compiled(lambda x: nn.functional.dropout(x, 0.5))(torch.rand(3, 4).t())
+
+
+def test_hooks_are_guarded_by_identity():
+    """A forward hook that is exchanged for another one counts as a change."""
+    module = nn.Sequential(nn.Identity())
+    f = compiled(module)
+    hook = module[0].register_forward_hook(lambda m, i, o: o * 2)
+    assert f(torch.ones(1)).item() == 2
+    hook.remove()
+    module[0].register_forward_hook(lambda m, i, o: o * 3)
+    assert f(torch.ones(1)).item() == 3
+
+
+def test_a_default_device_of_cpu_is_no_obstacle():
+    """`torch.set_default_device("cpu")` leaves calls compiled."""
+    try:
+        torch.set_default_device("cpu")
+        assert compiled(lambda x: x + torch.ones(3))(torch.ones(3)).tolist() == [2, 2, 2]
+    finally:
+        torch.set_default_device(None)
+
+
+def test_parameters_are_parameters_inside():
+    """`isinstance(x, nn.Parameter)` and attributes of arguments are as outside; new attributes are refused."""
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.flag = True
+    assert compiled(lambda x: isinstance(x, nn.Parameter) and x.flag)(parameter) is True
+
+    def tags(x):
+        y = x * 2
+        y.tag = 5
+        return y
+
+    with pytest.raises(OutputError, match="tag"):
+        compiled(tags)(torch.ones(1))
+
+
+def test_conjugates_are_not_taken_for_plain_tensors():
+    """Metadata remembered of a plain tensor does not serve a lazy conjugate."""
+    x = torch.randn(3, dtype=torch.complex64)
+    same(lambda x: (x.resolve_conj(), x.conj().resolve_conj(), x.conj().resolve_conj()), x)
+
+
+def test_writes_by_inductors_kernels_are_counted():
+    """A write that a compiled graph makes itself moves the version counter, so that a stale backward raises."""
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = (w * x).sum()
+    aotlab.compile(lambda x: x.add_(1))(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_the_nearest_entry_gives_the_reason():
+    """A recompile is explained by the entry that the call is nearest to."""
+    f = compiled(lambda x, k: x * k)
+    for x, k in ((torch.ones(3), 2), (torch.ones(3), 3), (torch.ones(4), 3)):
+        f(x, k)
+    f(torch.ones(3, requires_grad=True), 3)
+    assert "requires_grad=True" in f.recompiles[-1]
