@@ -1,4 +1,4 @@
-"""What people found who tried to break the engine: each was once a silent difference from eager, or an unclear crash."""
+"""What people found who tried to break the engine: each was once a silent difference from eager or an unclear crash."""
 
 from __future__ import annotations
 
