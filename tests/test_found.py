@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab.errors import EscapeError, OutputError, RandomOpError
+from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RandomOpError
 from tests.engine_helpers import compiled, leaf, same
 
 FACTOR = 2
@@ -160,3 +160,23 @@ def test_the_nearest_entry_gives_the_reason():
         f(x, k)
     f(torch.ones(3, requires_grad=True), 3)
     assert "requires_grad=True" in f.recompiles[-1]
+
+
+def test_reentrant_checkpoints_are_refused():
+    """A reentrant checkpoint is refused when compiling, not by a message about something else in the backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    with pytest.raises(HigherOrderOpError, match="use_reentrant"):
+        compiled(lambda a: checkpoint(torch.sin, a, use_reentrant=True) * 2)(leaf(3))
+
+
+def test_a_refused_trace_puts_settings_back():
+    """A function that changes a setting and is then refused leaves the setting as it was."""
+
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        return x.numpy()
+
+    with pytest.raises(EscapeError):
+        compiled(f)(torch.ones(2))
+    assert torch.get_default_dtype() == torch.float32

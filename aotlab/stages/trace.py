@@ -280,15 +280,16 @@ def run(
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         drew = random_state.restore()
+        changed = [name for (name, was), (_, now) in zip(settings, global_state(), strict=True) if was != now]
+        if changed:
+            restore_settings(settings)
     if drew is not None:
         raise RandomOpError(
             f"the function draws from {drew}",
             why="the number would be the same at every call",
             suggestion="pass it as an argument",
         )
-    changed = [n for (n, a), (_, b) in zip(settings, global_state(), strict=True) if a != b]
     if changed:
-        restore_settings(settings)
         raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
     return _finish(
         call, dedupe, tape, recorder, fake_mode, inputs, infos, outputs, out_spec,
@@ -486,7 +487,13 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
         return trace.derive([True] * count)
     except RefusedError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever the traced program's backward raises
+    except Exception as error:  # whatever the traced program's backward raises
+        if "use_reentrant=True" in str(error):
+            raise HigherOrderOpError(
+                "a checkpoint with use_reentrant=True is used inside the function",
+                why="it calls a backward of its own, which a graph cannot hold",
+                suggestion="pass use_reentrant=False",
+            ) from error
         trace.backward_error = _without_frames(error)
     gradients: list[Tensor | None] = []
     for i in range(count if count > 1 else 0):
