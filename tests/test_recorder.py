@@ -544,3 +544,15 @@ def test_traces_are_not_kept_alive_by_places():
     gc.collect()
     assert all(reference() is None for reference in seen)
     assert len(g.entries) == 1
+
+
+def test_stack_traces():
+    """Nodes of both halves carry the user's line as text too, where upstream's tools look for it."""
+
+    def f(x):
+        return x.sin()
+
+    module = record(traced(f, leaf(3)), "trace").module
+    texts = [node.meta["stack_trace"] for node in module.graph.nodes if node.op == "call_function"]
+    assert len(texts) == 3
+    assert all("test_recorder.py" in text and text.endswith("return x.sin()") for text in texts)

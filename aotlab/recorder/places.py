@@ -44,6 +44,18 @@ class Place:
         )
 
 
+_traces: dict[tuple[CodeType, int], str] = {}
+
+
+def stack_trace(place: Place) -> str:
+    """Write a place as one frame of a traceback, as fx graphs carry it; each place is looked up once."""
+    key = (place.code, place.instruction)
+    if key not in _traces:
+        line = place()
+        _traces[key] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
+    return _traces[key]
+
+
 _is_user_code: dict[CodeType, bool] = {}
 
 

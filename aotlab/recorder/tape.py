@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.graphs import Phase
+from aotlab.recorder.places import Place, stack_trace
 from aotlab.torch_internals import OpOverload
 
 
@@ -272,6 +273,8 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
     meta["original_aten"] = operation.original
     if operation.place is not None:
         meta["user_line"] = operation.place
+        if isinstance(operation.place, Place):
+            meta["stack_trace"] = stack_trace(operation.place)
     if operation.sequence is not None:
         meta["seq_nr"] = operation.sequence
     # by this tag upstream's partitioners know which half a node belongs to
