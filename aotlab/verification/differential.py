@@ -511,9 +511,13 @@ def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _pairs(expected: Any, actual: Any) -> Iterator[tuple[Any, Any]]:
-    """Pair what bears the same name; what one side lacks shows in the container already."""
-    theirs = {item.name: item for item in actual}
-    return ((item, theirs[item.name]) for item in expected if item.name in theirs)
+    """Pair what bears the same name in the same role; what one side lacks shows in the container already."""
+
+    def key(item: Any) -> tuple[Any, str]:
+        return (getattr(item, "role", None), item.name)
+
+    theirs = {key(item): item for item in actual}
+    return ((item, theirs[key(item)]) for item in expected if key(item) in theirs)
 
 
 def _where(kind: str, subject: str, left: torch.Tensor, right: torch.Tensor) -> str:

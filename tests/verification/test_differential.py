@@ -507,3 +507,13 @@ def test_unknown_engine():
 def test_upstream_is_verified_too():
     """Stock torch.compile passes on a function that mutates and aliases its inputs."""
     assert verify(function, *arguments(), engine="upstream", backend="eager").first is None
+
+
+def test_an_argument_named_like_an_output():
+    """A parameter that is called `out` is not taken for the output of that name."""
+
+    def f(out, y):
+        return out * y
+
+    result = compare(f, (torch.ones(2, requires_grad=True), torch.ones(2)), candidate=lambda f: f)
+    assert result.ok, result.first
