@@ -508,6 +508,11 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]
 
 
+def set_version(tensor: Tensor, version: int) -> None:
+    """Set a tensor's version counter."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor of which ``tensor`` is a differentiable view."""
     return tensor._base

@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+
+
+class _Keeps(torch.autograd.Function):
+    """Saves one tensor and asks for it in its backward: what autograd has to say about it, it then says itself."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, kept: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors
+        return gradient, None
+
+
+def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def _raise_for_inference_tensor(value: Tensor) -> NoReturn:
+    _keep(value)
+    raise RuntimeError("an inference tensor was to be saved for a backward")
+
+
+def _raise_for_second_backward() -> NoReturn:
+    leaf, out = _keep(torch.ones(()))
+    for _ in range(2):
+        torch.autograd.grad(out, leaf)
+    raise RuntimeError("a backward was called a second time, and what it needs has been let go")
+
+
+def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
+    # autograd names type, sizes and versions; a stand-in of one element has them all
+    stand_in = torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+    internals.set_version(stand_in, version)
+    leaf, out = _keep(stand_in)
+    internals.set_version(stand_in, is_at)
+    torch.autograd.grad(out, leaf)
+    raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 
 class SavedValues:
@@ -26,12 +68,9 @@ class SavedValues:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
         self._hooks = hooks
-        if any(value.is_inference() for value in values):
-            raise RuntimeError(
-                "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
-                "in computation tracked by autograd. To work around this, you can make a clone to get a normal tensor "
-                "and use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
-            )
+        for value in values:
+            if value.is_inference():
+                _raise_for_inference_tensor(value)
         self._versions = internals.versions_of(values)
         self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
 
@@ -44,12 +83,7 @@ class SavedValues:
             As autograd does: when the graph has been freed, or a value was written in place.
         """
         if self.released & mask or self._values is None:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-                "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
-                "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
-                "if you need to access saved tensors after calling backward."
-            )
+            _raise_for_second_backward()
         if self._hooks is not None:
             return [self._hooks[1](value) for value in self._values]
         now = internals.versions_of(self._values)
@@ -57,12 +91,7 @@ class SavedValues:
             return list(self._values)
         for value, version, is_at in zip(self._values, self._versions, now, strict=True):
             if is_at != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{value.type()} {list(value.shape)}] is at version {is_at}; expected version {version} "
-                    "instead. Hint: enable anomaly detection to find the operation that failed to compute its "
-                    "gradient, with torch.autograd.set_detect_anomaly(True)."
-                )
+                _raise_for_written_value(value, version, is_at)
         return list(self._values)
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
