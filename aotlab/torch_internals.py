@@ -617,3 +617,66 @@ def inductor_source(compiled: Any) -> str | None:
     """Return the Python that Inductor wrote for a compiled graph, None if it wrote none."""
     source = getattr(compiled, "source_code", None)
     return source if isinstance(source, str) and source else None
+
+
+# --- Dynamo, as a notebook's cells need it -----------------------------------------------------------------------
+
+#: How Dynamo names the function that holds the rest of a frame after a graph break.
+RESUME_PREFIX = "torch_dynamo_resume_in_"
+
+
+def dynamo_settings() -> AbstractContextManager[None]:
+    """Let Dynamo capture as little as keeps eager's meaning, and run by itself whatever it cannot capture.
+
+    Assertions stay Python's, numpy stays numpy, numbers are never made symbolic, and an error while capturing leaves
+    the frame to Python.
+    """
+    from torch._dynamo import config
+
+    changes = {
+        "suppress_errors": True,
+        "trace_numpy": False,
+        "rewrite_assert_with_torch_assert": False,
+        "automatic_dynamic_shapes": False,
+    }
+    return config.patch(changes)  # type: ignore[no-any-return]  # a decorator class that is not annotated
+
+
+@contextlib.contextmanager
+def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``start`` before and ``end`` after Dynamo compiles a frame, for the length of a block."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
+
+
+def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
+    """Return the hooks that will take away what Dynamo put into ``scope``; each has a ``scope`` and a ``name``."""
+    from torch._dynamo.utils import CleanupManager
+
+    every = list(CleanupManager.instance.values.values())
+    return [hook for hooks in every for hook in hooks if hook.scope is scope]
+
+
+def dynamo_reasons() -> dict[str, int]:
+    """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
+    from torch._dynamo.utils import counters
+
+    kinds = ("graph_break", "unimplemented")
+    return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
+
+
+def dynamo_loggers() -> tuple[logging.Logger, ...]:
+    """Return the loggers by which Dynamo tells of frames that it gave up."""
+    import torch._dynamo.convert_frame
+    import torch._dynamo.eval_frame
+    import torch._dynamo.symbolic_convert
+
+    modules = (torch._dynamo.convert_frame, torch._dynamo.eval_frame, torch._dynamo.symbolic_convert)
+    return tuple(logging.getLogger(module.__name__) for module in modules)

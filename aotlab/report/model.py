@@ -50,25 +50,6 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The notebook cell that was compiled.
-
-    Attributes
-    ----------
-    source
-        Its text, as the user wrote it.
-    identifier
-        The front end's id of the cell.
-    execution_count
-        The number in ``In [n]``.
-    """
-
-    source: str
-    identifier: str | None = None
-    execution_count: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A device that took part.
 
@@ -366,6 +347,66 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellPart:
+    """Some consecutive lines of a cell that ran in one way.
+
+    Attributes
+    ----------
+    first_line, last_line
+        Where, counted from 1; the magic's own line counts.
+    how
+        ``"compiled"`` (some of it by compiled graphs), ``"eager"`` (handed to the compiler, which compiled nothing of
+        it), ``"python"`` (plain Python, which was not handed to the compiler) or ``"not run"``.
+    frames
+        The names of the report's frames that hold its graphs.
+    reason
+        Why it is not compiled; empty if it is.
+    """
+
+    first_line: int
+    last_line: int
+    how: str
+    frames: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The notebook cell that was compiled.
+
+    Attributes
+    ----------
+    source
+        Its text, as the user wrote it, the magic's line included.
+    identifier
+        The front end's id of the cell.
+    execution_count
+        The number in ``In [n]``.
+    options
+        What stood behind the magic's name.
+    kind
+        ``"statements"``, or ``"definitions"`` where the cell only defines functions, which compile when they are
+        called.
+    error
+        The exception that ended the cell, as one line; None if it ran to its end.
+    parts
+        How its lines ran, in order.
+    mutated_outside
+        Tensors that the notebook held before the cell, and that the cell changed outside of every compiled graph: in
+        Python, or while autograd accumulated gradients.
+    """
+
+    source: str
+    identifier: str | None = None
+    execution_count: int | None = None
+    options: str = ""
+    kind: str = "statements"
+    error: str | None = None
+    parts: tuple[CellPart, ...] = ()
+    mutated_outside: tuple[Input, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """The bytes of a storage that one tensor reaches.
 
@@ -555,6 +596,8 @@ class Graph:
         The random ops in it.
     backward_error
         What differentiating the function raised; the backward raises it, as eager's would.
+    reused
+        Whether it was compiled before this run: the cell ran unchanged for a second time.
     """
 
     index: int
@@ -580,6 +623,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     random_ops: tuple[str, ...] = ()
     backward_error: str | None = None
+    reused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -800,6 +844,8 @@ class Report(Views):
         The version of this model: 1.
     name
         What the recorder called it.
+    identifier
+        What the recording process calls it, unique; a front end asks for the live report by it.
     created
         When the recording began, as ISO 8601 with the offset from UTC.
     duration_ns
@@ -831,6 +877,7 @@ class Report(Views):
 
     version: int = VERSION
     name: str = ""
+    identifier: str = ""
     created: str = ""
     duration_ns: int = 0
     cell: Cell | None = None

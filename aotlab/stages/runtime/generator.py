@@ -272,7 +272,11 @@ class Generator:
                 grad_mode=False if with_mode else None,
                 autocast_off=autocast,
             )
-            return {i: f"out[{i}]" for i in range(count)}
+            plain = {i: f"out[{i}]" for i in range(count)}
+            for i in filter(self._needs_detach, range(count)):
+                plain[i] = w.local(self._output_label(i))
+                w.add(f"{plain[i]} = out[{i}].detach()")
+            return plain
         names: dict[int, str] = {}
         inputs = self._input_list()
         through = [e for e, connected in zip(inputs, trace.connected, strict=True) if connected]
@@ -293,6 +297,13 @@ class Generator:
         if others:
             w.add(f"{', '.join(names[i] for i in others)}{',' if len(others) == 1 else ''} = box")
         return names
+
+    def _needs_detach(self, i: int) -> bool:
+        """Tell whether forward output ``i`` reaches the caller as a view of something that only the graph knows.
+
+        Made inside the Function, or without grad mode, such a view could not be written in place; an alias of it can.
+        """
+        return i >= len(self._mutated_out()) and self.parts.trace.is_view(i)
 
     def _output_label(self, i: int) -> str:
         kinds = [("new", info.name) for info in self._mutated_out()]
@@ -349,8 +360,8 @@ class Generator:
             lines.append(f"        out = forward({listed})")
         lines.append(f"        ctx.values = SavedValues({self._saved_expression(count)})")
         if box_index or others:
-            lines.append(f"        box[:] = [{', '.join(f'out[{i}]' for i in others)}]")
-        # a view that is made inside the Function could not be written in place by the caller; an alias of it can
+            boxed = [f"out[{i}]{'.detach()' if self._needs_detach(i) else ''}" for i in others]
+            lines.append(f"        box[:] = [{', '.join(boxed)}]")
         returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.tangent_outputs]
         lines.append(f"        return {', '.join(returned)}")
         lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
