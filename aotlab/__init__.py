@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from aotlab import config, errors
 from aotlab._version import __version__
+from aotlab.config import disable, enable
 
 if TYPE_CHECKING:
     from aotlab.api import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         make_boxed_func,
         nop,
     )
+    from aotlab.notebook import load_ipython_extension, unload_ipython_extension
+    from aotlab.notebook.dashboard import dashboard
     from aotlab.partitioners import default_partition
     from aotlab.report import Report
     from aotlab.verification import verify
@@ -50,12 +53,17 @@ __all__ = [
     "compiled_function",
     "compiled_module",
     "config",
+    "dashboard",
     "default_partition",
+    "disable",
+    "enable",
     "errors",
     "get_aot_compilation_context",
+    "load_ipython_extension",
     "make_boxed_compiler",
     "make_boxed_func",
     "nop",
+    "unload_ipython_extension",
     "verify",
 ]
 
@@ -74,6 +82,9 @@ _ROOMS = {
     "default_partition": "aotlab.partitioners",
     "Report": "aotlab.report",
     "verify": "aotlab.verification",
+    "dashboard": "aotlab.notebook.dashboard",
+    "load_ipython_extension": "aotlab.notebook",
+    "unload_ipython_extension": "aotlab.notebook",
 }
 
 

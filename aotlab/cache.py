@@ -100,6 +100,11 @@ class CallLog:
 _ids = itertools.count()
 
 
+def next_number() -> int:
+    """Give out the number of a new function, unique in the process."""
+    return next(_ids)
+
+
 class CompiledFunction:
     """A function with its compiled entries; calling it compiles where no entry's guards hold.
 
@@ -111,6 +116,13 @@ class CompiledFunction:
         Makes an entry for one call: ``(target, args, kwargs, reason, entry_number, function_id) -> Entry``.
     on_refusal
         What happens under ``config.fallback = "auto"`` to a call that is refused.
+    number
+        What events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of code.
+    warn
+        Whether it is said with a warning that a call runs eagerly; not where it is said otherwise.
+    accept
+        Asked about a new entry before it serves its first call: ``(entry, args, kwargs)`` to a sentence that says why
+        it shall not be used, or None. It must leave the arguments as they are.
     """
 
     def __init__(
@@ -120,12 +132,17 @@ class CompiledFunction:
         *,
         on_refusal: Literal["raise", "eager"] = "raise",
         backend_name: str,
+        number: int | None = None,
+        warn: bool = True,
+        accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
     ) -> None:
         self._target = target
-        self._id = next(_ids)
+        self._id = next(_ids) if number is None else number
         self._compile_call = compile_call
         self._on_refusal = on_refusal
         self._backend_name = backend_name
+        self._warns = warn
+        self._accept = accept
         self._entries: tuple[Entry, ...] = ()
         self._refused: list[tuple[CallState, str]] = []  # texts: an error would keep the arguments alive
         self._lock = threading.RLock()
@@ -140,6 +157,8 @@ class CompiledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by an entry whose guards hold, or by compiling one."""
+        if not config.enabled:
+            return self._run_eagerly(args, kwargs)
         if observe.listening():
             return self._observed_call(args, kwargs)
         for entry in self._entries:
@@ -179,8 +198,18 @@ class CompiledFunction:
     def for_target(self, target: Target) -> CompiledFunction:
         """Make a function with the same settings and no entries for another target."""
         return CompiledFunction(
-            target, self._compile_call, on_refusal=self._on_refusal, backend_name=self._backend_name
+            target,
+            self._compile_call,
+            on_refusal=self._on_refusal,
+            backend_name=self._backend_name,
+            warn=self._warns,
+            accept=self._accept,
         )
+
+    @property
+    def number(self) -> int:
+        """What events call it, unique in the process."""
+        return self._id
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -277,6 +306,11 @@ class CompiledFunction:
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise
+        objection = self._accept(entry, args, kwargs) if self._accept is not None else None
+        if objection is not None:
+            self._refused.append((entry.state, objection))
+            self._failed(number, started, RefusedError(objection), "ran eagerly")
+            return f"`{self._target.name}` runs eagerly: {objection}"
         self._entries = (entry, *self._entries)
         return entry
 
@@ -296,7 +330,7 @@ class CompiledFunction:
         return self._target.eager(args, kwargs)
 
     def _warn(self, text: str) -> None:
-        if text not in self._warned:
+        if self._warns and text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, RuntimeWarning, stacklevel=_levels_to_caller())
 

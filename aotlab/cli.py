@@ -1,4 +1,4 @@
-"""The command line: ``aotlab demo | bench engine | doctor``, also as ``python -m aotlab``.
+"""The command line: ``aotlab demo | lab | bench engine | doctor``, also as ``python -m aotlab``.
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -40,12 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         From argparse, after ``--help``, ``--version`` or a wrong command line.
     """
     parser = _parser()
-    options, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # What stands behind `aotlab lab … --` is JupyterLab's; argparse would take it for a folder's name.
+    end = words.index("--") if words[:1] == ["lab"] and "--" in words else len(words)
+    options, rest = parser.parse_known_args(words[:end])
     command: _Command = options.command
     if rest and not options.takes_more:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return command(options, rest)
+        return command(options, [*rest, *words[end + 1 :]])
     except UsageError as error:
         print(f"aotlab: {error}", file=sys.stderr)
         return WRONG_USAGE
@@ -89,6 +92,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(command=_demo)
 
+    lab = commands.add_parser(
+        "lab",
+        allow_abbrev=False,
+        usage="aotlab lab [DIR] [--port PORT] [--no-browser] [-- ...]",
+        help="open JupyterLab on the course",
+        description="Open JupyterLab on the course. In a checkout that is the folder notebooks/ itself; an installed "
+        "aotlab copies its notebooks to ./aotlab-notebooks, where files that you changed stay as they are. JupyterLab "
+        "listens on this machine only. Ctrl-C ends it.",
+        epilog="What stands behind -- goes to JupyterLab.",
+    )
+    lab.add_argument("directory", type=Path, metavar="DIR", nargs="?", help="copy the notebooks to this folder")
+    lab.add_argument("--port", type=_port, help="the port to listen on (default: the first free one from 8888)")
+    lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
+    lab.set_defaults(command=_lab)
+
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     engine = suites.add_parser(
@@ -114,6 +132,12 @@ def _device(text: str) -> str:
     return text
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 1 to 65535")
+    return int(text)
+
+
 def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     from aotlab import demo
 
@@ -123,6 +147,14 @@ def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         json_path=options.json,
         html_path=options.html,
         out=sys.stdout,
+    )
+
+
+def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab import lab
+
+    return lab.run(
+        directory=options.directory, port=options.port, browser=not options.no_browser, more=rest, out=sys.stdout
     )
 
 

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+#: Whether anything is compiled at all. While it is False, every function and cell runs eagerly, also those that were
+#: compiled before. Read at every call; `aotlab.disable` and `aotlab.enable` set it.
+enabled: bool = True
+
 #: What happens to a program that cannot be compiled faithfully. ``"auto"``: the public functions raise,
 #: Dynamo's backend runs the graph eagerly with one warning. ``"eager"``: everything runs eagerly with one
 #: warning. ``"error"``: everything raises.
@@ -30,6 +34,27 @@ lazy_backward: bool = False
 
 #: How many calls `CompiledFunction.calls` remembers one by one (the counters count all).
 call_log_size: int = 1000
+
+
+def disable() -> None:
+    """Switch all compilation off, at once: compiled functions and cells run eagerly until `enable` is called.
+
+    Examples
+    --------
+    >>> import aotlab
+    >>> aotlab.disable()
+    >>> aotlab.config.enabled
+    False
+    >>> aotlab.enable()
+    """
+    global enabled
+    enabled = False
+
+
+def enable() -> None:
+    """Switch compilation on again after `disable`; what was compiled before serves again."""
+    global enabled
+    enabled = True
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ from aotlab._version import __version__
 #: The torch versions that aotlab is tested on: from the first, up to but without the second.
 SUPPORTED_TORCH = ((2, 11), (2, 16))
 SUPPORTED_PYTHON = (3, 11)
+#: The first JupyterLab that our extension works in.
+SUPPORTED_JUPYTERLAB = (4, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +156,75 @@ def check_notebook() -> Finding:
             seen=f"without {', '.join(missing)}; the command line does not need them",
             advice=f"for the notebook: pip install {' '.join(missing)}",
         )
+    seen = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("jupyterlab"))
+    if numbers and (int(numbers[1]), int(numbers[2])) < SUPPORTED_JUPYTERLAB:
+        wanted = ".".join(map(str, SUPPORTED_JUPYTERLAB))
+        return Finding(
+            subject="notebook",
+            status="problem",
+            seen=f"{seen}; aotlab's extension needs JupyterLab {wanted}",
+            advice=f"pip install 'jupyterlab>={wanted}'",
+        )
+    return Finding(subject="notebook", status="ok", seen=seen)
+
+
+def check_extension() -> Finding:
+    """Look for the JupyterLab extension, which draws the reports in a notebook."""
+    # A checkout that nobody installed has none, and works without.
+    missing: Literal["problem", "note"] = "problem" if _installed() else "note"
+    if importlib.util.find_spec("jupyter_core") is None:
+        return Finding(subject="extension", status="note", seen="not looked for, since JupyterLab is not installed")
+    from jupyter_core.paths import jupyter_path
+
+    found = [Path(folder) / "aotlab" / "package.json" for folder in jupyter_path("labextensions")]
+    present = [path for path in found if path.is_file()]
+    if not present:
+        return Finding(
+            subject="extension",
+            status=missing,
+            seen="the JupyterLab extension is not installed: notebooks show reports as static pages",
+            advice=_install_again(),
+        )
+    version = json.loads(present[0].read_text(encoding="utf-8")).get("version")
+    if version != __version__:
+        return Finding(
+            subject="extension",
+            status=missing,
+            seen=f"the JupyterLab extension in {present[0].parent} is of version {version}, aotlab of {__version__}",
+            advice=_install_again(),
+        )
+    return Finding(subject="extension", status="ok", seen=f"{version} ({present[0].parent})")
+
+
+def check_dashboard() -> Finding:
+    """Look for the dashboard's JavaScript, which the package carries once it is built."""
+    bundle = Path(__file__).parent / "notebook" / "static" / "dashboard.js"
+    if bundle.is_file():
+        return Finding(subject="dashboard", status="ok", seen=str(bundle))
     return Finding(
-        subject="notebook", status="ok", seen=", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+        subject="dashboard",
+        status="problem" if _installed() else "note",
+        seen=f"{bundle} is not there: notebooks show reports as static pages",
+        advice=_install_again(),
     )
+
+
+def _installed() -> bool:
+    """Tell whether aotlab was installed, in whatever way, or is run from a checkout's folder."""
+    try:
+        importlib.metadata.distribution("aotlab")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _install_again() -> str:
+    """Say how to get what an installation of aotlab brings for the notebook."""
+    root = Path(__file__).parents[1]
+    if (root / "pyproject.toml").is_file():
+        return f"{sys.executable} -m pip install -e {root}"
+    return "install aotlab's wheel again, with pip's --force-reinstall"
 
 
 def check_device() -> Finding:
@@ -310,6 +379,8 @@ QUICK_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("numpy", check_numpy),
     ("pandas", check_pandas),
     ("notebook", check_notebook),
+    ("extension", check_extension),
+    ("dashboard", check_dashboard),
     ("device", check_device),
     ("C++ compiler", check_compiler),
     ("Python headers", check_headers),

@@ -24,6 +24,7 @@ wrongly". A refusal is raised before anything that the caller owns has been chan
     │   ├── OutputError                 an output that the epilogue cannot give back faithfully
     │   ├── PartialBackwardError        a backward that needs values which were not saved
     │   ├── TransformError              called under ``torch.func`` transforms or forward-mode AD
+    │   ├── DeviceError                 a device that is not there, a tensor on another one than asked for
     │   └── DoubleBackwardError         a derivative of a compiled backward
     ├── GraphInvariantError     a graph between two stages is not what it must be: a bug of ours
     └── RecompileLimitError     raised in place of the warning under ``config.fallback = "error"``
@@ -176,6 +177,10 @@ class TransformError(RefusedError):
 
 class DoubleBackwardError(RefusedError):
     """The backward of a compiled function was asked to be differentiated."""
+
+
+class DeviceError(RefusedError):
+    """A device was asked for that is not there, or a tensor is on another one."""
 
 
 class GraphInvariantError(AotlabError):

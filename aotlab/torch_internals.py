@@ -680,3 +680,22 @@ def dynamo_loggers() -> tuple[logging.Logger, ...]:
 
     modules = (torch._dynamo.convert_frame, torch._dynamo.eval_frame, torch._dynamo.symbolic_convert)
     return tuple(logging.getLogger(module.__name__) for module in modules)
+
+
+def dynamo_compile_id() -> tuple[int | None, str]:
+    """Return Dynamo's number for the code that it is compiling (None if it is not), and the name of this compilation."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    return (None, "") if current is None else (current.frame_id, str(current))
+
+
+def dynamo_recompile_reasons() -> dict[str, str]:
+    """Return, by the name of a compilation, why the earlier compilations of the same code did not serve."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return {
+        str(each.compile_id): str(each.recompile_reason)
+        for each in get_compilation_metrics()
+        if each.compile_id is not None and getattr(each, "recompile_reason", None)
+    }

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from aotlab import observe, pipeline
 from aotlab import torch_internals as internals
-from aotlab.backends import resolve
+from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError, UserLine
 from aotlab.partitioners import default_partition
@@ -29,13 +29,18 @@ _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
 
+def frames_of_stack(text: str | None) -> list[UserLine]:
+    """Read the stack trace that Dynamo keeps with a node, outermost frame first."""
+    return [
+        UserLine(file=each["file"], line=int(each["line"]), function=each["function"], code=each["code"].strip())
+        for each in _FRAME.finditer(text or "")
+    ]
+
+
 def line_of_stack(text: str | None) -> UserLine | None:
     """Read the innermost frame off the stack trace that Dynamo keeps with a node."""
-    frames = list(_FRAME.finditer(text or ""))
-    if not frames:
-        return None
-    last = frames[-1]
-    return UserLine(file=last["file"], line=int(last["line"]), function=last["function"], code=last["code"].strip())
+    frames = frames_of_stack(text)
+    return frames[-1] if frames else None
 
 
 class _Located(fx.Interpreter):
@@ -57,7 +62,7 @@ class GraphTarget:
 
     frontend = "dynamo"
 
-    def __init__(self, graph: fx.GraphModule, count: int) -> None:
+    def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
         self.function = graph.forward
         lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
@@ -159,20 +164,25 @@ def backend(
     if settings or unknown:
         wrong = ", ".join(map(repr, (*settings, *unknown)))
         raise UsageError(f"backend 'aotlab' does not know {wrong}; its options are 'compiler' and 'partitioner'")
-    reason = getattr(graph, "compile_subgraph_reason", None)
+    compiled = compile_graph(GraphTarget(graph), compiler, partitioner)
+    call = internals.dynamo_disable(compiled.__call__)
+    call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
+    return call
+
+
+def compile_graph(target: GraphTarget, compiler: Backend, partitioner: Any, **settings: Any) -> CompiledFunction:
+    """Make the function that serves the calls of a graph from Dynamo; tracing waits for the first call.
+
+    ``settings`` are those of `CompiledFunction`.
+    """
+    reason = getattr(target.graph, "compile_subgraph_reason", None)
     if observe.listening() and reason is not None and reason.graph_break:
         where = next((line for line in map(_line_of_frame, reversed(reason.user_stack))), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    compiled = CompiledFunction(
-        GraphTarget(graph, len(example_inputs)),
-        partial(pipeline.compile_call, made),
-        on_refusal="eager",
-        backend_name=compiler.name,
+    return CompiledFunction(
+        target, partial(pipeline.compile_call, made), on_refusal="eager", backend_name=compiler.name, **settings
     )
-    call = internals.dynamo_disable(compiled.__call__)
-    call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
-    return call
 
 
 def compile_by_dynamo(

@@ -13,6 +13,7 @@ import platform
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class _EntryLog:
     finished: observe.CompileFinished | None = None
     failed: observe.CompileFailed | None = None
     calls: int = 0
+    reused: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class Recording(Views):
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name or ""
+        self.identifier = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._begin_ns = time.perf_counter_ns()
@@ -111,6 +114,20 @@ class Recording(Views):
             if self._built is None or self._end_ns is None:
                 self._built = self._build()
             return self._built
+
+    def begin_again(self) -> None:
+        """Begin another run of the same code: what was compiled stays, and counts as reused; the calls begin at 0."""
+        with self._lock:
+            self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            self._begin_ns = time.perf_counter_ns()
+            self._end_ns = self._built = None
+            self._breaks.clear()
+            self._notes.clear()
+            for log in self._frames.values():
+                log.compiled = log.eager = 0
+                log.recent.clear()
+            for entry in self._entries.values():
+                entry.calls, entry.reused = 0, True
 
     def hear(self, event: observe.Event) -> None:
         """Take note of one event; this is what listens to `aotlab.observe`."""
@@ -191,6 +208,7 @@ class Recording(Views):
             frames.append(self._build_frame(name, log))
         return Report(
             name=self._name,
+            identifier=self.identifier,
             created=self._created,
             duration_ns=end_ns - self._begin_ns,
             environment=_environment(self._config),
@@ -233,14 +251,14 @@ class Recording(Views):
         return Graph(
             index=index,
             entry=log.entry,
-            status="compiled" if log.finished else "refused" if log.failed else "compiling",
+            status="refused" if log.failed else "compiled" if log.finished else "compiling",
             frontend=log.started.frontend,
             backend=log.started.backend,
             tracer=None if trace is None else trace.tracer,
             reason=log.started.reason,
             training=None if trace is None else trace.training,
             grad_mode=None if capture is None else capture.grad_mode,
-            at_ns=log.started.at_ns - self._begin_ns,
+            at_ns=None if log.reused else log.started.at_ns - self._begin_ns,
             duration_ns=None if ended is None else ended.duration_ns,
             calls=log.calls,
             stages=tuple([each.stage for each in log.snapshots]),
@@ -258,6 +276,7 @@ class Recording(Views):
             ),
             random_ops=() if trace is None else trace.random_ops,
             backward_error=None if trace is None else trace.backward_error,
+            reused=log.reused,
         )
 
     def _build_refusal(self, index: int, event: observe.CompileFailed) -> Refusal:
@@ -271,7 +290,7 @@ class Recording(Views):
             argument=refused.argument if refused is not None else None,
             line=refused.line if refused is not None else None,
             outcome=event.outcome,
-            at_ns=event.at_ns - self._begin_ns,
+            at_ns=max(0, event.at_ns - self._begin_ns),  # of an earlier run: before this one began
         )
 
     def _finish(self) -> None:

@@ -1,0 +1,490 @@
+"""A cell that has been taken apart and compiled: what is kept of it from run to run, and its report."""
+
+from __future__ import annotations
+
+import re
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import config, observe
+from aotlab import torch_internals as internals
+from aotlab.backends import resolve
+from aotlab.cache import next_number
+from aotlab.notebook import live
+from aotlab.notebook import measure as timing
+from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
+from aotlab.notebook.graphs import CapturedGraph, RunInstead, dynamo_callable, title_of
+from aotlab.notebook.names import Watch, named_tensors
+from aotlab.notebook.options import Options
+from aotlab.notebook.playground import Playground
+from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.report import Cell, Recording, Report, VerificationRow
+from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
+from aotlab.report.views import Views
+
+
+class CellRecording(Recording):
+    """A recording that hears only of the graphs of one cell."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.numbers: set[int] = set()
+        self.inside = False
+
+    def knows(self, entry: int) -> bool:
+        """Tell whether an entry belongs to this cell."""
+        return entry in self._entries
+
+    def hear(self, event: observe.Event) -> None:
+        """Take note of an event, if it is about this cell."""
+        match event:
+            case observe.CompileStarted() | observe.Called():
+                mine = event.function_id in self.numbers
+            case observe.GraphBreak():
+                mine = self.inside
+            case _:
+                mine = getattr(event, "entry", None) in self._entries
+        if mine:
+            super().hear(event)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """What is known of a region, or of a function that the cell defines, in the present run."""
+
+    first_line: int
+    last_line: int
+    function: str | None = None
+    calls: int = 0
+    failed: bool = False
+    graphs: list[CapturedGraph] = field(default_factory=list)
+    reasons: dict[str, None] = field(default_factory=dict)
+
+
+class CompiledCell(Views):
+    """A cell with everything that was compiled of it, and its report.
+
+    It answers to everything that a `Report` answers to, at any time about what has happened so far.
+
+    Parameters
+    ----------
+    source
+        The cell's text, the magic's line included.
+    code
+        The cell, taken apart.
+    file
+        The file name of its code.
+    options
+        What stands behind the magic.
+    playground
+        The notebook's variables, and what Dynamo keeps there.
+    options_text
+        The same as it was written.
+
+    Attributes
+    ----------
+    say
+        Hears what is being done, in short phrases, while the cell runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        code: CellCode,
+        file: str,
+        options: Options,
+        options_text: str,
+        playground: Playground,
+    ) -> None:
+        self.source = source
+        self.code = code
+        self.file = file
+        self.options = options
+        self.options_text = options_text
+        self.say: Callable[[str], None] = lambda _text: None
+        self.recording = CellRecording(options.name)
+        self._playground = playground
+        self._backend = resolve(options.backend)
+        self._device = options.wanted_device()
+        self._names: dict[int, tuple[str, Tensor]] | None = None
+        self._families: dict[int, tuple[int, str]] = {}
+        self._parts: dict[object, _Part] = {}
+        self._timings: tuple[TimingRow, ...] = ()
+        self._notes: dict[str, None] = {}
+        self._error: str | None = None
+        self._execution_count: int | None = None
+        self._cell_id: str | None = None
+        self._outside: tuple[Input, ...] = ()
+        self._result_names: dict[int, dict[str, str]] = {}
+        self._finished_lines = 0
+        self._lock = threading.RLock()
+        self.regions = {each.number: self._region(each) for each in code.regions}
+
+    @property
+    def identifier(self) -> str:
+        """What front ends ask for its report by."""
+        return self.recording.identifier
+
+    def __repr__(self) -> str:
+        return f"<aotlab report of a cell: {self.report().verdict}>"
+
+    def __getattr__(self, name: str) -> object:
+        """Answer with the report's fields and methods."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.report(), name)
+
+    # --- running
+
+    @contextmanager
+    def run(self, *, execution_count: int | None, cell_id: str | None, again: bool) -> Iterator[_Progress]:
+        """Keep account of one run of the cell, which happens in the block."""
+        if again:
+            self.recording.begin_again()
+        with self._lock:
+            self._error, self._notes, self._outside = None, {}, ()
+            self._execution_count, self._cell_id = execution_count, cell_id
+            self._finished_lines = 0
+            for part in self._parts.values():
+                part.calls, part.failed = 0, False
+        self._names = None
+        watch = Watch(self._playground.namespace)
+        run = _Progress(self)
+        try:
+            yield run
+        except BaseException as error:
+            self._error = _one_line(error)
+            raise
+        finally:
+            self._names = None
+            in_graphs: dict[str, Tensor | None] = {}
+            graphs = self._captured()
+            for each in graphs:
+                in_graphs |= each.written()
+            self._outside = watch.written(in_graphs)
+            known = named_tensors(self._playground.namespace)
+            for each in graphs:
+                for entry, names in each.result_names(known).items():
+                    if names:
+                        self._result_names[entry] = names
+
+    def compile_function(self, function: types.FunctionType, name: str, line: tuple[int, int]) -> Any:
+        """Return ``function`` compiled by Dynamo, with its graphs in this cell's report."""
+        part = _Part(first_line=line[0], last_line=line[1], function=name)
+        self._parts[name] = part
+        return self._compile(function, part)
+
+    def _region(self, region: RegionCode) -> Callable[[], Any]:
+        namespace = self._playground.namespace
+        function = types.FunctionType(region.code, namespace)
+        part = _Part(first_line=region.first_line, last_line=region.last_line)
+        self._parts[region.number] = part
+        compiled = self._compile(function, part)
+
+        def call() -> Any:
+            part.calls += 1
+            if not config.enabled:
+                return function()
+            self._names = None
+            try:
+                with self.compiling(part, region.bound):
+                    return compiled()
+            except RunInstead:
+                pass
+            result = function()  # it was the very first thing of the region that failed, and eager did not
+            for each in part.graphs:
+                each.surprising = each.surprising or each.failure is not None
+            return result
+
+        return call
+
+    def _compile(self, function: types.FunctionType, part: _Part) -> Any:
+        def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._capture(graph, part)
+
+        return torch.compile(function, backend=backend, dynamic=False)
+
+    @contextmanager
+    def compiling(self, part: _Part, bound: frozenset[str] = frozenset()) -> Iterator[None]:
+        """Let Dynamo compile and run code of this cell in a block, and note why it did not go on where it did not."""
+        before = internals.dynamo_reasons()
+        self.recording.inside = True
+        try:
+            with self._playground.opened(bound), internals.dynamo_settings(), quiet_dynamo(part.reasons):
+                yield
+        finally:
+            self.recording.inside = False
+            for reason, count in internals.dynamo_reasons().items():
+                if count > before.get(reason, 0):
+                    part.reasons[_clause(reason)] = None
+            live.changed(self.identifier)
+
+    def part_of(self, name: str) -> _Part:
+        """Return the account of a function that the cell defines."""
+        return self._parts[name]
+
+    def _capture(self, graph: fx.GraphModule, part: _Part) -> Callable[..., Any]:
+        code, compilation = internals.dynamo_compile_id()
+        title = title_of(graph, self.file, part.first_line, part.last_line, part.function)
+        family = self._families.get(code) if code is not None else None
+        if family is None:
+            family = (next_number(), self._unique(title))
+            if code is not None:
+                self._families[code] = family
+            self.recording.numbers.add(family[0])
+        captured = CapturedGraph(
+            graph,
+            name=family[1],
+            names=self._present_names,
+            backend=self._backend,
+            number=family[0],
+            compilation=compilation,
+            device=self._device,
+            verify=self.options.verify,
+            cell_file=self.file,
+            progress=lambda text: self.say(text),
+        )
+        part.graphs.append(captured)
+        return dynamo_callable(captured)
+
+    def _unique(self, title: str) -> str:
+        taken = {name for _number, name in self._families.values()}
+        count, name = 1, title
+        while name in taken:
+            count += 1
+            name = f"{title} ({count})"
+        return name
+
+    def _present_names(self) -> Mapping[int, tuple[str, Tensor]]:
+        if self._names is None:
+            self._names = named_tensors(self._playground.namespace)
+        return self._names
+
+    def _captured(self) -> list[CapturedGraph]:
+        return [graph for part in list(self._parts.values()) for graph in list(part.graphs)]
+
+    def note(self, text: str) -> None:
+        """Put a sentence into the report."""
+        self._notes[text] = None
+
+    def tell(self, event: observe.Event) -> None:
+        """Say what the engine does, if it does it for this cell."""
+        if isinstance(event, observe.CompileStarted) and event.function_id in self.recording.numbers:
+            self.say(f"compiling {event.function}")
+        elif (
+            isinstance(event, observe.StageFinished)
+            and event.stage == "partition"
+            and self.recording.knows(event.entry)
+        ):
+            self.say(f"compiling with {self.options.backend}")
+
+    # --- the report
+
+    def report(self) -> Report:
+        """Return the report as it stands now."""
+        with self._lock:
+            base = self.recording.report()
+            reasons = internals.dynamo_recompile_reasons()
+            graphs = self._captured()
+            why = {
+                entry.number: _recompiled(reasons[graph.compilation])
+                for graph in graphs
+                for entry in graph.compiled.entries
+                if graph.compilation in reasons and entry.reason is None
+            }
+            frames = tuple([self._frame(frame, why) for frame in base.frames])
+            rows: list[VerificationRow] = []
+            notes = dict.fromkeys(base.notes) | self._notes
+            for graph in graphs:
+                rows += self._verification(graph, frames)
+                notes |= {
+                    f"{graph.name} was not compared with eager: {each}": None for each in graph.unverified.values()
+                }
+                if graph.surprising:
+                    notes[
+                        f"{graph.name}: the compiled code raised {graph.failure}, eager did not; eager's result counts"
+                    ] = None
+            report = replace(
+                base,
+                frames=frames,
+                cell=Cell(
+                    source=self.source,
+                    identifier=self._cell_id,
+                    execution_count=self._execution_count,
+                    options=self.options_text,
+                    kind="definitions" if self.code.defines_only else "statements",
+                    error=self._error,
+                    parts=tuple(self._cell_parts(frames)),
+                    mutated_outside=self._outside,
+                ),
+                timing_rows=self._timings,
+                notes=tuple(notes),
+            )
+            return report.with_verification(rows)
+
+    def measure(self, progress: Callable[[str], None]) -> Report:
+        """Time the cell's graphs beside eager, now, and return the report with these timings."""
+        frames = {graph.entry: graph.index for frame in self.report().frames for graph in frame.graphs}
+        every = [
+            timing.Captured(
+                frame=each.name, graph=each.graph, compiled=each.compiled, inputs=each.inputs, graphs=frames
+            )
+            for each in self._captured()
+            if each.compiled.entries
+        ]
+        rows = timing.measure(every, progress, note=lambda text: self._notes.setdefault(text))
+        with self._lock:
+            self._timings = rows
+        return self.report()
+
+    def _frame(self, frame: Frame, why: Mapping[int, str]) -> Frame:
+        graphs = [replace(each, reason=each.reason or why.get(each.entry)) for each in frame.graphs]
+        return replace(
+            frame, graphs=tuple([_with_names(each, self._result_names.get(each.entry, {})) for each in graphs])
+        )
+
+    def _verification(self, graph: CapturedGraph, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
+        indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
+        for entry, comparisons in graph.verified.items():
+            name, index = indices.get(entry, (graph.name, None))
+            rename = _renamer(self._result_names.get(entry, {}))
+            for row in comparisons:
+                yield VerificationRow(
+                    engine="aotlab",
+                    kind=row.kind,
+                    subject=rename(row.subject),
+                    equal=row.equal,
+                    expected=rename(row.expected),
+                    actual=rename(row.actual),
+                    sentence=rename(row.sentence),
+                    frame=name,
+                    graph=index,
+                )
+
+    def _cell_parts(self, frames: Sequence[Frame]) -> list[CellPart]:
+        compiled = {frame.name for frame in frames if any(graph.status == "compiled" for graph in frame.graphs)}
+        refusals = {frame.name: frame.refusals[0].message for frame in frames if frame.refusals}
+        parts: list[CellPart] = []
+        for part in self._parts.values():
+            names = tuple(dict.fromkeys(each.name for each in part.graphs))
+            used = tuple([each for each in names if each in compiled])
+            reason = ""
+            if not config.enabled:
+                how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
+            elif used:
+                how = "compiled"
+            elif part.function is not None and not part.graphs and not part.reasons:
+                how, reason = "not run", "a function that was not called yet"
+            elif part.function is None and not part.calls:
+                how = "not run"
+            else:
+                how = "eager"
+                refused = [refusals[each] for each in names if each in refusals]
+                reason = next(iter([*refused, *part.reasons]), "it holds no computation with tensors")
+            parts.append(
+                CellPart(first_line=part.first_line, last_line=part.last_line, how=how, frames=used, reason=reason)
+            )
+        parts += [_python_part(each, self._finished_lines) for each in self.code.python if not self._is_function(each)]
+        return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
+
+    def _is_function(self, lines: PythonLines) -> bool:
+        return any(part.function is not None and part.first_line == lines.first_line for part in self._parts.values())
+
+
+class _Progress:
+    """What the runner of a cell tells of its progress."""
+
+    def __init__(self, cell: CompiledCell) -> None:
+        self._cell = cell
+
+    def begins(self, line: int) -> None:
+        """Note that the statement at ``line`` begins."""
+        self._cell._finished_lines = max(self._cell._finished_lines, line)
+
+
+def _python_part(lines: PythonLines, reached: int) -> CellPart:
+    run = lines.first_line <= reached
+    return CellPart(
+        first_line=lines.first_line,
+        last_line=lines.last_line,
+        how="python" if run else "not run",
+        reason=lines.reason if run else "",
+    )
+
+
+def _merged(parts: Sequence[CellPart]) -> list[CellPart]:
+    """Join neighbouring lines that ran in the same way for the same reason."""
+    merged: list[CellPart] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and not part.frames
+            and not last.frames
+            and (last.how, last.reason) == (part.how, part.reason)
+        ):
+            merged[-1] = replace(last, last_line=max(last.last_line, part.last_line))
+        else:
+            merged.append(part)
+    return merged
+
+
+def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Call a graph's outputs what the notebook calls them."""
+    if not names:
+        return graph
+    rename = _renamer(names)
+
+    def output(each: Output) -> Output:
+        return replace(
+            each,
+            name=rename(each.name),
+            base=None if each.base is None else rename(each.base),
+            views=None if each.views is None else rename(each.views),
+            relation=rename(each.relation),
+        )
+
+    def span(each: Span) -> Span:
+        return replace(each, name=rename(each.name)) if each.role == "output" else each
+
+    def storage(each: Storage) -> Storage:
+        return replace(each, spans=tuple([span(one) for one in each.spans]))
+
+    return replace(
+        graph,
+        outputs=tuple([output(each) for each in graph.outputs]),
+        storages=tuple([storage(each) for each in graph.storages]),
+    )
+
+
+def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(text: str) -> str:
+        return re.sub(r"out\[\d+\]", lambda found: names.get(found[0], found[0]), text)
+
+    return rename
+
+
+def _recompiled(reason: str) -> str:
+    """Word Dynamo's reason for compiling a piece of code again."""
+    lines = [re.sub(r"^\d+/\d+: ", "", line.strip("- ").strip()) for line in reason.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def _clause(reason: str) -> str:
+    """Take the gist from a text in which Dynamo explains itself over several lines."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

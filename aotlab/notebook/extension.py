@@ -1,0 +1,44 @@
+"""``%load_ext aotlab``: what is put into an IPython shell, and taken out of it again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from aotlab.notebook import live
+from aotlab.notebook.magic import NAME, Magic, awaiting, complete
+from aotlab.notebook.session import Session
+
+_loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add ``%%aotcompile`` to a shell; a second time does nothing."""
+    if shell in _loaded:
+        return
+    session = Session(shell)
+    magic = Magic(session)
+    transform = awaiting(shell)
+    shell.register_magic_function(magic.cell, magic_kind="cell", magic_name=NAME)
+    shell.register_magic_function(magic.line, magic_kind="line", magic_name=NAME)
+    shell.input_transformers_post.append(transform)
+    for key in (f"%%{NAME}", f"%{NAME}"):
+        shell.set_hook("complete_command", complete, str_key=key)
+    live.connect(shell)
+    _loaded[shell] = (session, transform)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take away what `load_ipython_extension` added. Functions that were compiled stay so."""
+    if shell not in _loaded:
+        return
+    session, transform = _loaded.pop(shell)
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind].pop(NAME, None)
+    if transform in shell.input_transformers_post:
+        shell.input_transformers_post.remove(transform)
+    for key in (f"%%{NAME}", f"%{NAME}"):
+        shell.strdispatchers["complete_command"].strs.pop(key, None)
+    live.disconnect(shell)
+    session.close()

@@ -1,0 +1,281 @@
+"""The graphs that Dynamo captures from a notebook, each with its compiled form, its checks and its names."""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import torch_internals as internals
+from aotlab.cache import Entry
+from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
+from aotlab.backends import Backend
+from aotlab.partitioners import default_partition
+from aotlab.stages.runtime import MISS
+from aotlab.verification import Comparison, compare
+
+
+class RunInstead(BaseException):
+    """A compiled graph failed before anything had happened: the code that it stands for has to run eagerly.
+
+    Not an `Exception`: it crosses code of the user's, which must not catch it.
+    """
+
+
+class NotebookTarget(GraphTarget):
+    """A graph from Dynamo whose inputs have the names that the notebook's user knows.
+
+    Parameters
+    ----------
+    graph
+        What Dynamo captured.
+    name
+        What reports call it.
+    names
+        Returns the present names of tensors, by `id`.
+    """
+
+    def __init__(self, graph: fx.GraphModule, name: str, names: Callable[[], Mapping[int, tuple[str, Tensor]]]) -> None:
+        super().__init__(graph)
+        self.name = name
+        self._present = names
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name arguments by the notebook's variables, others as Dynamo does."""
+        known = self._present()
+        names = super().argument_names(args, kwargs)
+        return [known[id(each)][0] if id(each) in known else name for each, name in zip(args, names, strict=True)]
+
+
+class CapturedGraph:
+    """One graph that Dynamo captured, and everything that serves it; Dynamo's code calls it.
+
+    Parameters
+    ----------
+    graph, name
+        What Dynamo captured, and what reports call it.
+    names
+        Returns the present names of tensors.
+    backend
+        What compiles it.
+    number
+        The number under which events tell of the code that it was captured from.
+    compilation
+        Dynamo's name for the compilation that it comes from.
+    device
+        Where its inputs have to be, None if anywhere.
+    verify
+        Whether an entry is compared with eager before it is used.
+    cell_file
+        The file name of the cell's code.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        *,
+        name: str,
+        names: Callable[[], Mapping[int, tuple[str, Tensor]]],
+        backend: Backend,
+        number: int,
+        compilation: str,
+        device: torch.device | None,
+        verify: bool,
+        cell_file: str,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.graph = graph
+        self.compilation = compilation
+        self.ops = sum(node.op.startswith("call_") for node in graph.graph.nodes)
+        self.verified: dict[int, tuple[Comparison, ...]] = {}
+        self.unverified: dict[int, str] = {}
+        self.served = 0
+        self.failure: str | None = None
+        self.surprising = False
+        self._backend = backend
+        self._device = device
+        self._cell_file = cell_file
+        self._inputs: tuple[Any, ...] = ()
+        self._progress = progress
+        self._written: dict[int, Callable[[], list[tuple[str, Tensor | None]]]] = {}
+        self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
+        self._target = NotebookTarget(graph, name, names)
+        self.compiled = compile_graph(
+            self._target,
+            backend,
+            default_partition,
+            number=number,
+            warn=False,
+            accept=self._accept if verify or device is not None else None,
+        )
+        self._verify = verify
+        self._newest: int | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Serve a call from Dynamo's code."""
+        before = len(self.compiled.entries)
+        random = torch.get_rng_state() if not before or self._random() else None
+        try:
+            result = self.compiled(*args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            # The graph is functional: what failed in it has changed nothing, and eager raises what it would have raised.
+            if random is not None:
+                torch.set_rng_state(random)
+            if self._at_the_beginning():
+                raise RunInstead from None
+            result = self.graph(*args)
+            self.surprising = True  # eager did not raise
+            return result
+        self.served += 1
+        if len(self.compiled.entries) != before or not self._inputs:
+            self._remember(args, result)
+        return result
+
+    def inputs(self) -> tuple[Any, ...] | None:
+        """Return the inputs of the latest compilation, None if one of them is gone."""
+        found = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
+        return None if not found or any(each is None for each in found) else tuple(found)
+
+    def written(self) -> dict[str, Tensor | None]:
+        """Return the inputs that its entries write, by name; None for one that is gone."""
+        return {name: tensor for each in self._written.values() for name, tensor in each()}
+
+    def result_names(self, known: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
+        """Return, by entry, what the notebook calls the results that reports call ``out[0]`` and so on."""
+        named: dict[int, dict[str, str]] = {}
+        for number, results in self._results.items():
+            found: dict[str, str] = {}
+            for index, each in enumerate(results):
+                tensor = each() if each is not None else None
+                if tensor is not None and id(tensor) in known:
+                    found[f"out[{index}]"] = known[id(tensor)][0]
+            named[number] = found
+        return named
+
+    def _random(self) -> bool:
+        return any(entry.records["trace"].random_ops for entry in self.compiled.entries)
+
+    def _remember(self, args: Sequence[Any], result: Any) -> None:
+        """Keep what the report needs of a call that an entry served for the first time, without keeping it alive."""
+        self._inputs = tuple(weakref.ref(each) if isinstance(each, Tensor) else each for each in args)
+        for entry in self.compiled.entries:
+            if entry.number in self._results or not entry.calls:
+                continue
+            values = result if isinstance(result, tuple | list) else (result,)
+            self._results[entry.number] = [weakref.ref(v) if isinstance(v, Tensor) else None for v in values]
+            infos = entry.records["trace"].metadata.input_info
+            kept = entry.records["dedupe"].kept
+            flat = [
+                (info.name, weakref.ref(args[kept[info.index]]))
+                for info in infos
+                if (info.mutates_data or info.mutates_metadata) and kept[info.index] < len(args)
+            ]
+            self._written[entry.number] = lambda flat=flat: [(name, tensor()) for name, tensor in flat]  # type: ignore[misc]
+
+    def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Compare a new entry with eager on copies of the inputs; say what speaks against it."""
+        elsewhere = self._elsewhere(args)
+        if elsewhere is not None:
+            return elsewhere
+        if not self._verify:
+            return None
+        self._progress(f"{self.name}: comparing with eager")
+        missed: list[bool] = []
+
+        def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*inputs: Any) -> Any:
+                result = entry.run(inputs, {})
+                if result is MISS:
+                    missed.append(True)
+                    return self.graph(*inputs)
+                return result
+
+            return call
+
+        exact = self._backend.name == "eager"
+        try:
+            found = compare(
+                self._eagerly,
+                args,
+                candidate=by_entry,
+                calls=1,
+                tolerance="exact" if exact else "close",
+                yardstick=None if exact else _stock,
+            )
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as error:  # noqa: BLE001  # inputs that cannot be copied are no reason not to run
+            self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
+            return None
+        if missed:
+            self.unverified[entry.number] = "copies of its inputs do not meet its guards"
+            return None
+        self.verified[entry.number] = found.comparisons
+        if found.ok:
+            return None
+        return f"its compiled form differs from eager: {found.first}"
+
+    def _eagerly(self, *args: Any) -> Any:
+        return self.graph(*args)
+
+    def _elsewhere(self, args: Sequence[Any]) -> str | None:
+        if self._device is None:
+            return None
+        names = self._target.argument_names(tuple(args), {})
+        for name, value in zip(names, args, strict=True):
+            if isinstance(value, Tensor) and value.device != self._device and value.dim():
+                return wrong_device(name, value, self._device)
+        return None
+
+    def _at_the_beginning(self) -> bool:
+        """Tell whether Dynamo's code for a whole region is calling, in which nothing has happened before its graph."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == self._cell_file:
+                return code.co_name == "<module>"
+            if not _is_machinery(frame):
+                return False
+            frame = frame.f_back
+        return False
+
+
+def wrong_device(name: str, tensor: Tensor, device: torch.device) -> str:
+    """Say that a tensor is not where it was asked to be, and how to bring it there."""
+    return f"`{name}` is on {tensor.device}, not on {device}; move it: `{name} = {name}.to({str(device)!r})`"
+
+
+def title_of(graph: fx.GraphModule, cell_file: str, first: int, last: int, function: str | None) -> str:
+    """Name a graph by the lines of the cell that it comes from, or by the function whose code it is."""
+    lines = set()
+    for node in graph.graph.nodes:
+        for each in frames_of_stack(node.meta.get("stack_trace")):
+            if each.file == cell_file and first <= each.line <= last:
+                lines.add(each.line)
+    if function is not None:
+        return function
+    start, stop = (min(lines), max(lines)) if lines else (first, last)
+    return f"line {start}" if start == stop else f"lines {start}–{stop}"
+
+
+def _is_machinery(frame: types.FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("aotlab", "torch")
+
+
+def _stock(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def dynamo_callable(graph: CapturedGraph) -> Callable[..., Any]:
+    """Return what Dynamo's code is to call; Dynamo does not look into it."""
+    return internals.dynamo_disable(graph.__call__)

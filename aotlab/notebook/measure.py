@@ -1,0 +1,462 @@
+"""Time captured graphs beside eager: what the button in the dashboard's timing tab does.
+
+What Dynamo captured can be run twice: as the graph of torch ops that it is, and as the compiled form of that graph.
+Both are timed in turns (`aotlab.bench.timing`), on copies of the inputs that alias each other as the inputs do, under
+the grad mode, inference mode and autocast of the capture. The user's tensors, gradients, random state, call counters
+and compiled entries stay as they are: an entry is called directly, so that neither the counters nor a recording see it,
+and one whose guards do not hold for the inputs as they are now is not compiled again but skipped.
+
+An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. What
+is not in the times: Dynamo's own guards, and the Python between graphs. The main thread must not be running anything
+else meanwhile; `aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import torch_internals as internals
+from aotlab.bench.timing import Call, Case, compare, tensors_in
+from aotlab.cache import CompiledFunction, Entry
+from aotlab.errors import UsageError
+from aotlab.report.model import TimingRow
+from aotlab.stages.runtime import MISS
+from aotlab.verification import Cloner
+from aotlab.verification.clones import captured_tensors, random_state_restored, restored
+
+#: How long all graphs of one click may take together, in seconds, where no single call is that slow.
+SECONDS = 5.0
+
+#: A sample is made of so many calls that the fastest phase fills this time.
+_SAMPLE_NS = 1_000_000
+
+#: How many rounds are wanted; the limit of time usually comes first.
+_ROUNDS = 30
+
+#: The most calls in a sample: each may hold a forward, and copies of the inputs, alive.
+_MOST_CALLS = 200
+
+#: The most bytes of copied inputs that one sample may hold alive.
+_MOST_BYTES = 256 * 2**20
+
+Inputs = tuple[Any, ...]
+Run = Callable[[Inputs], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Captured:
+    """A graph that Dynamo captured, its compiled form, and a way to inputs for both.
+
+    Attributes
+    ----------
+    frame
+        The report's name for the frame that holds the graph.
+    graph
+        What Dynamo captured; calling it runs it eagerly.
+    compiled
+        The `aotlab.cache.CompiledFunction` of the same graph, or what our Dynamo backend wrapped around it. Any other
+        callable that takes the same arguments will do; it is called as it is then.
+    inputs
+        Returns the example inputs as they are now, or None when they are gone.
+    graphs
+        The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
+        in the order in which they were compiled.
+    """
+
+    frame: str
+    graph: fx.GraphModule
+    compiled: Callable[..., Any]
+    inputs: Callable[[], Inputs | None]
+    graphs: Mapping[int, int] = field(default_factory=dict)
+
+
+class _Skipped(Exception):  # noqa: N818  # a signal within this module; its text is for the user
+    """A graph cannot be timed."""
+
+
+def measure(
+    captured: Sequence[Captured],
+    progress: Callable[[str], None],
+    seconds: float = SECONDS,
+    note: Callable[[str], None] | None = None,
+) -> tuple[TimingRow, ...]:
+    """Time each graph's forward, backward and both together, beside eager.
+
+    Must be called on the thread that runs the user's code, while nothing else runs there.
+
+    Parameters
+    ----------
+    captured
+        The graphs. Of several compiled entries of one, that is timed which the inputs are for.
+    progress
+        Called with a short text before each graph.
+    seconds
+        How long all graphs may take together. A graph whose calls are slower than that is still timed, once.
+    note
+        Called with a sentence for every graph, or phase of one, that was skipped: its inputs are gone, they have
+        changed, it runs eagerly, eager raises. None: the sentences are dropped.
+
+    Returns
+    -------
+    tuple[TimingRow, ...]
+        For each graph the phase ``"forward"`` under the engines ``"eager"`` and ``"aotlab"``; where something requires
+        grad, ``"backward"`` and ``"total"`` (both in one) as well.
+
+    Raises
+    ------
+    UsageError
+        Nothing could be timed; the message holds the sentences.
+
+    Examples
+    --------
+    >>> graph = fx.symbolic_trace(lambda x: x.sin())
+    >>> one = Captured(frame="f", graph=graph, compiled=torch.sin, inputs=lambda: (torch.ones(3),))
+    >>> [(row.engine, row.phase) for row in measure([one], progress=lambda text: None, seconds=0.1)]
+    [('eager', 'forward'), ('aotlab', 'forward')]
+    """
+    rows: list[TimingRow] = []
+    skipped: list[str] = []
+
+    def skip(sentence: str) -> None:
+        skipped.append(sentence)
+        if note is not None:
+            note(sentence)
+
+    for number, each in enumerate(captured, start=1):
+        place = f" ({number} of {len(captured)})" if len(captured) > 1 else ""
+        progress(f"timing {each.frame}{place}")
+        try:
+            rows += _measure_one(each, seconds / len(captured), skip)
+        except _Skipped as reason:
+            skip(f"{each.frame} was not timed: {reason}")
+        except Exception as error:  # noqa: BLE001  # user's code fails in any way; the other graphs can be timed
+            skip(f"{each.frame} was not timed: {_line(error)}")
+    if not rows:
+        raise UsageError(" ".join(skipped) if skipped else "nothing was compiled, so there is nothing to time")
+    return tuple(rows)
+
+
+# --- one graph ---------------------------------------------------------------------------------------------------
+
+
+def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]) -> list[TimingRow]:
+    inputs = captured.inputs()
+    if inputs is None:
+        raise _Skipped("its inputs are gone. Run the cell again and measure while they are there")
+    held = captured_tensors(captured.graph)
+    fresh = partial(_copy, Cloner(_anything), inputs)
+    with ExitStack() as undo:
+        undo.enter_context(random_state_restored())
+        undo.enter_context(restored(tuple(held)))
+        entry = _entry_for(captured.compiled, fresh)
+        eager: Run = partial(_spread, internals.forward_of(captured.graph))
+        ours: Run = partial(_spread, captured.compiled) if entry is None else partial(_enter, entry.run)
+        undo.enter_context(_settings(entry))
+        behaviour = _behaviour(eager, fresh, entry)
+        timer = _Timer(
+            runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(ours)},
+            fresh=fresh,
+            behaviour=behaviour,
+            held=tuple([tensor for _, tensor in held if tensor.requires_grad]),
+            device=_device(inputs),
+        )
+        timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
+    return [replace(row, frame=captured.frame, graph=_index(captured, entry)) for row in timed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Copy:
+    """Copied inputs of one call.
+
+    ``tensors`` are all that go in, ``differentiable`` those of them that require grad, and ``leaves`` the leaves behind
+    these, which stay what they are when an input is written.
+    """
+
+    inputs: Inputs
+    tensors: tuple[Tensor, ...]
+    differentiable: tuple[Tensor, ...]
+    leaves: tuple[Tensor, ...]
+
+
+def _copy(cloner: Cloner, inputs: Inputs) -> _Copy:
+    # A copy made in inference mode is an inference tensor, one made outside is none; so copies are made as the
+    # originals were, whatever mode the graph runs in.
+    inference = any(tensor.is_inference() for tensor in tensors_in(inputs))
+    with torch.inference_mode(inference), torch.set_grad_enabled(True):
+        call = cloner.call(inputs, {})
+    tensors = _distinct(tensor for _, tensor in call.inputs)
+    behind = [tensor for _, tensor in call.watched]
+    return _Copy(
+        inputs=call.args,
+        tensors=tensors,
+        differentiable=tuple([tensor for tensor in tensors if tensor.requires_grad]),
+        leaves=_distinct(tensor for tensor in (*tensors, *behind) if tensor.is_leaf and tensor.requires_grad),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Behaviour:
+    """What one trial call shows of a graph.
+
+    ``mutates``: it writes an input. ``outputs``: which of its output tensors can be differentiated. ``written``: which
+    inputs, by position among the copy's tensors, it turns into something that can be. ``grad_mode``: what to put back
+    after each call, None if it leaves grad mode alone.
+    """
+
+    mutates: bool
+    outputs: tuple[int, ...]
+    written: tuple[int, ...]
+    grad_mode: bool | None
+
+    def wrap(self, run: Run) -> Run:
+        """Let ``run`` leave grad mode as it was."""
+        if self.grad_mode is None:
+            return run
+        return partial(_with_grad_mode, run, self.grad_mode)
+
+    def roots(self, copy: _Copy, result: Any) -> list[Tensor]:
+        """Choose what a backward starts from."""
+        tensors = tensors_in(result)
+        return [*[tensors[i] for i in self.outputs], *[copy.tensors[i] for i in self.written]]
+
+
+def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _Behaviour:
+    copy = fresh()
+    before = [internals.version_of(tensor) for tensor in copy.tensors]
+    grad_mode = torch.is_grad_enabled()
+    try:
+        outputs = tensors_in(eager(copy.inputs))
+        changed = torch.is_grad_enabled() != grad_mode
+    finally:
+        torch.set_grad_enabled(grad_mode)
+    moved = [internals.version_of(t) != version for t, version in zip(copy.tensors, before, strict=True)]
+    known = {id(tensor): index for index, tensor in reversed(list(enumerate(outputs)))}
+    return _Behaviour(
+        # Inference tensors count no versions; the entry knows without.
+        mutates=any(moved) or (entry is not None and entry.mutates),
+        outputs=tuple(sorted(index for index in known.values() if outputs[index].requires_grad)),
+        written=tuple(
+            [
+                index
+                for index, tensor in enumerate(copy.tensors)
+                if moved[index] and tensor.requires_grad and not tensor.is_leaf and id(tensor) not in known
+            ]
+        ),
+        grad_mode=grad_mode if changed else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Timer:
+    """Both forms of one graph, and what timing them takes."""
+
+    runs: Mapping[str, Run]
+    fresh: Callable[[], _Copy]
+    behaviour: _Behaviour
+    held: tuple[Tensor, ...]
+    device: torch.device
+
+    def timed(self, seconds: float, skip: Callable[[str], None]) -> list[TimingRow]:
+        """Time all phases in turns, and return a row for each."""
+        end_ns = time.perf_counter_ns() + round(seconds * 1e9)
+        cases, costs = self._tried(("forward",), seconds)
+        if self.behaviour.outputs or self.behaviour.written:
+            try:
+                more, more_costs = self._tried(("backward", "total"), seconds)
+            except Exception as error:  # noqa: BLE001  # what the user's backward raises, eager's would too
+                skip(f"only the forward was timed: the backward raises {_line(error)}")
+            else:
+                cases, costs = cases | more, costs + more_costs
+        left_ns = max(end_ns - time.perf_counter_ns(), 0)
+        inner = self._calls_per_sample(costs, left_ns)
+        fits = 2 * inner * sum(map(sum, costs)) <= max(2 * left_ns, 10**9)
+        found = compare(
+            list(cases.values()),
+            rounds=_ROUNDS if fits else 1,
+            warmup=0,
+            inner=inner,
+            limit_ns=left_ns,
+            device=self.device,
+        )
+        return [
+            TimingRow(
+                engine=engine,
+                phase=phase,
+                median_ns=round(samples.median_ns),
+                min_ns=round(samples.min_ns),
+                p10_ns=round(samples.p10_ns),
+                p90_ns=round(samples.p90_ns),
+                repeats=samples.n * samples.inner,
+                device=str(self.device),
+            )
+            for (engine, phase), case in cases.items()
+            for samples in [found[case.name]]
+        ]
+
+    def _tried(
+        self, phases: Sequence[str], seconds: float
+    ) -> tuple[dict[tuple[str, str], Case], list[tuple[int, int]]]:
+        """Make the cases of ``phases``, keyed by engine and phase, and call each; also return what that costs."""
+        makers = {"forward": self._forward, "backward": self._backward, "total": self._total}
+        cases = {(engine, phase): makers[phase](engine, run) for phase in phases for engine, run in self.runs.items()}
+        return cases, [self._try(case, seconds) for case in cases.values()]
+
+    def _forward(self, engine: str, run: Run) -> Case:
+        ready = self._ready()
+        return Case(name=f"{engine} forward", prepare=lambda: partial(run, ready().inputs))
+
+    def _backward(self, engine: str, run: Run) -> Case:
+        ready, tangents = self._ready(), self._tangents(run)
+
+        def prepare() -> Call:
+            copy = ready()
+            leaves = self._leaves(copy)
+            roots = self.behaviour.roots(copy, run(copy.inputs))
+            return partial(torch.autograd.grad, roots, leaves, tangents, allow_unused=True)
+
+        return Case(name=f"{engine} backward", prepare=prepare)
+
+    def _total(self, engine: str, run: Run) -> Case:
+        ready, tangents, roots = self._ready(), self._tangents(run), self.behaviour.roots
+
+        def prepare() -> Call:
+            copy = ready()
+            leaves = self._leaves(copy)
+            return lambda: torch.autograd.grad(roots(copy, run(copy.inputs)), leaves, tangents, allow_unused=True)
+
+        return Case(name=f"{engine} total", prepare=prepare)
+
+    def _ready(self) -> Callable[[], _Copy]:
+        """Make what gives each call its inputs: the same ones again if no call changes them."""
+        if self.behaviour.mutates:
+            return self.fresh
+        copy = self.fresh()
+        return lambda: copy
+
+    def _leaves(self, copy: _Copy) -> list[Tensor]:
+        # Up to the inputs and no further, so that what stands behind a copied non-leaf is not timed. That an input
+        # which gets written is not: by then it is an output.
+        return [*(copy.leaves if self.behaviour.mutates else copy.differentiable), *self.held]
+
+    def _tangents(self, run: Run) -> list[Tensor]:
+        copy = self.fresh()
+        return [torch.ones_like(root) for root in self.behaviour.roots(copy, run(copy.inputs))]
+
+    def _try(self, case: Case, seconds: float) -> tuple[int, int]:
+        """Return what preparing and making one call cost, in ns; a slow one is not warmed up first."""
+        first = self._once(case)
+        return first if sum(first) > seconds * 1e9 / 40 else self._once(case)
+
+    def _once(self, case: Case) -> tuple[int, int]:
+        begin = self._now()
+        (call,) = case.calls(1)
+        middle = self._now()
+        call()
+        return middle - begin, self._now() - middle
+
+    def _now(self) -> int:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
+
+    def _calls_per_sample(self, costs: Sequence[tuple[int, int]], left_ns: int) -> int:
+        wanted = _SAMPLE_NS // max(1, min(call for _, call in costs))
+        # Rather more rounds than longer samples: a median of two says little.
+        affordable = left_ns // (10 * max(1, sum(map(sum, costs))))
+        most = _MOST_CALLS
+        if self.behaviour.mutates:
+            most = min(most, _MOST_BYTES // max(1, _bytes_in(self.fresh().tensors)))
+        return max(1, min(wanted, affordable, most))
+
+
+# --- small parts -------------------------------------------------------------------------------------------------
+
+
+def _entry_for(compiled: Callable[..., Any], fresh: Callable[[], _Copy]) -> Entry | None:
+    """Find the compiled entry that serves the inputs; None if ``compiled`` is no compiled function of ours."""
+    function = getattr(compiled, "compiled", compiled)
+    if not isinstance(function, CompiledFunction):
+        return None
+    if not function.entries:
+        raise _Skipped("it runs eagerly")
+    for entry in function.entries:
+        # An entry whose guards do not hold says so before it does anything.
+        with _settings(entry):
+            if entry.run(fresh().inputs, {}) is not MISS:
+                return entry
+    raise _Skipped("its inputs, or torch's settings, are not what it was compiled for. Run the cell again")
+
+
+@contextmanager
+def _settings(entry: Entry | None) -> Iterator[None]:
+    """Put the modes of the capture in place, and those of now back; only the modes which context managers set."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))  # a graph may leave it changed
+        if entry is not None:
+            known = dict(entry.state.settings)
+            stack.enter_context(torch.inference_mode(known["inference mode"]))
+            stack.enter_context(torch.set_grad_enabled(known["grad mode"]))
+            for name, enabled in known.items():
+                device = name.removeprefix("autocast on ")
+                if device != name and enabled != torch.is_autocast_enabled(device):
+                    dtype = known[f"autocast dtype on {device}"]
+                    stack.enter_context(torch.autocast(device, dtype, enabled, known["autocast cache"]))
+        yield
+
+
+def _index(captured: Captured, entry: Entry | None) -> int:
+    if entry is None:
+        return 0
+    function: Any = getattr(captured.compiled, "compiled", captured.compiled)
+    numbers = sorted(each.number for each in function.entries)
+    return captured.graphs.get(entry.number, numbers.index(entry.number))
+
+
+def _spread(function: Callable[..., Any], inputs: Inputs) -> Any:
+    return function(*inputs)
+
+
+def _enter(run: Callable[[Inputs, dict[str, Any]], Any], inputs: Inputs) -> Any:
+    result = run(inputs, {})
+    if result is MISS:
+        raise _Skipped("its guards do not hold for a copy of its inputs")
+    return result
+
+
+def _with_grad_mode(run: Run, mode: bool, inputs: Inputs) -> Any:
+    try:
+        return run(inputs)
+    finally:
+        torch.set_grad_enabled(mode)
+
+
+def _anything(*inputs: Any) -> None:
+    """Take any arguments; its signature names them."""
+
+
+def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _bytes_in(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the storages of ``tensors``."""
+    strided = [tensor for tensor in tensors if tensor.layout == torch.strided]
+    return sum({internals.storage_key(each): each.untyped_storage().nbytes() for each in strided}.values())
+
+
+def _device(inputs: Inputs) -> torch.device:
+    devices = [tensor.device for tensor in tensors_in(inputs)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

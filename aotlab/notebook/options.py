@@ -1,0 +1,67 @@
+"""What stands behind ``%%aotcompile``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from aotlab.errors import DeviceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one cell.
+
+    Attributes
+    ----------
+    output
+        The variable that is to hold the report.
+    name
+        The report's title.
+    frontend
+        ``"dynamo"`` or ``"direct"``.
+    backend
+        ``"inductor"`` or ``"eager"``.
+    device
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    verify
+        Whether each graph is compared with eager before it is used.
+    time
+        Whether the graphs are timed beside eager when the cell has run.
+    quiet
+        Whether the report is not displayed.
+    """
+
+    output: str | None = None
+    name: str | None = None
+    frontend: str = "dynamo"
+    backend: str = "inductor"
+    device: str = "auto"
+    verify: bool = True
+    time: bool = False
+    quiet: bool = False
+
+    def wanted_device(self) -> torch.device | None:
+        """Return the device on which graphs must run, None if any will do.
+
+        Raises
+        ------
+        DeviceError
+            It is not there.
+        """
+        if self.device == "auto":
+            return None
+        device = torch.device(self.device)
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise DeviceError(
+                    f"--device {self.device}: this machine has no CUDA device that torch can use",
+                    suggestion="leave the option out, or take --device cpu",
+                )
+            count = torch.cuda.device_count()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            if index >= count:
+                raise DeviceError(f"--device {self.device}: there are {count} CUDA devices, counted from 0")
+            return torch.device("cuda", index)
+        return device

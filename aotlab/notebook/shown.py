@@ -1,0 +1,57 @@
+"""The report in a cell's output: progress while the cell runs, the report when it has run, in one and the same place."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from aotlab.report import Report
+from aotlab.report.mime import bundle
+
+
+class Shown:
+    """One display of a cell's report.
+
+    In a notebook it opens with the cell, says what is being compiled, and is replaced by the report. Where a display
+    cannot be replaced (a terminal, ``%%capture``) only the report is shown.
+
+    Parameters
+    ----------
+    shell
+        The IPython shell.
+    quiet
+        Whether nothing is shown at all.
+    """
+
+    def __init__(self, shell: Any, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._publisher = shell.display_pub
+        replaceable = hasattr(shell, "kernel") and type(self._publisher).__name__ != "CapturingDisplayPublisher"
+        self._replaceable = replaceable and not quiet
+        self._identifier: str | None = None
+        self._last = ""
+
+    def progress(self, text: str) -> None:
+        """Say what is being done."""
+        if not self._replaceable or text == self._last:
+            return
+        self._last = text
+        line = f"aotlab: {text} …"
+        self._publish({"text/plain": line, "text/html": f"<i>{html.escape(line)}</i>"})
+
+    def report(self, report: Report) -> None:
+        """Show the report in the place of what was said."""
+        if not self._quiet:
+            self._publish(bundle(report))
+
+    def _publish(self, data: dict[str, Any]) -> None:
+        if not self._replaceable:
+            self._publisher.publish(data)
+            return
+        update = self._identifier is not None
+        if self._identifier is None:
+            self._identifier = f"aotlab-{id(self):x}-{next(_numbers)}"
+        self._publisher.publish(data, transient={"display_id": self._identifier}, update=update)
+
+
+_numbers = iter(range(1 << 62))

@@ -1,0 +1,75 @@
+"""Tracebacks as eager would have them: the user's frames, without those of the compilers between them."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import torch
+
+from aotlab.torch_internals import RESUME_PREFIX
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_MACHINERY = (
+    _OURS,
+    str(Path(_TORCH) / "_dynamo"),
+    str(Path(_TORCH) / "_functorch"),
+    str(Path(_TORCH) / "fx"),
+    str(Path(_TORCH) / "_compile.py"),
+)
+
+
+def cleaned(error: BaseException, cell_file: str) -> None:
+    """Take the compilers' frames out of the tracebacks of ``error`` and of what led to it.
+
+    Parameters
+    ----------
+    error
+        What came out of a cell.
+    cell_file
+        The file name of the cell's code; frames before its first one are left out.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _chain(_frames(each.__traceback__, cell_file))
+        pending += [each.__cause__, each.__context__]
+
+
+def _frames(traceback: types.TracebackType | None, cell_file: str) -> list[types.TracebackType]:
+    every: list[types.TracebackType] = []
+    while traceback is not None:
+        every.append(traceback)
+        traceback = traceback.tb_next
+    first = next((i for i, each in enumerate(every) if each.tb_frame.f_code.co_filename == cell_file), 0)
+    kept: list[types.TracebackType] = []
+    for each in every[first:]:
+        code = each.tb_frame.f_code
+        if code.co_filename.startswith(_MACHINERY) or code.co_filename.startswith("<eval_with_key>"):
+            continue
+        above = kept[-1].tb_frame.f_code if kept else None
+        if code.co_name.startswith(RESUME_PREFIX) and above is not None and above.co_filename == code.co_filename:
+            # the second half of a frame: the line at which it was cut is no call of the user's
+            kept[-1] = each
+        elif above is not None and above.co_filename == code.co_filename == cell_file and _is_part(above, code):
+            kept[-1] = each
+        else:
+            kept.append(each)
+    return kept
+
+
+def _is_part(outer: types.CodeType, inner: types.CodeType) -> bool:
+    """Tell whether the cell's code calls a part of itself, which was taken out of it to be compiled."""
+    return outer.co_name == inner.co_name == "<module>"
+
+
+def _chain(frames: list[types.TracebackType]) -> types.TracebackType | None:
+    result: types.TracebackType | None = None
+    for each in reversed(frames):
+        result = types.TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return result
