@@ -683,7 +683,7 @@ def dynamo_loggers() -> tuple[logging.Logger, ...]:
 
 
 def dynamo_compile_id() -> tuple[int | None, str]:
-    """Return Dynamo's number for the code that it is compiling (None if it is not), and the name of this compilation."""
+    """Return Dynamo's number for the code that it is compiling, or None, and the name of this compilation."""
     from torch._guards import CompileContext
 
     current = CompileContext.current_compile_id()

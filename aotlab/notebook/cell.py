@@ -250,9 +250,10 @@ class _Splitter:
         assert isinstance(statement, ast.For | ast.AsyncFor | ast.While)
         self.scope.kinds.update(dict.fromkeys(varying, "varying"))
         for each in own_nodes(statement.body):
-            if isinstance(each, ast.Assign | ast.AugAssign) and not self.scope.tensorish(each):
-                if isinstance(each, ast.AugAssign) or any(isinstance(n, ast.Name) for n in ast.walk(each.value)):
-                    varying |= bound_names([each])
+            if not isinstance(each, ast.Assign | ast.AugAssign) or self.scope.tensorish(each):
+                continue
+            if isinstance(each, ast.AugAssign) or any(isinstance(node, ast.Name) for node in ast.walk(each.value)):
+                varying |= bound_names([each])
         self.scope.kinds.update(dict.fromkeys(varying, "varying"))
 
     def _region(self, statements: Sequence[ast.stmt]) -> ast.expr | None:

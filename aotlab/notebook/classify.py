@@ -1,8 +1,8 @@
 """Which statements of a cell are worth handing to Dynamo, told from their text and from what their names mean.
 
-Nothing here decides what a cell does: a statement that is handed over for nothing runs as plain Python, and one that is
-held back does too. What it decides is how large the graphs are. Dynamo ends a graph at a ``print``, and does not capture
-a loop in which a graph ends; told apart beforehand, the statements around them are whole graphs.
+Nothing here decides what a cell does: a statement that is handed over for nothing runs as plain Python, and one that
+is held back does too. What it decides is how large the graphs are. Dynamo ends a graph at a ``print``, and does not
+capture a loop in which a graph ends; told apart beforehand, the statements around them are whole graphs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,28 @@ _UNKNOWN = object()
 #: Loops of more rounds are not unrolled into one graph.
 LONGEST_UNROLLED = 16
 
-_FOREIGN = frozenset(
-    "IPython PIL csv datetime io ipywidgets json logging matplotlib numpy os pandas "
-    "pathlib pickle plotly random requests scipy seaborn shutil sklearn subprocess sys threading time tqdm warnings".split()
-)
-_PLAIN_BUILTINS = frozenset(
-    "__import__ breakpoint compile delattr dir display eval exec exit get_ipython globals hash help id input iter locals "
-    "next open print quit repr setattr vars".split()
-)
-_PURE_BUILTINS = frozenset(
-    "abs bool dict enumerate float frozenset int len list max min range reversed round set slice sorted str sum tuple "
-    "zip".split()
-)
-_PLAIN_METHODS = frozenset(
-    "__setattr__ apply_ backward cuda data_ptr eval item load_state_dict manual_seed map_ numpy requires_grad "
-    "requires_grad_ retain_grad seed share_memory_ state_dict storage tolist train untyped_storage zero_grad".split()
-)
-_PLAIN_TORCH = frozenset("compile from_numpy grad load save seed".split())
+_FOREIGN = frozenset((
+    "IPython", "PIL", "csv", "datetime", "io", "ipywidgets", "json", "logging", "matplotlib", "numpy", "os",
+    "pandas", "pathlib", "pickle", "plotly", "random", "requests", "scipy", "seaborn", "shutil", "sklearn",
+    "subprocess", "sys", "threading", "time", "tqdm", "warnings",
+))  # fmt: skip
+_PLAIN_BUILTINS = frozenset((
+    "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
+    "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
+    "setattr", "vars",
+))  # fmt: skip
+_PURE_BUILTINS = frozenset((
+    "abs", "bool", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "range",
+    "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
+))  # fmt: skip
+_PLAIN_METHODS = frozenset((
+    "__setattr__", "apply_", "backward", "cuda", "data_ptr", "eval", "item", "load_state_dict", "manual_seed",
+    "map_", "numpy", "requires_grad", "requires_grad_", "retain_grad", "seed", "share_memory_", "state_dict",
+    "storage", "tolist", "train", "untyped_storage", "zero_grad",
+))  # fmt: skip
+_PLAIN_TORCH = frozenset((
+    "compile", "from_numpy", "grad", "load", "save", "seed",
+))  # fmt: skip
 _PLAIN_TARGETS = frozenset({"data", "grad", "requires_grad"})
 _GRAD_MODES = (
     torch.no_grad,
@@ -138,10 +143,8 @@ class Scope:
                     return True
                 return any(self.tensorish(each) for each in (*node.args, *node.keywords))
             return True
-        if isinstance(node, ast.Assign | ast.AugAssign) and isinstance(node.value, ast.Name):
-            # to give a thing another name is no computation, to add to it may be
-            if isinstance(node, ast.Assign) and all(isinstance(t, ast.Name) for t in node.targets):
-                return False
+        if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in (node.value, *node.targets)):
+            return False
         return any(self.tensorish(each) for each in ast.iter_child_nodes(node) if not isinstance(each, _MARKS))
 
     def refusal(self, statement: ast.stmt, *, in_loop: bool) -> str | None:

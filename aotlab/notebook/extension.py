@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotlab.notebook import live
-from aotlab.notebook.magic import NAME, Magic, awaiting, complete
+from aotlab.notebook.magic import NAME, Magic, awaiting, complete, help_text
 from aotlab.notebook.session import Session
 
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
@@ -20,7 +20,13 @@ def load_ipython_extension(shell: Any) -> None:
     session = Session(shell)
     magic = Magic(session)
     transform = awaiting(shell)
-    shell.register_magic_function(magic.cell, magic_kind="cell", magic_name=NAME)
+
+    def cell_magic(line: str, cell: str) -> Any:
+        __tracebackhide__ = "__ipython_bottom__"
+        return magic.cell(line, cell)
+
+    cell_magic.__doc__ = help_text()
+    shell.register_magic_function(cell_magic, magic_kind="cell", magic_name=NAME)
     shell.register_magic_function(magic.line, magic_kind="line", magic_name=NAME)
     shell.input_transformers_post.append(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):

@@ -18,7 +18,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,40 +41,42 @@ from aotlab.notebook.tracebacks import cleaned
 NAME = "aotcompile"
 
 
-@magic_arguments.magic_arguments(NAME)
-@magic_arguments.argument("-o", "--output", metavar="NAME", help="the variable that is to hold the report")
-@magic_arguments.argument("--name", metavar="TEXT", help="the report's title")
-@magic_arguments.argument(
-    "--frontend",
-    choices=["dynamo", "direct"],
-    default="dynamo",
-    help="what captures: Dynamo (default), or a trace of the call itself, for cells that define functions",
-)
-@magic_arguments.argument(
-    "--backend",
-    choices=["inductor", "eager"],
-    default="inductor",
-    help="what runs the graphs: Inductor (default; Triton on a GPU, C++ on the CPU), or torch's own kernels",
-)
-@magic_arguments.argument(
-    "--device",
-    default="auto",
-    help="where the graphs must run: auto (default: where the tensors are), cpu, cuda, cuda:N",
-)
-@magic_arguments.argument(
-    "--no-verify", action="store_true", help="do not compare each graph with eager before it is used"
-)
-@magic_arguments.argument("--time", action="store_true", help="time the graphs beside eager when the cell has run")
-@magic_arguments.argument("--quiet", action="store_true", help="do not display the report")
-@magic_arguments.argument("-h", "--help", action="store_true", help="show this, and run nothing")
-def _arguments() -> None:
-    """Compile a cell with aotlab; what it does stays what eager does, and a report says what happened.
+def _parser() -> Any:
+    parser: Any = magic_arguments.MagicArgumentParser(  # type: ignore[no-untyped-call]  # IPython's, not annotated
+        f"%%{NAME}",
+        description="Compile a cell with aotlab. What it does stays what eager does; a report says what happened. "
+        "A cell of statements is captured by Dynamo where it computes with tensors, compiled, compared with eager, and "
+        "run. A cell that only imports things and defines functions compiles each of them for its later calls; its "
+        "report grows with them.",
+    )
+    add = parser.add_argument
+    add("-o", "--output", metavar="NAME", help="the variable that is to hold the report")
+    add("--name", metavar="TEXT", help="the report's title")
+    add(
+        "--frontend",
+        choices=["dynamo", "direct"],
+        default="dynamo",
+        help="what captures: Dynamo (default), or a trace of the call itself, for cells that define functions",
+    )
+    add(
+        "--backend",
+        choices=["inductor", "eager"],
+        default="inductor",
+        help="what runs the graphs: Inductor (default; Triton on a GPU, C++ on the CPU), or torch's own kernels",
+    )
+    add(
+        "--device",
+        default="auto",
+        help="where the graphs must run: auto (default: where the tensors are), cpu, cuda, cuda:N",
+    )
+    add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
+    add("--time", action="store_true", help="time the graphs beside eager when the cell has run")
+    add("--quiet", action="store_true", help="do not display the report")
+    add("-h", "--help", action="store_true", help="show this, and run nothing")
+    return parser
 
-    A cell of statements is captured by Dynamo where it holds computations with tensors, compiled, compared with eager,
-    and run. A cell that only imports things and defines functions compiles each of them for its later calls; its report
-    grows with them.
-    """
 
+_PARSER = _parser()
 
 #: The options, for completion.
 FLAGS = ("--output", "--name", "--frontend", "--backend", "--device", "--no-verify", "--time", "--quiet", "--help")
@@ -85,6 +87,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def help_text() -> str:
+    """Return the options, explained."""
+    return str(_PARSER.format_help())
+
+
 def parse(line: str) -> Options | None:
     """Read the options; None if help was asked for, and given.
 
@@ -93,9 +100,9 @@ def parse(line: str) -> Options | None:
     UsageError
         IPython's, for options that cannot be understood.
     """
-    found = magic_arguments.parse_argstring(_arguments, line)
+    found = _PARSER.parse_argstring(line)
     if found.help:
-        print(_arguments.parser.format_help())  # type: ignore[attr-defined]  # the decorator puts it there
+        print(help_text())
         return None
     if found.output is not None and not found.output.isidentifier():
         raise ShellUsageError(f"-o {found.output}: that is no name of a variable")
@@ -134,7 +141,7 @@ class Magic:
             )
 
     def cell(self, line: str, body: str) -> Any:
-        """``%%aotcompile``: run a cell."""
+        """Run a cell; its help, which ``%%aotcompile?`` shows, is the parser's."""
         __tracebackhide__ = "__ipython_bottom__"
         options = parse(line)
         if options is None or not body.strip():

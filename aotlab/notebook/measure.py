@@ -4,7 +4,8 @@ What Dynamo captured can be run twice: as the graph of torch ops that it is, and
 Both are timed in turns (`aotlab.bench.timing`), on copies of the inputs that alias each other as the inputs do, under
 the grad mode, inference mode and autocast of the capture. The user's tensors, gradients, random state, call counters
 and compiled entries stay as they are: an entry is called directly, so that neither the counters nor a recording see it,
-and one whose guards do not hold for the inputs as they are now is not compiled again but skipped.
+and nothing is compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has
+given a history, say), a tensor of the same kind takes its place, and a sentence says so.
 
 An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. What
 is not in the times: Dynamo's own guards, and the Python between graphs. The main thread must not be running anything
@@ -21,16 +22,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from aotlab import torch_internals as internals
 from aotlab.bench.timing import Call, Case, compare, tensors_in
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
+from aotlab.guards import CallState, TensorFacts, tensor_facts
 from aotlab.report.model import TimingRow
+from aotlab.report.text import listed
 from aotlab.stages.runtime import MISS
 from aotlab.verification import Cloner
-from aotlab.verification.clones import captured_tensors, random_state_restored, restored
+from aotlab.verification.clones import attach, captured_tensors, random_state_restored, restored
 
 #: How long all graphs of one click may take together, in seconds, where no single call is that slow.
 SECONDS = 5.0
@@ -65,7 +68,7 @@ class Captured:
         The `aotlab.cache.CompiledFunction` of the same graph, or what our Dynamo backend wrapped around it. Any other
         callable that takes the same arguments will do; it is called as it is then.
     inputs
-        Returns the example inputs as they are now, or None when they are gone.
+        Returns the example inputs as they are now, or None when one of them is gone.
     graphs
         The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
         in the order in which they were compiled.
@@ -101,8 +104,8 @@ def measure(
     seconds
         How long all graphs may take together. A graph whose calls are slower than that is still timed, once.
     note
-        Called with a sentence for every graph, or phase of one, that was skipped: its inputs are gone, they have
-        changed, it runs eagerly, eager raises. None: the sentences are dropped.
+        Called with a sentence for what is missing or not as it seems: a graph that runs eagerly, a backward that eager
+        cannot do either, inputs that were replaced. None: the sentences are dropped.
 
     Returns
     -------
@@ -148,15 +151,12 @@ def measure(
 
 
 def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]) -> list[TimingRow]:
-    inputs = captured.inputs()
-    if inputs is None:
-        raise _Skipped("its inputs are gone. Run the cell again and measure while they are there")
     held = captured_tensors(captured.graph)
-    fresh = partial(_copy, Cloner(_anything), inputs)
     with ExitStack() as undo:
         undo.enter_context(random_state_restored())
         undo.enter_context(restored(tuple(held)))
-        entry = _entry_for(captured.compiled, fresh)
+        entry, inputs, replaced = _entry_for(captured)
+        fresh = partial(_copy, Cloner(_anything), inputs)
         eager: Run = partial(_spread, internals.forward_of(captured.graph))
         ours: Run = partial(_spread, captured.compiled) if entry is None else partial(_enter, entry.run)
         undo.enter_context(_settings(entry))
@@ -169,6 +169,8 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
             device=_device(inputs),
         )
         timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
+    if replaced:
+        skip(f"{captured.frame} was timed with other values for {listed(replaced)}, gone or changed since it ran")
     return [replace(row, frame=captured.frame, graph=_index(captured, entry)) for row in timed]
 
 
@@ -380,19 +382,71 @@ class _Timer:
 # --- small parts -------------------------------------------------------------------------------------------------
 
 
-def _entry_for(compiled: Callable[..., Any], fresh: Callable[[], _Copy]) -> Entry | None:
-    """Find the compiled entry that serves the inputs; None if ``compiled`` is no compiled function of ours."""
-    function = getattr(compiled, "compiled", compiled)
+def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...]]:
+    """Find the compiled entry that serves the inputs, the inputs, and the names of those that had to be replaced.
+
+    If no entry serves the inputs as they are now, or they are gone, it is the newest, with stand-ins for those which do
+    not look as they did. The entry is None if ``captured.compiled`` is no compiled function of ours.
+    """
+    inputs = captured.inputs()
+    function = getattr(captured.compiled, "compiled", captured.compiled)
     if not isinstance(function, CompiledFunction):
-        return None
+        if inputs is None:
+            raise _Skipped("its inputs are gone")
+        return None, inputs, ()
     if not function.entries:
         raise _Skipped("it runs eagerly")
-    for entry in function.entries:
-        # An entry whose guards do not hold says so before it does anything.
-        with _settings(entry):
-            if entry.run(fresh().inputs, {}) is not MISS:
-                return entry
-    raise _Skipped("its inputs, or torch's settings, are not what it was compiled for. Run the cell again")
+    if inputs is not None:
+        for entry in function.entries:
+            if _serves(entry, inputs):
+                return entry, inputs, ()
+    entry = function.entries[0]
+    inputs, replaced = _stand_ins(entry.state, inputs)
+    if not _serves(entry, inputs):
+        raise _Skipped("its inputs are gone or have changed, or torch's settings have. Run the cell again")
+    return entry, inputs, replaced
+
+
+def _serves(entry: Entry, inputs: Inputs) -> bool:
+    # An entry whose guards do not hold says so before it does anything.
+    with _settings(entry):
+        return entry.run(_copy(Cloner(_anything), inputs).inputs, {}) is not MISS
+
+
+def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[str, ...]]:
+    """Make inputs as those of the capture were, from those that still look so and others of the same kind."""
+    made: list[Any] = []
+    replaced: list[str] = []
+    for position, facts in enumerate(state.leaves):
+        now = inputs[position] if inputs is not None and len(inputs) == len(state.leaves) else None
+        if not isinstance(facts, TensorFacts):
+            made.append(facts.value)
+        elif state.same_as[position] != position:
+            made.append(made[state.same_as[position]])
+        elif isinstance(now, Tensor) and tensor_facts(now) == facts:
+            made.append(now)
+        else:
+            made.append(_stand_in(facts))
+            replaced.append(state.names[position])
+    return tuple(made), tuple(replaced)
+
+
+def _stand_in(facts: TensorFacts) -> Tensor:
+    """Make a tensor of the same kind, with random numbers in it, or zeros where they may be indices."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True))
+    count = facts.offset + (extent if 0 not in facts.shape else 0)
+    with torch.inference_mode(facts.is_inference), torch.set_grad_enabled(True):
+        if facts.dtype.is_floating_point or facts.dtype.is_complex:
+            # Not every type has random numbers of its own.
+            memory = torch.rand(count, device=facts.device).to(facts.dtype)
+        else:
+            memory = torch.zeros(count, dtype=facts.dtype, device=facts.device)
+        tensor = memory.as_strided(facts.shape, facts.stride, facts.offset).detach()
+        if issubclass(facts.type, nn.Parameter):
+            return nn.Parameter(tensor, requires_grad=facts.requires_grad)
+        if facts.requires_grad and not facts.is_leaf:
+            return attach(tensor.clone().requires_grad_(), tensor)
+        return tensor.requires_grad_(facts.requires_grad)
 
 
 @contextmanager

@@ -88,8 +88,8 @@ class _Watched:
 class Watch:
     """Tells which tensors of a notebook were written between its making and `written`.
 
-    Eager's own version counters tell it, so that writes are seen wherever they happen: in compiled graphs, in Python, in
-    autograd. Tensors made under inference mode have no counter and are not watched.
+    Eager's own version counters tell it, so that writes are seen wherever they happen: in compiled graphs, in Python,
+    in autograd. Tensors made under inference mode have no counter and are not watched.
 
     Parameters
     ----------
@@ -156,6 +156,6 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     size = tensor.element_size()
     first = tensor.storage_offset()
     if not tensor.numel():
-        return first * size, first * size
+        return int(first) * size, int(first) * size
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first * size, (first + reach + 1) * size
+    return int(first) * size, (int(first) + int(reach) + 1) * size

@@ -60,7 +60,7 @@ class Options:
                     suggestion="leave the option out, or take --device cpu",
                 )
             count = torch.cuda.device_count()
-            index = torch.cuda.current_device() if device.index is None else device.index
+            index = device.index if ":" in self.device else torch.cuda.current_device()
             if index >= count:
                 raise DeviceError(f"--device {self.device}: there are {count} CUDA devices, counted from 0")
             return torch.device("cuda", index)

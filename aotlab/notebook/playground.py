@@ -17,7 +17,6 @@ import torch
 
 from aotlab import torch_internals as internals
 
-
 #: Dynamo looks only into code that names torch: regions name it so, whatever the user calls it.
 TORCH = "__aotlab_torch"
 
@@ -31,9 +30,10 @@ class _NotBoundYet:
 
     __slots__ = ()
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # to raise is the point
+    def _unreadable(self) -> type:
         raise NameError("not bound yet")
+
+    __class__ = property(_unreadable)
 
 
 class Playground:

@@ -1,4 +1,4 @@
-"""What Dynamo would print into a cell's output while it gives up on a piece of code: it goes into the report instead."""
+"""What Dynamo would print into a cell while it gives up on a piece of code goes into the report instead."""
 
 from __future__ import annotations
 

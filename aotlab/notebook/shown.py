@@ -1,4 +1,4 @@
-"""The report in a cell's output: progress while the cell runs, the report when it has run, in one and the same place."""
+"""The report in a cell's output: progress while the cell runs, and the report in its place afterwards."""
 
 from __future__ import annotations
 
