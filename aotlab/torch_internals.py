@@ -625,11 +625,13 @@ def inductor_source(compiled: Any) -> str | None:
 RESUME_PREFIX = "torch_dynamo_resume_in_"
 
 
-def dynamo_settings() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def dynamo_settings(*, exact: bool) -> Iterator[None]:
     """Let Dynamo capture as little as keeps eager's meaning, and run by itself whatever it cannot capture.
 
     Assertions stay Python's, numpy stays numpy, numbers are never made symbolic, and an error while capturing leaves
-    the frame to Python.
+    the frame to Python. With ``exact`` Dynamo does not capture what torch's optimizers compute otherwise for it than
+    for eager.
     """
     from torch._dynamo import config
 
@@ -639,7 +641,32 @@ def dynamo_settings() -> AbstractContextManager[None]:
         "rewrite_assert_with_torch_assert": False,
         "automatic_dynamic_shapes": False,
     }
-    return config.patch(changes)  # type: ignore[no-any-return]  # a decorator class that is not annotated
+    with config.patch(changes), _eager_optimizers() if exact else contextlib.nullcontext():
+        yield
+
+
+@functools.cache
+def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
+    """Return the modules whose optimizers ask a step counter for its number, each with a form that Dynamo leaves."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.")]
+    return tuple((m, torch.compiler.disable(m._get_value)) for m in modules if hasattr(m, "_get_value"))
+
+
+@contextlib.contextmanager
+def _eager_optimizers() -> Iterator[None]:
+    before = [(module, module._get_value) for module, _ in _optimizer_modules()]
+    for module, replacement in _optimizer_modules():
+        module._get_value = replacement
+    try:
+        yield
+    finally:
+        for module, original in before:
+            module._get_value = original
+
+
+def unmark_static(tensor: Tensor) -> None:
+    """Take away the mark that Dynamo leaves on parameters, buffers and what optimizers keep."""
+    tensor.__dict__.pop("_dynamo_static_input_type", None)
 
 
 @contextlib.contextmanager
@@ -672,14 +699,11 @@ def dynamo_reasons() -> dict[str, int]:
     return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
 
 
-def dynamo_loggers() -> tuple[logging.Logger, ...]:
-    """Return the loggers by which Dynamo tells of frames that it gave up."""
-    import torch._dynamo.convert_frame
-    import torch._dynamo.eval_frame
-    import torch._dynamo.symbolic_convert
-
-    modules = (torch._dynamo.convert_frame, torch._dynamo.eval_frame, torch._dynamo.symbolic_convert)
-    return tuple(logging.getLogger(module.__name__) for module in modules)
+@functools.cache
+def log_handlers() -> tuple[logging.Handler, ...]:
+    """Return the handlers that print what torch logs; torch sets them up when Dynamo is imported."""
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
+    return tuple(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
 
 
 def dynamo_compile_id() -> tuple[int | None, str]:

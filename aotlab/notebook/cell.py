@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aotlab.notebook.classify import COMPOUND, Scope, bound_names, own_nodes
+from aotlab.notebook.classify import COMPOUND, Scope, bound_names, differentiates_twice, own_nodes
 from aotlab.notebook.playground import TORCH
 
 #: How IPython says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
@@ -49,14 +49,14 @@ class RegionCode:
     code
         A function's code without arguments; it returns the value of its last expression if that is displayed.
     bound
-        The names that it binds.
+        The names that it binds, in the order of the text.
     first_line, last_line
         Where it stands in the cell.
     """
 
     number: int
     code: types.CodeType
-    bound: frozenset[str]
+    bound: tuple[str, ...]
     first_line: int
     last_line: int
 
@@ -102,6 +102,7 @@ def take_apart(
     file: str,
     compile_tree: Compile,
     interactivity: Interactivity = "last_expr",
+    exact: bool = False,
 ) -> CellCode:
     """Split a cell.
 
@@ -117,6 +118,8 @@ def take_apart(
         Compiles a region's tree.
     interactivity
         Which expressions are displayed.
+    exact
+        Whether results have to be eager's bit for bit, so that what Dynamo rounds otherwise is left to Python.
     """
     body = list(tree.body)
     if interactivity == "last_expr_or_assign" and body:
@@ -133,7 +136,7 @@ def take_apart(
             defines_only=True,
             functions=tuple(each.name for each in definitions),
         )
-    splitter = _Splitter(Scope(namespace), file, compile_tree)
+    splitter = _Splitter(Scope(namespace, exact=exact, twice=differentiates_twice(tree)), file, compile_tree)
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
     return CellCode(
         statements=tuple(statements),
@@ -225,7 +228,7 @@ class _Splitter:
         )
         if looping:
             self._note_rounds(statement)
-        self.scope.kinds.update(dict.fromkeys(bound_names([statement]) - self.scope.kinds.keys(), "unknown"))
+        self.scope.kinds.update(dict.fromkeys(bound_names([statement]).keys() - self.scope.kinds.keys(), "unknown"))
         for name, value in ast.iter_fields(statement):
             if isinstance(value, list) and value and all(isinstance(each, ast.stmt) for each in value):
                 inside = looping and name == "body"
@@ -244,22 +247,22 @@ class _Splitter:
             call = statement.iter
             function = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
             if function == "range" or not self.scope.tensorish(call):
-                varying |= bound_names([statement.target])
+                varying |= bound_names([statement.target]).keys()
             elif function == "enumerate" and isinstance(statement.target, ast.Tuple):
-                varying |= bound_names([statement.target.elts[0]])
+                varying |= bound_names([statement.target.elts[0]]).keys()
         assert isinstance(statement, ast.For | ast.AsyncFor | ast.While)
         self.scope.kinds.update(dict.fromkeys(varying, "varying"))
         for each in own_nodes(statement.body):
             if not isinstance(each, ast.Assign | ast.AugAssign) or self.scope.tensorish(each):
                 continue
             if isinstance(each, ast.AugAssign) or any(isinstance(node, ast.Name) for node in ast.walk(each.value)):
-                varying |= bound_names([each])
+                varying |= bound_names([each]).keys()
         self.scope.kinds.update(dict.fromkeys(varying, "varying"))
 
     def _region(self, statements: Sequence[ast.stmt]) -> ast.expr | None:
         """Make a region of ``statements``; return its call."""
-        bound = bound_names(statements)
-        body: list[ast.stmt] = [ast.Global(sorted(bound))] if bound else []
+        bound = list(bound_names(statements))
+        body: list[ast.stmt] = [ast.Global(bound)] if bound else []
         function = ast.FunctionDef(
             name="region",
             args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
@@ -282,7 +285,7 @@ class _Splitter:
             RegionCode(
                 number=number,
                 code=_at_module_level(code),
-                bound=frozenset(bound),
+                bound=tuple(bound),
                 first_line=statements[0].lineno,
                 last_line=max(each.end_lineno or each.lineno for each in statements),
             )

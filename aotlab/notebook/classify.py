@@ -25,9 +25,10 @@ _UNKNOWN = object()
 LONGEST_UNROLLED = 16
 
 _FOREIGN = frozenset((
-    "IPython", "PIL", "csv", "datetime", "io", "ipywidgets", "json", "logging", "matplotlib", "numpy", "os",
-    "pandas", "pathlib", "pickle", "plotly", "random", "requests", "scipy", "seaborn", "shutil", "sklearn",
-    "subprocess", "sys", "threading", "time", "tqdm", "warnings",
+    "IPython", "PIL", "collections", "copy", "csv", "dataclasses", "enum", "datetime", "io", "ipywidgets",
+    "json", "logging", "matplotlib", "numpy", "os", "pandas", "pathlib", "pickle", "plotly", "random",
+    "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
+    "typing", "warnings",
 ))  # fmt: skip
 _PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
@@ -56,6 +57,11 @@ _GRAD_MODES = (
     torch.amp.autocast,
 )
 _CONTAINERS = (list, dict, tuple, set, frozenset, int, float, str, bool, range, zip, enumerate, slice, torch.Size)
+
+#: The optimizers whose step is the same arithmetic when Dynamo captures it. The others compute their corrections in
+#: Python's doubles in eager, and in tensors when captured.
+_CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop)
+_DERIVATIVES = frozenset({"hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"})
 
 #: Statements that hold others, which can be run by Python while what they hold is compiled.
 COMPOUND = (
@@ -98,10 +104,16 @@ class Scope:
     ----------
     namespace
         The notebook's variables.
+    exact
+        Whether results have to be eager's bit for bit.
+    twice
+        Whether the cell takes derivatives of derivatives.
     """
 
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
+    def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, twice: bool = False) -> None:
         self._namespace = namespace
+        self._exact = exact
+        self._twice = twice
         self.kinds: dict[str, Kind] = {}
 
     def value(self, node: ast.AST) -> object:
@@ -155,6 +167,8 @@ class Scope:
         in_loop
             Whether Python runs it round by round of a loop.
         """
+        if self._twice:
+            return "is part of a cell that takes derivatives of derivatives, which compiled graphs do not have yet"
         return next(self._objections(statement, in_loop=in_loop, depth=0), None)
 
     def _objections(self, node: ast.AST, *, in_loop: bool, depth: int) -> Iterator[str]:
@@ -253,6 +267,9 @@ class Scope:
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"
+        elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact:
+            if type(owner) not in _CAPTURED_EXACTLY:
+                yield f"steps {type(owner).__name__}, whose captured form rounds otherwise than eager"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 
@@ -260,21 +277,33 @@ class Scope:
 _MARKS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 
 
-def bound_names(statements: Sequence[ast.AST]) -> set[str]:
-    """Return the names that ``statements`` bind in the scope in which they stand."""
-    found: set[str] = set()
+def bound_names(statements: Sequence[ast.AST]) -> dict[str, None]:
+    """Return the names that ``statements`` bind in the scope in which they stand, in the order of the text."""
+    found: dict[str, None] = {}
     for node in own_nodes(statements):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.add(node.id)
+            found[node.id] = None
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            found[node.name] = None
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
+            found[(node.asname or node.name).partition(".")[0]] = None
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
+            found[node.name] = None
         elif isinstance(node, ast.MatchMapping) and node.rest:
-            found.add(node.rest)
+            found[node.rest] = None
     return found
+
+
+def differentiates_twice(tree: ast.Module) -> bool:
+    """Tell whether the text of a cell asks for derivatives that can be differentiated again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "create_graph":
+            return not (isinstance(node.value, ast.Constant) and node.value.value is False)
+        if isinstance(node, ast.Attribute | ast.alias):
+            name = node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
+            if name in _DERIVATIVES:
+                return True
+    return False
 
 
 def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:

@@ -25,6 +25,7 @@ from aotlab.notebook.names import Watch, named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
 from aotlab.report.views import Views
@@ -126,6 +127,7 @@ class CompiledCell(Views):
         self._result_names: dict[int, dict[str, str]] = {}
         self._finished_lines = 0
         self._lock = threading.RLock()
+        self.python_code: dict[int, types.CodeType] = {}
         self.regions = {each.number: self._region(each) for each in code.regions}
 
     @property
@@ -171,6 +173,8 @@ class CompiledCell(Views):
                 in_graphs |= each.written()
             self._outside = watch.written(in_graphs)
             known = named_tensors(self._playground.namespace)
+            for _name, tensor in known.values():
+                internals.unmark_static(tensor)
             for each in graphs:
                 for entry, names in each.result_names(known).items():
                     if names:
@@ -194,17 +198,42 @@ class CompiledCell(Views):
             if not config.enabled:
                 return function()
             self._names = None
+            before = dict.fromkeys(name for name in region.bound if name in namespace)
+            random = torch.get_rng_state()
+            served = {id(each): each.served for each in part.graphs}
             try:
                 with self.compiling(part, region.bound):
-                    return compiled()
+                    result = compiled()
             except RunInstead:
                 pass
-            result = function()  # it was the very first thing of the region that failed, and eager did not
+            except Exception as error:
+                if not self._undone(error, region, part, served):
+                    cleaned(error, self.file)
+                    raise
+                torch.set_rng_state(random)
+            else:
+                _in_order(namespace, [name for name in region.bound if name not in before and name in namespace])
+                return result
+            result = (
+                function()
+            )  # what failed was the first thing of the region that had an effect; eager tells the rest
             for each in part.graphs:
                 each.surprising = each.surprising or each.failure is not None
             return result
 
         return call
+
+    def _undone(self, error: Exception, region: RegionCode, part: _Part, served: Mapping[int, int]) -> bool:
+        """Tell whether a region that raised has had no effect, so that it can run once more, eagerly.
+
+        Dynamo binds names when a frame has run, not when it comes to their statements. Where the region's own frame
+        raised, after graphs at most that write nothing of the caller's, it is as if nothing had happened.
+        """
+        frames = [each.tb_frame.f_code for each in walk(error.__traceback__)]
+        inside = [code for code in frames if code.co_filename == self.file]
+        if not frames or frames[-1].co_filename != self.file or len(inside) != 1 or inside[0].co_name != "<module>":
+            return False
+        return not any(each.written() for each in part.graphs if each.served > served.get(id(each), 0))
 
     def _compile(self, function: types.FunctionType, part: _Part) -> Any:
         def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -213,12 +242,16 @@ class CompiledCell(Views):
         return torch.compile(function, backend=backend, dynamic=False)
 
     @contextmanager
-    def compiling(self, part: _Part, bound: frozenset[str] = frozenset()) -> Iterator[None]:
+    def compiling(self, part: _Part, bound: Sequence[str] = ()) -> Iterator[None]:
         """Let Dynamo compile and run code of this cell in a block, and note why it did not go on where it did not."""
         before = internals.dynamo_reasons()
         self.recording.inside = True
         try:
-            with self._playground.opened(bound), internals.dynamo_settings(), quiet_dynamo(part.reasons):
+            with (
+                self._playground.opened(bound),
+                internals.dynamo_settings(exact=self._backend.name == "eager"),
+                quiet_dynamo(part.reasons, lambda: self._playground.compiling),
+            ):
                 yield
         finally:
             self.recording.inside = False
@@ -397,6 +430,13 @@ class CompiledCell(Views):
 
     def _is_function(self, lines: PythonLines) -> bool:
         return any(part.function is not None and part.first_line == lines.first_line for part in self._parts.values())
+
+
+def _in_order(namespace: dict[str, Any], names: Sequence[str]) -> None:
+    """Let new names follow each other in a namespace as their statements do."""
+    if len(names) > 1:
+        values = [(name, namespace.pop(name)) for name in names]
+        namespace.update(values)
 
 
 class _Progress:

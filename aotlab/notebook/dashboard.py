@@ -52,7 +52,8 @@ class Dashboard(anywidget.AnyWidget):
     figure
         The timings as SVG; empty if there are none.
     progress
-        What a running measurement is at, or why it failed; empty if neither.
+        What a running measurement is at; empty if none is. Why one failed comes as a message, ``{"kind": "error",
+        "message": "…"}``, which every view of the widget hears once.
     live
         Whether the kernel still has the live form, so that it can be measured.
 
@@ -70,8 +71,11 @@ class Dashboard(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
 
+    #: Ends the following; on the class, since a widget that could not be made is closed too.
+    _stop: Callable[[], None] | None = None
+
     def __init__(self, report: Views | LiveReport, *, widget_view: bool | None = None) -> None:
-        if not callable(getattr(report, "report", None)):
+        if isinstance(report, type) or not callable(getattr(report, "report", None)):
             raise UsageError(f"a dashboard shows a report, and this is a {type(report).__qualname__}: {report!r:.80}")
         first = report.report()
         known = find(first.identifier) if first.identifier else None
@@ -87,14 +91,14 @@ class Dashboard(anywidget.AnyWidget):
             _esm=_built("dashboard.js"),
             _css=_built("dashboard.css"),
         )
-        self._stop: Callable[[], None] = lambda: None
         if known is not None:
             self._stop = watch(self._identifier, self._receive)
         self.on_msg(self._answer)
 
     def close(self) -> None:
         """Close the widget; it follows the report no longer."""
-        self._stop()
+        if self._stop is not None:
+            self._stop()
         super().close()
 
     def _receive(self, message: Message) -> None:
@@ -109,10 +113,11 @@ class Dashboard(anywidget.AnyWidget):
             elif kind == "progress":
                 self.set_trait("progress", message["text"])
             elif kind == "error":
-                self.set_trait("progress", message["message"])
+                self.set_trait("progress", "")
+                self.send(message)
             else:
                 self.set_trait("live", False)
-                self.set_trait("progress", "the kernel has this report no longer in a form that can be measured")
+                self.set_trait("progress", "")
 
     def _answer(self, widget: object, content: object, buffers: object) -> None:
         """Do what the front end asks for; nothing is raised, whatever it sends."""

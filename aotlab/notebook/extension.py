@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +32,24 @@ def load_ipython_extension(shell: Any) -> None:
     shell.input_transformers_post.append(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.set_hook("complete_command", complete, str_key=key)
+    shell.showtraceback = _showing(session, shell.showtraceback)
     live.connect(shell)
     _loaded[shell] = (session, transform)
+
+
+def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]:
+    """Show errors that came out of a cell as eager would: without the frames between IPython and the cell's code."""
+
+    def showtraceback(exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        failed, session.failed = session.failed, None
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        if failed is not None and error is failed[0] and error is not None:
+            error.__traceback__ = failed[1]
+            exc_tuple = (type(error), error, failed[1])
+            kwargs["tb_offset"] = 0
+        show(exc_tuple, *args, **kwargs)
+
+    return showtraceback
 
 
 def unload_ipython_extension(shell: Any) -> None:
@@ -46,5 +63,6 @@ def unload_ipython_extension(shell: Any) -> None:
         shell.input_transformers_post.remove(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.strdispatchers["complete_command"].strs.pop(key, None)
+    vars(shell).pop("showtraceback", None)
     live.disconnect(shell)
     session.close()

@@ -23,6 +23,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from aotlab.report.markup import clean
 from aotlab.report.model import Report, TimingRow
@@ -42,12 +43,16 @@ _PHASES = ("forward", "backward", "total")
 #: The most graphs that are drawn; the others are the faster ones.
 MOST_GRAPHS = 12
 
+#: How many times the longest bar of its panel a whisker may reach; one that is cut off ends in an arrow.
+_REACH = 2
+
 #: The most characters of a frame's name that are drawn.
 _MOST_CHARACTERS = 40
 
 _SETTINGS = {
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
+    "axes.prop_cycle": cycler(color=[_INK]),
     "font.size": 10.0,
     "svg.fonttype": "none",  # text stays text, which can be searched and read aloud
     "text.color": _INK,
@@ -74,7 +79,8 @@ def timing_figure(report: Report) -> Figure:
     """Draw the timings of ``report``.
 
     One panel for each graph; in it one bar for each engine and phase, as long as the median, with a whisker from the
-    tenth to the ninetieth percentile. Where a graph was measured several times, the last measurement counts.
+    tenth to the ninetieth percentile, or to an arrow where that is far away. Where a graph was measured several times,
+    the last measurement counts.
 
     Parameters
     ----------
@@ -126,15 +132,20 @@ def figure_svg(report: Report) -> str:
 
 
 def _draw(axes: Axes, group: _Group) -> None:
-    unit, factor = _unit(max(row.p90_ns for row in group.rows))
-    longest = max(max(row.p90_ns, row.median_ns) for row in group.rows) / factor
+    # On a busy machine the slowest tenth takes a hundred times as long; drawn whole, it would leave no bar to be seen.
+    reach_ns = min(_REACH * group.slowest_ns, max(max(row.p90_ns, row.median_ns) for row in group.rows))
+    unit, factor = _unit(reach_ns)
+    longest = reach_ns / factor
     place = 0.0
     ticks: list[tuple[float, str]] = []
     for phase in _phases(group):
         rows = [row for row in group.rows if row.phase == phase]
         ticks.append((place + (len(rows) - 1) / 2, phase))
         for row in rows:
-            median, low, high = row.median_ns / factor, row.p10_ns / factor, row.p90_ns / factor
+            median, low = row.median_ns / factor, row.p10_ns / factor
+            high = min(row.p90_ns / factor, longest)
+            if row.p90_ns > reach_ns:
+                axes.plot([high], [place], marker=">", markersize=5, color=_INK)
             axes.barh(
                 place,
                 median,
@@ -219,7 +230,6 @@ def _own_style() -> Iterator[None]:
 def _embeddable(text: str, description: str) -> str:
     """Turn a file of matplotlib's into an element that can stand in a page beside others."""
     text = text[text.index("<svg") :].strip()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # An id that nothing refers to only clashes with those of the next figure on the page.
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)

@@ -41,6 +41,8 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
             cleaned(error, cell.file)
             raise
 
+    signature: Any = wrapper
+    signature.__defaults__, signature.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     # Code that Dynamo captures and that calls this function gets the function, not what surrounds it here.
     wrapper._torchdynamo_inline = function  # type: ignore[attr-defined]  # Dynamo's convention
     return wrapper

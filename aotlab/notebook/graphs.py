@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 import sys
 import types
 import weakref
@@ -90,6 +92,7 @@ class CapturedGraph:
         progress: Callable[[str], None],
     ) -> None:
         self.name = name
+        graph, self._held = lift(graph)
         self.graph = graph
         self.compilation = compilation
         self.ops = sum(node.op.startswith("call_") for node in graph.graph.nodes)
@@ -117,8 +120,9 @@ class CapturedGraph:
         self._verify = verify
         self._newest: int | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Serve a call from Dynamo's code."""
+        args = (*self._held, *given)
         before = len(self.compiled.entries)
         random = torch.get_rng_state() if not before or self._random() else None
         try:
@@ -175,7 +179,7 @@ class CapturedGraph:
             flat = [
                 (info.name, weakref.ref(args[kept[info.index]]))
                 for info in infos
-                if (info.mutates_data or info.mutates_metadata) and kept[info.index] < len(args)
+                if info.mutates_data or info.mutates_metadata
             ]
             self._written[entry.number] = lambda flat=flat: [(name, tensor()) for name, tensor in flat]  # type: ignore[misc]
 
@@ -188,21 +192,25 @@ class CapturedGraph:
             return None
         self._progress(f"{self.name}: comparing with eager")
         missed: list[bool] = []
+        exact = self._backend.name == "eager"
+        graph = self.graph
+
+        def eagerly(*inputs: Any) -> Any:
+            return graph(*inputs)
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
                 result = entry.run(inputs, {})
                 if result is MISS:
                     missed.append(True)
-                    return self.graph(*inputs)
+                    return graph(*inputs)
                 return result
 
             return call
 
-        exact = self._backend.name == "eager"
         try:
             found = compare(
-                self._eagerly,
+                eagerly,
                 args,
                 candidate=by_entry,
                 calls=1,
@@ -219,9 +227,6 @@ class CapturedGraph:
         if found.ok:
             return None
         return f"its compiled form differs from eager: {found.first}"
-
-    def _eagerly(self, *args: Any) -> Any:
-        return self.graph(*args)
 
     def _elsewhere(self, args: Sequence[Any]) -> str | None:
         if self._device is None:
@@ -243,6 +248,35 @@ class CapturedGraph:
                 return False
             frame = frame.f_back
         return False
+
+
+def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    """Turn the tensors that a graph holds itself into its first inputs; return the new graph, and these inputs.
+
+    Dynamo leaves an optimizer's parameters in the graph. As inputs they are named, guarded, copied and compared like
+    all others. Dynamo goes on to use its own graph, which stays as it is.
+    """
+    held: dict[str, Tensor] = {}
+    inputs: dict[str, fx.Node] = {}
+    values = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
+    if not any(isinstance(value, Tensor) for value in values.values()):
+        return graph, ()
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, val_map={}))
+    first = next(iter(copied.nodes))
+    for node in list(copied.nodes):
+        tensor = values.get(node.target) if node.op == "get_attr" else None
+        if not isinstance(tensor, Tensor):
+            continue
+        if node.target not in held:
+            held[node.target] = tensor
+            with copied.inserting_before(first):
+                inputs[node.target] = copied.placeholder(re.sub(r"\W", "_", node.target))
+        node.replace_all_uses_with(inputs[node.target])
+        copied.erase_node(node)
+    lifted = fx.GraphModule(graph, copied)
+    lifted.compile_subgraph_reason = getattr(graph, "compile_subgraph_reason", None)
+    return lifted, tuple(held.values())
 
 
 def wrong_device(name: str, tensor: Tensor, device: torch.device) -> str:

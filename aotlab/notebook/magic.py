@@ -178,6 +178,7 @@ class Magic:
                 file=file,
                 compile_tree=shell.compile,
                 interactivity=shell.ast_node_interactivity,
+                exact=options.backend == "eager",
             )
             self._check_frontend(code, options)
             cell = CompiledCell(
@@ -205,6 +206,7 @@ class Magic:
                 self._time(cell, shown)
         except BaseException as error:
             cleaned(error, cell.file)
+            self._session.failed = (error, error.__traceback__)
             raise
         finally:
             cell.say = _nobody
@@ -218,18 +220,24 @@ class Magic:
         __tracebackhide__ = "__ipython_bottom__"
         shell = self._shell
         result: list[Any] = []
-        for statement in cell.code.statements:
+        for number, statement in enumerate(cell.code.statements):
             run.begins(statement.end_lineno or statement.lineno)
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0
-            with shell.compile.extra_flags(flags), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*object is not callable", category=SyntaxWarning)
-                code = shell.compile(ast.Module([statement], []), cell.file, "exec")
-            code = linked(code, cell.regions, show=_show, result=result.append)
+            code = linked(self._compiled(cell, number), cell.regions, show=_show, result=result.append)
             if code.co_flags & inspect.CO_COROUTINE:
                 await eval(code, shell.user_global_ns, shell.user_ns)
             else:
                 exec(code, shell.user_global_ns, shell.user_ns)
         return result[-1] if result else None
+
+    def _compiled(self, cell: CompiledCell, number: int) -> types.CodeType:
+        """Compile a statement as IPython would, once: Dynamo knows functions again by their code."""
+        if number not in cell.python_code:
+            compiler = self._shell.compile
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._shell.autoawait else 0
+            with compiler.extra_flags(flags), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*object is not callable", category=SyntaxWarning)
+                cell.python_code[number] = compiler(ast.Module([cell.code.statements[number]], []), cell.file, "exec")
+        return cell.python_code[number]
 
     def _compile_functions(self, cell: CompiledCell) -> None:
         namespace = self._shell.user_ns

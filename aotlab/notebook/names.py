@@ -19,6 +19,9 @@ _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
 _LONGEST = 200
 _DEEPEST = 3
 
+#: Bytes of values that are kept to see writes that no version counter counts.
+_MOST_KEPT = 32 * 2**20
+
 
 def named_tensors(namespace: Mapping[str, Any]) -> dict[int, tuple[str, Tensor]]:
     """Return the tensors that can be reached from variables, by `id`, each with its first name.
@@ -33,7 +36,10 @@ def named_tensors(namespace: Mapping[str, Any]) -> dict[int, tuple[str, Tensor]]
         for path, tensor in _reached(name, value, 0):
             found.setdefault(id(tensor), (path, tensor))
     for path, tensor in list(found.values()):
-        gradient = tensor.grad if tensor.is_leaf else None
+        try:
+            gradient = tensor.grad if tensor.is_leaf else None
+        except RuntimeError:  # a view that became invalid when its base was written
+            continue
         if gradient is not None:
             found.setdefault(id(gradient), (f"{path}.grad", gradient))
     for name, value in variables:
@@ -83,13 +89,25 @@ class _Watched:
     name: str
     tensor: weakref.ref[Tensor]
     version: int
+    bits: Tensor | None
+
+    def written(self) -> Tensor | None:
+        """Return the tensor if it was written since, by its counter or by its bits."""
+        tensor = self.tensor()
+        if tensor is None or tensor.is_inference():
+            return None
+        if tensor._version != self.version:
+            return tensor
+        bits = _bits(tensor) if self.bits is not None else None
+        return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
 
 
 class Watch:
     """Tells which tensors of a notebook were written between its making and `written`.
 
     Eager's own version counters tell it, so that writes are seen wherever they happen: in compiled graphs, in Python,
-    in autograd. Tensors made under inference mode have no counter and are not watched.
+    in autograd. Some writes are not counted (``.data``, the statistics of batch norm): the bits of the smaller tensors
+    are kept and compared. Tensors made under inference mode have no counter and are not watched.
 
     Parameters
     ----------
@@ -98,10 +116,17 @@ class Watch:
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
+        found = [(name, tensor) for name, tensor in named_tensors(namespace).values() if not tensor.is_inference()]
+        left = _MOST_KEPT
+        kept: dict[int, Tensor | None] = {}
+        for _name, tensor in sorted(found, key=lambda each: each[1].numel()):
+            size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else left + 1
+            if size <= left:
+                left -= size
+                kept[id(tensor)] = _bits(tensor)
         self._watched = [
-            _Watched(name=name, tensor=weakref.ref(tensor), version=tensor._version)
-            for name, tensor in named_tensors(namespace).values()
-            if not tensor.is_inference()
+            _Watched(name=name, tensor=weakref.ref(tensor), version=tensor._version, bits=kept.get(id(tensor)))
+            for name, tensor in found
         ]
 
     def written(self, in_graphs: Mapping[str, Tensor | None]) -> tuple[Input, ...]:
@@ -116,8 +141,8 @@ class Watch:
         rows: list[Input] = []
         storages = StorageNumbers()
         for each in self._watched:
-            tensor = each.tensor()
-            if tensor is None or tensor.is_inference() or tensor._version == each.version or each.name in in_graphs:
+            tensor = each.written()
+            if tensor is None or each.name in in_graphs:
                 continue
             through, elsewhere = [], False
             for name, other in in_graphs.items():
@@ -140,6 +165,15 @@ class Watch:
                 )
             )
         return tuple(rows)
+
+
+def _bits(tensor: Tensor) -> Tensor | None:
+    """Copy a tensor's elements as bytes, None if they cannot be had so."""
+    with torch.no_grad():
+        plain = tensor.detach()
+        if plain.layout != torch.strided or plain.is_conj() or plain.is_neg() or plain.is_quantized or plain.is_meta:
+            return None
+        return plain.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 def _same_storage(left: Tensor, right: Tensor) -> bool:

@@ -43,6 +43,11 @@ class Playground:
     ----------
     namespace
         The globals of the code to be compiled.
+
+    Attributes
+    ----------
+    compiling
+        Whether Dynamo is compiling at this moment.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -54,6 +59,7 @@ class Playground:
         self._lent: list[str] = []
         self._before: set[str] = set()
         self._compiled = False
+        self.compiling = False
 
     @contextmanager
     def opened(self, bound: Collection[str] = ()) -> Iterator[None]:
@@ -80,7 +86,7 @@ class Playground:
     def _compile_starts(self, _event: Any) -> None:
         if threading.get_ident() != self._owner:
             return
-        self._before = set(self.namespace)
+        self._before, self.compiling = set(self.namespace), True
         self._lent = [name for name in self._bound if name not in self.namespace]
         for name in self._lent:
             self.namespace[name] = _NotBoundYet()
@@ -92,7 +98,7 @@ class Playground:
             self.namespace.pop(name, None)
         for name in self.namespace.keys() - self._before:
             self._kept[name] = self.namespace[name]
-        self._lent, self._compiled = [], True
+        self._lent, self._compiled, self.compiling = [], True, False
 
     def _close(self) -> None:
         for name in (*self._kept, TORCH):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from aotlab import torch_internals as internals
+
+#: Warnings from files with these parts are the compilers', not the user's.
+_MACHINERY = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/fx/", "/aotlab/")
 
 
 class _Collect(logging.Filter):
@@ -17,7 +22,7 @@ class _Collect(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the gist of a warning, and let it go no further."""
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or record.levelno > logging.ERROR:
             return True
         gist = _gist(record.getMessage())
         if gist:
@@ -26,20 +31,38 @@ class _Collect(logging.Filter):
 
 
 @contextmanager
-def quiet_dynamo(reasons: dict[str, None]) -> Iterator[None]:
-    """Collect Dynamo's warnings in ``reasons`` for the length of a block; with ``TORCH_LOGS`` set they are printed."""
+def quiet_dynamo(reasons: dict[str, None], compiling: Callable[[], bool]) -> Iterator[None]:
+    """Collect what Dynamo logs and warns of for the length of a block; with ``TORCH_LOGS`` set all is printed.
+
+    Parameters
+    ----------
+    reasons
+        Gets what the log says of the code at hand.
+    compiling
+        Tells whether Dynamo is compiling at this moment: whatever is warned of then, eager does not warn of, or will.
+    """
     if os.environ.get("TORCH_LOGS"):
         yield
         return
     collect = _Collect(reasons)
-    loggers = internals.dynamo_loggers()
-    for logger in loggers:
-        logger.addFilter(collect)
+    handlers = internals.log_handlers()
+    shown: Any = warnings.showwarning
+
+    def show(message: Any, category: Any, filename: str, *rest: Any, **named: Any) -> None:
+        if not compiling() and not any(part in filename for part in _MACHINERY):
+            shown(message, category, filename, *rest, **named)
+
+    for handler in handlers:
+        handler.addFilter(collect)
+    # Not `warnings.catch_warnings`: it would make Python forget which warnings it has shown.
+    warnings.showwarning = show
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(collect)
+        if warnings.showwarning is show:
+            warnings.showwarning = shown
+        for handler in handlers:
+            handler.removeFilter(collect)
 
 
 def _gist(text: str) -> str:

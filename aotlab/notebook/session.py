@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections import OrderedDict
 from contextlib import ExitStack
@@ -22,6 +23,11 @@ class Session:
     ----------
     shell
         The IPython shell.
+
+    Attributes
+    ----------
+    failed
+        The error that ended a cell, with the traceback that eager would show; until it has been shown.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -29,6 +35,7 @@ class Session:
         self.playground = Playground(shell.user_ns)
         self._kept: OrderedDict[tuple[str, ...], CompiledCell] = OrderedDict()
         self._all: weakref.WeakSet[CompiledCell] = weakref.WeakSet()
+        self.failed: tuple[BaseException, types.TracebackType | None] | None = None
         self._listening = ExitStack()
         self._listening.enter_context(observe.listen(self._hear))
 

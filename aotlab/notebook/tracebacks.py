@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -41,11 +42,15 @@ def cleaned(error: BaseException, cell_file: str) -> None:
         pending += [each.__cause__, each.__context__]
 
 
-def _frames(traceback: types.TracebackType | None, cell_file: str) -> list[types.TracebackType]:
-    every: list[types.TracebackType] = []
+def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    """Go through a traceback, outermost frame first."""
     while traceback is not None:
-        every.append(traceback)
+        yield traceback
         traceback = traceback.tb_next
+
+
+def _frames(traceback: types.TracebackType | None, cell_file: str) -> list[types.TracebackType]:
+    every = list(walk(traceback))
     first = next((i for i, each in enumerate(every) if each.tb_frame.f_code.co_filename == cell_file), 0)
     kept: list[types.TracebackType] = []
     for each in every[first:]:

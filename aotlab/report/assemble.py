@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from aotlab.stages.synthetic_bases import SyntheticBasesRecord
     from aotlab.stages.trace import TraceRecord
 
+_TO_THE_END = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -188,7 +190,7 @@ def reach(tensor: TensorInfo) -> tuple[int, int] | None:
 
 
 def chain(base: str, views: Sequence[ViewStep] | None) -> str:
-    """Write a chain of view ops as code: ``"x.transpose(0, 1)[2]"``; ``"as_strided"`` where there is no chain."""
+    """Write a chain of view ops as code: ``"x[1:].transpose(0, 1)"``; ``"as_strided"`` where there is no chain."""
     if views is None:
         return "as_strided"
     text = base
@@ -197,10 +199,25 @@ def chain(base: str, views: Sequence[ViewStep] | None) -> str:
         pieces = step.target.split(".")
         name = pieces[1] if len(pieces) > 1 else pieces[0]
         arguments = [_plain(arg) for arg in step.args] + [f"{key}={_plain(value)}" for key, value in step.kwargs]
-        text += f".{name}({', '.join(arguments)})"
+        indices = _slice(step) if name == "slice" else None
+        text += indices or f".{name}({', '.join(arguments)})"
         if step.item is not None:
             text += f"[{step.item}]"
     return text
+
+
+def _slice(step: ViewStep) -> str | None:
+    """Write a slice as people do, since tensors have no method of that name: ``"[:, 1:]"``; None if it is not plain."""
+    values = dict(zip(("dim", "start", "end", "step"), step.args, strict=False)) | dict(step.kwargs)
+    dim = values.pop("dim", 0)
+    if not isinstance(dim, int) or not values.keys() <= {"start", "end", "step"}:
+        return None
+    start, end, stride = values.get("start"), values.get("end"), values.get("step", 1)
+    first = "" if start is None or start == 0 else _plain(start)
+    # To the end is written as the largest integer.
+    last = "" if end is None or (isinstance(end, int) and end >= _TO_THE_END) else _plain(end)
+    index = f"{first}:{last}" + ("" if stride == 1 else f":{_plain(stride)}")
+    return f"[{':, ' * dim}{index}]" if dim >= 0 else f"[..., {index}{', :' * (-1 - dim)}]"
 
 
 def _plain(value: object) -> str:
@@ -301,7 +318,9 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
         for kernel in graph.kernels
     ]
     backends = listed(sorted({graph.backend for graph in graphs}))
-    summary = f"{amount(len(graphs), 'graph')} by {backends}, {amount(len(kernels), 'kernel')}"
+    # The report counts compiled entries as graphs; what one entry consists of goes by its own names.
+    kinds = listed(list(dict.fromkeys(graph.kind for graph in graphs))) or "nothing"
+    summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
     return Snapshot(
         stage=replace(stage, summary=summary, codes=tuple(codes)),
         nodes=tuple([node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)]),

@@ -101,8 +101,8 @@ class _Cutter:
         if self._limits is None:
             return value
         most = self._limits.code if name in _CODE_FIELDS else self._limits.text
-        if name == "sentence" and most < 300:
-            most = 300  # the verdict
+        if name == "sentence" and most < 600:
+            most = 600  # the verdict
         if len(value) <= most:
             return value
         cut = len(value) - most

@@ -13,15 +13,19 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Call, Frame, Report, TimingRow
-from aotlab.report.parts import cell, fold, grid, heading, mark, place, preformatted, track
+from aotlab.report.parts import cell, fold, grid, heading, mark, place, track
 from aotlab.report.sections import graph_section
+from aotlab.report.story import cell_section
 from aotlab.report.text import amount, duration, listed
 from aotlab.report.verdict import verdict
 
 #: How many calls the strip shows.
 MOST_CALLS = 150
+#: Of how many functions, or stretches of a cell, the first graph is open.
+MOST_OPENED = 3
 
 _SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!"}
 _ENGINES = ("eager", "upstream", "aotlab")
@@ -50,16 +54,17 @@ def page(report: Report) -> str:
 
 def fragment(report: Report) -> str:
     """Write ``report`` as one element that can stand in another page; it brings its style along."""
-    frames = [_frame(report, frame) for frame in report.frames]
+    frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
     return element(
         "div",
         element("style", _style()),
         _header(report),
+        cell_section(report),
         *frames,
         _graph_breaks(report),
         _timings(report.timing_rows),
         _verification(report),
-        _cell(report),
+        legend(report),
         _footer(report),
         kind="aotlab-report",
     )
@@ -108,20 +113,13 @@ def _footer(report: Report) -> Markup:
     return element("footer", f"{recorded}; report version {report.version}. Switches: {switches or 'none recorded'}.")
 
 
-def _cell(report: Report) -> Markup | None:
-    if report.cell is None:
-        return None
-    count = report.cell.execution_count
-    return fold("The cell", "" if count is None else f"In [{count}]", preformatted(report.cell.source))
-
-
-def _frame(report: Report, frame: Frame) -> Markup:
+def _frame(frame: Frame, *, opened: bool) -> Markup:
     refused = {refusal.graph: refusal for refusal in frame.refusals}
     return element(
         "section",
         element("h2", element("code", frame.name), " ", element("small", place(frame.line)) if frame.line else None),
         *[
-            graph_section(graph, refused.get(graph.index), opened=index == 0)
+            graph_section(graph, refused.get(graph.index), opened=opened and index == 0)
             for index, graph in enumerate(frame.graphs)
         ],
         _calls(frame),
@@ -181,7 +179,10 @@ def _recompiles(frame: Frame) -> Markup | None:
         [
             cell(f"{graph.index}", kind="number"),
             cell(graph.reason or "", kind="words"),
-            cell(mark(graph.status, "good" if graph.status == "compiled" else "warn")),
+            cell(
+                mark(graph.status, "good" if graph.status == "compiled" else "warn"),
+                element("span", "in an earlier run", kind="soft") if graph.reused else None,
+            ),
             cell(duration(graph.at_ns), kind="number"),
             cell(duration(graph.duration_ns), kind="number"),
         ]
@@ -302,4 +303,14 @@ def _verification(report: Report) -> Markup | None:
         for row in rows
     ]
     table = grid(("", "engine", "call#", "observable", "of", "eager has"), everything)
-    return join(head, open_part, fold("Everything that was compared", amount(len(rows), "observable"), table))
+    uncovered = (
+        "Each graph was compared by itself, on copies of its inputs; the Python between the graphs is not covered."
+        if report.cell is not None and report.cell.parts
+        else None
+    )
+    return join(
+        head,
+        open_part,
+        element("p", uncovered, kind="soft") if uncovered else None,
+        fold("Everything that was compared", amount(len(rows), "observable"), table),
+    )

@@ -8,7 +8,7 @@ from aotlab.report.cut import fitting
 from aotlab.report.html import fragment
 from aotlab.report.markup import clean
 from aotlab.report.model import MIME_TYPE, Report
-from aotlab.report.text import amount, duration
+from aotlab.report.text import amount, duration, first_line, lines_of
 from aotlab.report.verdict import verdict
 
 #: The most that one output may add to a notebook's file, in bytes.
@@ -34,8 +34,10 @@ def embedded_size(data: dict[str, object]) -> int:
 
 
 def plain(report: Report) -> str:
-    """Return a few lines of text: the verdict, then one line per graph."""
+    """Return a few lines of text: the verdict, what of a cell ran eagerly and why, then one line per graph."""
     lines = [verdict(report).sentence]
+    eager = [part for part in report.cell.parts if part.how == "eager"] if report.cell is not None else []
+    lines += [f"  {lines_of(part)} ran eagerly: {first_line(part.reason, 300)}" for part in eager[:10]]
     for frame in report.frames[:20]:
         calls = frame.calls
         lines.append(f"  {frame.name}: {amount(calls.total, 'call')}, {calls.compiled} compiled, {calls.eager} eager")

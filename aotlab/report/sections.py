@@ -9,6 +9,7 @@ from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
 from aotlab.report.parts import cell, code_block, fold, grid, heading, line_cell, mark, preformatted, tensor_cell, track
 from aotlab.report.text import amount, data_size, duration, known_size, listed, sizes
+from aotlab.report.verdict import DIFFERS
 
 #: How many nodes of one graph the page lists; a reader who wants all of them wants the table.
 MOST_NODES = 400
@@ -19,8 +20,9 @@ MOST_STORAGES = 60
 def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
     """Write one graph: a fold with everything that is known of it."""
     kind = {True: "training", False: "inference", None: None}[graph.training]
+    status = "compiled in an earlier run of the cell" if graph.reused and graph.status == "compiled" else graph.status
     facts = [
-        graph.status if graph.status != "earlier" else "compiled before the recording began",
+        status if status != "earlier" else "compiled before the recording began",
         kind,
         f"backend {graph.backend}" if graph.backend else None,
         f"frontend {graph.frontend}" if graph.frontend else None,
@@ -54,12 +56,13 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
 def _refusal(refusal: Refusal | None) -> Markup | None:
     if refusal is None:
         return None
+    different = refusal.message.startswith(DIFFERS)
     return element(
         "p",
-        element("span", refusal.reason, kind="mark warn"),
+        mark("differs from eager, not used" if different else refusal.reason, "bad" if different else "warn"),
         f"{refusal.message} ",
         element("span", f"({'it ran eagerly' if refusal.outcome == 'ran eagerly' else refusal.outcome})", kind="soft"),
-        kind="note",
+        kind="note different" if different else "note",
     )
 
 
@@ -104,7 +107,7 @@ def _inputs(inputs: Sequence[Input]) -> Markup | None:
             cell("" if row.tensor is None else data_size(row.tensor.nbytes), kind="number"),
             cell("" if row.storage is None else f"#{row.storage}", kind="number"),
             cell(*_grad_marks(row.tensor)),
-            cell(*_mutation_marks(row), kind="words"),
+            cell(*mutation_marks(row), kind="words"),
         ]
         for row in inputs
     ]
@@ -115,7 +118,8 @@ def _inputs(inputs: Sequence[Input]) -> Markup | None:
     )
 
 
-def _mutation_marks(row: Input) -> list[Markup]:
+def mutation_marks(row: Input) -> list[Markup]:
+    """Mark what happened to an input, and with whom it shares memory."""
     marks = []
     flags = (
         (row.mutates_data, "data mutated"),
@@ -226,7 +230,7 @@ def _span(span: Span, storage: Storage) -> list[Markup]:
     return [
         who,
         track(span.start, span.stop, whole, kind),
-        element("div", f"bytes {span.start:,} – {span.stop:,}", kind="bytes"),
+        element("div", f"bytes {span.start:,} – {span.stop:,}{', written' if span.mutated else ''}", kind="bytes"),
     ]
 
 
@@ -293,7 +297,8 @@ def _kernels(kernels: Sequence[Kernel]) -> Markup | None:
     languages = listed(sorted({kernel.language for kernel in written}))
     parts = [f"{len(written)} written in {languages}"] if written else []
     parts += [f"{len(kernels) - len(written)} called from libraries"] if called else []
-    return join(heading("Kernels", ", ".join(parts)), *folds)
+    # Behind one title: a model's kernels would push everything else off the page.
+    return fold("Kernels", ", ".join(parts), element("div", *folds, kind="inside"))
 
 
 def _guards(graph: Graph) -> Markup | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
-from aotlab.report.model import Frame, Graph, Report, TensorInfo
+from aotlab.report.model import Frame, Graph, Input, Report, TensorInfo
 from aotlab.report.text import sizes
 
 if TYPE_CHECKING:
@@ -45,13 +45,20 @@ _LINE: dict[str, Column] = {
     "code": (_TEXT, "the code on that line"),
 }
 
+#: The frame of the rows about tensors that a notebook's cell wrote, but no graph of it under that name.
+OUTSIDE = "outside of the graphs"
+
 #: Table → column → (dtype, meaning, with its unit).
 COLUMNS: dict[str, dict[str, Column]] = {
     "inputs": {
         **_KEY,
         "index": (_COUNT, "position among the flat arguments"),
         "name": (_TEXT, "the caller's name for it"),
-        "kind": (_TEXT, "parameter, buffer, input or python"),
+        "kind": (
+            _TEXT,
+            "parameter, buffer, input or python; in the frame `outside of the graphs`: outside, or alias for what was "
+            "written through another name",
+        ),
         **_TENSOR,
         "requires_grad": (_TRUTH, "whether it required grad at the call"),
         "requires_grad_after": (_TRUTH, "whether it required grad when the function returned"),
@@ -245,26 +252,31 @@ def _line(line: UserLine | None) -> dict[str, object]:
 def _input_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for index, row in enumerate(graph.inputs):
-            traced = row.mutates_data is not None
-            yield {
-                **key,
-                "index": index,
-                "name": row.name,
-                "kind": row.kind,
-                **_tensor(row.tensor),
-                "requires_grad_after": row.requires_grad_after,
-                "storage": row.storage,
-                "duplicate_of": row.duplicate_of,
-                "overlaps": ", ".join(row.overlaps) or None,
-                "mutated": row.mutated if traced else None,
-                "mutates_data": row.mutates_data,
-                "mutates_metadata": row.mutates_metadata,
-                "mutates_storage": row.mutates_storage,
-                "mutation_hidden_from_autograd": row.mutation_hidden_from_autograd,
-                "mutation_under_no_grad": row.mutation_under_no_grad,
-                "mutation_type": row.mutation_type,
-                "value": row.value,
-            }
+            yield {**key, **_input(index, row)}
+    for index, row in enumerate(report.cell.mutated_outside if report.cell is not None else ()):
+        yield {"frame": OUTSIDE, "graph": None, **_input(index, row)}
+
+
+def _input(index: int, row: Input) -> Row:
+    traced = row.mutates_data is not None
+    return {
+        "index": index,
+        "name": row.name,
+        "kind": row.kind,
+        **_tensor(row.tensor),
+        "requires_grad_after": row.requires_grad_after,
+        "storage": row.storage,
+        "duplicate_of": row.duplicate_of,
+        "overlaps": ", ".join(row.overlaps) or None,
+        "mutated": row.mutated if traced else None,
+        "mutates_data": row.mutates_data,
+        "mutates_metadata": row.mutates_metadata,
+        "mutates_storage": row.mutates_storage,
+        "mutation_hidden_from_autograd": row.mutation_hidden_from_autograd,
+        "mutation_under_no_grad": row.mutation_under_no_grad,
+        "mutation_type": row.mutation_type,
+        "value": row.value,
+    }
 
 
 def _output_rows(report: Report) -> Iterator[Row]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aotlab.ir.specs import Size, SymExpr
+
+if TYPE_CHECKING:
+    from aotlab.report.model import CellPart
 
 
 def duration(ns: int | None) -> str:
@@ -40,6 +44,22 @@ def listed(items: Sequence[str], most: int = 6) -> str:
     if len(items) > most:
         return f"{', '.join(items[:most])} and {len(items) - most} more"
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else list(items))
+
+
+def first_line(text: str, most: int) -> str:
+    """Return the first line of ``text`` that says something, cut to ``most`` characters, between words if it can be."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if len(line) <= most:
+        return line
+    whole, _, rest = line[: most - 1].rpartition(" ")
+    return f"{whole if len(rest) < most // 4 else line[: most - 2]} …"
+
+
+def lines_of(part: CellPart) -> str:
+    """Write ``"line 3"`` or ``"lines 3–5"``."""
+    if part.first_line == part.last_line:
+        return f"line {part.first_line}"
+    return f"lines {part.first_line}–{part.last_line}"
 
 
 def sizes(values: Sequence[Size] | None) -> str:

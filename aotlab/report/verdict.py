@@ -1,16 +1,23 @@
-"""The report in one line: what was compiled, on what, and whether it was verified."""
+"""The report in one line: what was compiled, on what, and whether it was verified; of a cell also how it ran."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from aotlab.report.text import amount, duration, listed
+from aotlab.report.text import amount, duration, first_line, lines_of, listed
 
 if TYPE_CHECKING:
-    from aotlab.report.model import Frame, Graph, Report
+    from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report
 
 State = Literal["verified", "unverified", "different", "partly", "nothing"]
+
+#: How the refusal of a graph begins whose results, compared before its first use, were not eager's.
+DIFFERS = "its compiled form differs from eager"
+#: How the reason ends for lines in which there is nothing to compile.
+NO_TENSORS = "no computation with tensors"
+#: How many characters of one reason the sentence holds; the page has all of it.
+_LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +29,9 @@ class Verdict:
     sentence
         The line.
     state
-        ``"verified"``, ``"unverified"``, ``"different"`` (an engine's results are not eager's), ``"partly"`` (something
-        was refused beside what was compiled) or ``"nothing"`` (nothing was compiled).
+        ``"verified"``, ``"unverified"``, ``"different"`` (an engine's results are not eager's, or those of a graph
+        that therefore was not used), ``"partly"`` (something was refused, or lines of a cell ran eagerly, beside what
+        was compiled) or ``"nothing"`` (nothing was compiled).
     """
 
     sentence: str
@@ -34,48 +42,90 @@ def verdict(report: Report) -> Verdict:
     """Say in one line what ``report`` tells; of a report that was cut, what the whole one told."""
     if report.summary is not None and report.summary.state in get_args(State):
         return Verdict(sentence=report.summary.sentence, state=cast("State", report.summary.state))
-    graphs = [graph for frame in report.frames for graph in frame.graphs if graph.status == "compiled"]
+    differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
+    graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs:
-        return Verdict(sentence=f"Nothing was compiled: {_why_nothing(report)}", state="nothing")
+        return Verdict(
+            sentence=_one_line(f"Nothing was compiled: {_why_nothing(report, differing)}"),
+            state="different" if differing else "nothing",
+        )
+    state, ending = _verified(report)
+    sentences = [f"{_compiled(report, graphs)}; {ending}."]
+    if differing:
+        state = "different"
+        sentences.insert(0, f"NOT equal to eager, so not used: {_difference(differing)}.")
+    told = {refusal.message for _, refusal in differing}
+    eager = [] if report.cell is None else [part for part in _eager(report.cell) if part.reason not in told]
+    if eager:
+        state = state if state == "different" else "partly"
+        sentences.append(_sentence(_ran_eagerly(eager)))
+        told.update(part.reason for part in eager)
+    broken = [] if report.cell is None else [part for part in report.cell.parts if part.how == "compiled" and part.reason]
+    if broken:
+        state = state if state == "different" else "partly"
+        sentences.append(_sentence(f"not all of {lines_of(broken[0])} was captured ({_gist(broken[0].reason)})"))
+    refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
+    if refused:
+        state = state if state == "different" else "partly"
+        frame, refusal = refused[0]
+        sentences.append(
+            f"{amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
+        )
+    if report.cell is not None and report.cell.error is not None:
+        sentences.append(_sentence(f"the cell ended with {_gist(report.cell.error)}"))
+    return Verdict(sentence=_one_line(" ".join(sentences)), state=state)
 
-    functions = [_short(frame.function) for frame in report.frames if any(g.status == "compiled" for g in frame.graphs)]
+
+def served(graph: Graph) -> bool:
+    """Tell whether a graph was compiled, and in this run of the cell or for use in it."""
+    return graph.status == "compiled" and (not graph.reused or graph.calls > 0)
+
+
+# What was compiled
+
+
+def _compiled(report: Report, graphs: list[Graph]) -> str:
+    """Say what was compiled now, and what an earlier run of the cell left."""
+    new = [graph for graph in graphs if not graph.reused]
     training = sum(bool(graph.training) for graph in graphs)
     kind = "training" if training == len(graphs) else f"{training} for training" if training else "inference"
+    old = len(graphs) - len(new)
+    if new:
+        functions = [
+            _short(frame.function)
+            for frame in report.frames
+            if any(served(graph) and not graph.reused for graph in frame.graphs)
+        ]
+        sentence = f"Compiled {listed(functions, 3)}: {amount(len(new), 'graph')}"
+        sentence += f", beside {old} of an earlier run of the unchanged cell ({kind})" if old else f" ({kind})"
+    else:
+        serve = "serves" if old == 1 else "serve"
+        sentence = f"Nothing new was compiled: {amount(old, 'graph')} ({kind}) of an earlier run "
+        sentence += f"of the unchanged cell {serve} again"
     backends = listed(sorted({graph.backend for graph in graphs if graph.backend}))
     devices = listed(_devices(graphs))
-    took = duration(sum(graph.duration_ns or 0 for graph in graphs))
-    sentence = f"Compiled {listed(functions, 3)}: {amount(len(graphs), 'graph')} ({kind})"
     if backends:
         sentence += f", backend {backends}"
     if devices:
         sentence += f", on {devices}"
-    sentence += f", in {took}"
-
-    state, ending = _verified(report)
-    sentence += f"; {ending}."
-    refused = [(frame, refusal) for frame in report.frames for refusal in frame.refusals]
-    if refused:
-        frame, refusal = refused[0]
-        sentence += (
-            f" {amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
-        )
-        state = state if state == "different" else "partly"
-    return Verdict(sentence=sentence, state=state)
+    return f"{sentence}, in {duration(sum(graph.duration_ns or 0 for graph in new))}" if new else sentence
 
 
 def _verified(report: Report) -> tuple[State, str]:
     """Say what the verification of aotlab showed, and for which of the compiled functions.
 
-    Rows about another engine say nothing of what was compiled here.
+    Rows about another engine say nothing of what was compiled here, and those about a graph that was refused say
+    nothing of what is used.
     """
-    rows = [row for row in report.verification_rows if row.engine == "aotlab"]
+    refused = {(frame.name, refusal.graph) for frame, refusal in _refusals(report)}
+    rows = [row for row in report.verification_rows if row.engine == "aotlab" and (row.frame, row.graph) not in refused]
     if not rows:
         return "unverified", "not verified"
     compared = amount(len(rows), "observable")
     different = [row for row in rows if not row.equal]
     if different:
         return "different", f"NOT equal to eager: {len(different)} of {compared} differ"
-    compiled = [frame for frame in report.frames if any(graph.status == "compiled" for graph in frame.graphs)]
+    compiled = [frame for frame in report.frames if any(served(graph) for graph in frame.graphs)]
     covered = {row.frame for row in rows}
     # A row that names no function is about all of them.
     missing = [] if None in covered else [_short(frame.function) for frame in compiled if frame.name not in covered]
@@ -84,8 +134,15 @@ def _verified(report: Report) -> tuple[State, str]:
     return "verified", f"verified: equal to eager on {compared}"
 
 
-def _why_nothing(report: Report) -> str:
-    refused = [(frame, refusal) for frame in report.frames for refusal in frame.refusals]
+# What was not
+
+
+def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
+    """Give the reason for which there is no compiled graph."""
+    cell = report.cell
+    if cell is not None and (cell.parts or not report.frames):
+        return _why_nothing_in(cell, differing)
+    refused = _refusals(report)
     if refused:
         frame, refusal = refused[0]
         more = f" ({amount(len(refused) - 1, 'more refusal')})" if len(refused) > 1 else ""
@@ -101,6 +158,73 @@ def _why_nothing(report: Report) -> str:
     if eager:
         return f"{amount(eager, 'call')} ran eagerly."
     return "no function compiled by aotlab was called during the recording."
+
+
+def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
+    """Give the reason, and the line, for which there is no compiled graph of a cell."""
+    ended = "" if cell.error is None else " " + _sentence(f"the cell ended with {_gist(cell.error)}")
+    if differing:
+        return f"NOT equal to eager, so not used: {_difference(differing)}.{ended}"
+    eager = _eager(cell)
+    if eager:
+        return f"{_ran_eagerly(eager)}.{ended}"
+    if cell.error is not None:
+        return f"the cell ended with {_gist(cell.error)}."
+    if cell.kind == "definitions" and any(part.how == "not run" for part in cell.parts):
+        return "no function of the cell was called yet."
+    reasons: dict[str, CellPart] = {}
+    for part in cell.parts:
+        reasons.setdefault("not run" if part.how == "not run" else part.reason, part)
+    if all(reason.endswith(NO_TENSORS) for reason in reasons):
+        return f"there is {NO_TENSORS} in the cell."
+    clauses = [f"{lines_of(part)} ({_gist(reason)})" for reason, part in reasons.items()]
+    return f"no line was handed to the compiler: {listed(clauses, 4)}."
+
+
+def _eager(cell: Cell) -> list[CellPart]:
+    """Return the parts that the compiler was given for nothing, though there was something to compile."""
+    return [part for part in cell.parts if part.how == "eager" and not part.reason.endswith(NO_TENSORS)]
+
+
+def _ran_eagerly(parts: list[CellPart]) -> str:
+    """Say how many lines ran eagerly, and why the first did."""
+    first = parts[0]
+    why = f" ({_gist(first.reason)})" if first.reason else ""
+    if len(parts) == 1:
+        return f"{lines_of(first)} ran eagerly{why}"
+    return f"{amount(sum(_length(part) for part in parts), 'line')} ran eagerly, first {lines_of(first)}{why}"
+
+
+def _length(part: CellPart) -> int:
+    return part.last_line - part.first_line + 1
+
+
+def _difference(differing: list[tuple[Frame, Refusal]]) -> str:
+    """Say whose compiled form is not equal to eager, and what the first difference is."""
+    names = list(dict.fromkeys(_short(frame.function) for frame, _ in differing))
+    gist = _gist(differing[0][1].message.removeprefix(DIFFERS).lstrip(": "))
+    return f"the compiled form of {listed(names, 3)}{f' ({gist})' if gist else ''}"
+
+
+# Words
+
+
+def _refusals(report: Report) -> list[tuple[Frame, Refusal]]:
+    return [(frame, refusal) for frame in report.frames for refusal in frame.refusals]
+
+
+def _gist(text: str) -> str:
+    """Shorten a reason to what a line of text can hold, without the full stop."""
+    return first_line(text, _LONGEST_REASON).rstrip(".")
+
+
+def _sentence(text: str) -> str:
+    """Begin with a capital letter, and end with a full stop."""
+    return f"{text[0].upper()}{text[1:]}" + ("" if text.endswith("…") else ".")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _short(function: str) -> str:

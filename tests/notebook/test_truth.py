@@ -1,0 +1,127 @@
+"""What a report says that a training step mutated is what eager's run shows to have been mutated."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("IPython")
+
+from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+x, y = torch.rand(16, 4), torch.rand(16, 1)
+untouched = torch.zeros(3)
+"""
+
+STEP = """\
+optimizer.zero_grad()
+loss = nn.functional.mse_loss(model(x), y)
+loss.backward()
+optimizer.step()
+"""
+
+OPTIMIZERS = {
+    "SGD": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "SGD with momentum": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+    "Adam": "optimizer = torch.optim.Adam(model.parameters(), lr=0.01)",
+    "AdamW, one by one": "optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)",
+    "a frozen parameter": (
+        "model[0].weight.requires_grad_(False)\n"
+        "optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)"
+    ),
+    "a frozen parameter that the optimizer knows": (
+        "model[0].weight.requires_grad_(False)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    ),
+}
+
+CELLS = {
+    "a step": STEP,
+    "gradients that are kept": STEP.replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
+    "gradients that add up": STEP.replace("optimizer.zero_grad()\n", ""),
+    "three steps in a loop": "for step in range(3):\n" + "".join(f"    {line}\n" for line in STEP.splitlines()),
+    "a step in Python's hands": STEP + "with torch.no_grad():\n    model[3].bias.data[0] = 1.0\n    untouched.add_(1)\n",
+}
+
+
+@pytest.fixture
+def shell() -> InteractiveShell:
+    """Make a shell of its own, and let Dynamo forget what earlier tests compiled of torch's optimizers."""
+    torch._dynamo.reset()
+    made = InteractiveShell()
+    made.history_manager.enabled = False
+    module = types.ModuleType("__main__")
+    made.user_module, made.user_ns = module, vars(module)
+    made.init_user_ns()
+    return made
+
+
+def execute(shell: InteractiveShell, text: str) -> None:
+    result = shell.run_cell(text)
+    result.raise_error()
+
+
+def tensors(namespace: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Name every tensor that lives before the step, by hand."""
+    model, optimizer = namespace["model"], namespace["optimizer"]
+    found = {name: namespace[name] for name in ("x", "y", "untouched")}
+    names = {}
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        found[f"model.{name}"] = value
+        names[value] = f"model.{name}"
+        if value.grad is not None:
+            found[f"model.{name}.grad"] = value.grad
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer.state[{names[parameter]}][{key!r}]"] = value
+    return found
+
+
+def mutated_in_eager(optimizer: str, cell: str) -> set[str]:
+    """Run the cell eagerly and see which tensors have other values, or another version, afterwards."""
+    namespace: dict[str, Any] = {}
+    exec(SETUP + optimizer + "\n" + STEP, namespace)
+    before = tensors(namespace)
+    values = {name: (tensor.detach().clone(), tensor._version) for name, tensor in before.items()}
+    exec(cell, namespace)
+    changed = {name for name, (value, _) in values.items() if not torch.equal(value, before[name])}
+    moved = {name for name, (_, version) in values.items() if version != before[name]._version}
+    return changed | moved
+
+
+@pytest.mark.parametrize("cell", list(CELLS))
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_a_step_mutates_what_eager_mutates(shell: InteractiveShell, optimizer: str, cell: str) -> None:
+    """``report.inputs`` names exactly the tensors whose values and versions eager's run of the cell moves."""
+    expected = mutated_in_eager(OPTIMIZERS[optimizer], CELLS[cell])
+    execute(shell, "%load_ext aotlab")
+    execute(shell, SETUP + OPTIMIZERS[optimizer] + "\n" + STEP)
+    before = set(tensors(shell.user_ns))
+    execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + CELLS[cell])
+    inputs = shell.user_ns["report"].inputs
+    named = set(inputs[inputs["mutates_data"].fillna(False).astype(bool)]["name"])
+    assert named & before == expected & before
+    assert {name for name in named if name in before} == expected
+    # what the table names beside them did not exist before the cell
+    assert all(name not in before for name in named - expected)
+
+
+def test_the_step_is_compiled(shell: InteractiveShell) -> None:
+    """The forward and the optimizer's step are graphs; the table is not about what ran eagerly only."""
+    execute(shell, "%load_ext aotlab")
+    execute(shell, SETUP + OPTIMIZERS["Adam"] + "\n" + STEP)
+    execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP)
+    report = shell.user_ns["report"]
+    assert ["line 3", "line 5"] == [frame.name for frame in report.frames]
+    graphs = report.inputs[report.inputs["graph"].notna() & report.inputs["mutates_data"].fillna(False).astype(bool)]
+    weights = set(graphs[graphs["frame"] == "line 5"]["name"])
+    assert {"model.0.weight", "optimizer.state[model.0.weight]['exp_avg']"} <= weights
+    assert {"model.1.running_mean"} <= set(graphs[graphs["frame"] == "line 3"]["name"])
