@@ -115,7 +115,8 @@ class CompiledFunction:
     compile_call
         Makes an entry for one call: ``(target, args, kwargs, reason, entry_number, function_id) -> Entry``.
     on_refusal
-        What happens under ``config.fallback = "auto"`` to a call that is refused.
+        What happens under ``config.fallback = "auto"`` to a call that is refused: the error is raised, or the call runs
+        eagerly. ``"tell"`` raises as well, for a caller who will see to it that the call runs eagerly.
     number
         What events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of code.
     warn
@@ -130,7 +131,7 @@ class CompiledFunction:
         target: Target,
         compile_call: Callable[..., Entry],
         *,
-        on_refusal: Literal["raise", "eager"] = "raise",
+        on_refusal: Literal["raise", "eager", "tell"] = "raise",
         backend_name: str,
         number: int | None = None,
         warn: bool = True,
@@ -287,13 +288,14 @@ class CompiledFunction:
         try:
             entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
         except RefusedError as error:
-            eager = config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
+            told = config.fallback == "auto" and self._on_refusal == "tell"
+            eager = told or config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
             self._failed(number, started, error, "ran eagerly" if eager else "raised")
-            if not eager:
-                raise
             state = getattr(error, "call_state", None)
-            if state is not None:
+            if eager and state is not None:
                 self._refused.append((state, str(error)))
+            if not eager or told:
+                raise
             return f"`{self._target.name}` runs eagerly: {error}"
         except Declined as declined:
             if config.fallback == "error" and isinstance(declined.error, TraceFailed):
@@ -302,6 +304,8 @@ class CompiledFunction:
                 raise refusal from declined.error
             if not isinstance(declined.error, RefusedError):
                 self._failed(number, started, declined.error, "ran eagerly")
+            elif self._on_refusal == "tell" and config.fallback == "auto":
+                raise declined.error from None
             return None if declined.silent else str(declined.error)
         except BaseException as error:
             self._failed(number, started, error, "raised")
@@ -309,7 +313,10 @@ class CompiledFunction:
         objection = self._accept(entry, args, kwargs) if self._accept is not None else None
         if objection is not None:
             self._refused.append((entry.state, objection))
-            self._failed(number, started, RefusedError(objection), "ran eagerly")
+            rejected = RefusedError(objection)
+            self._failed(number, started, rejected, "ran eagerly")
+            if self._on_refusal == "tell":
+                raise rejected
             return f"`{self._target.name}` runs eagerly: {objection}"
         self._entries = (entry, *self._entries)
         return entry

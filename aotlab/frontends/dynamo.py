@@ -180,9 +180,8 @@ def compile_graph(target: GraphTarget, compiler: Backend, partitioner: Any, **se
         where = next((line for line in map(_line_of_frame, reversed(reason.user_stack))), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    return CompiledFunction(
-        target, partial(pipeline.compile_call, made), on_refusal="eager", backend_name=compiler.name, **settings
-    )
+    settings.setdefault("on_refusal", "eager")
+    return CompiledFunction(target, partial(pipeline.compile_call, made), backend_name=compiler.name, **settings)
 
 
 def compile_by_dynamo(

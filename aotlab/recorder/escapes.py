@@ -118,7 +118,13 @@ class EscapeGuard(TorchFunctionMode):
         if _writes_in_place(func) and args:
             written = args[0]
         if not isinstance(written, Tensor):
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if _writes_in_place(func) and isinstance(written, list | tuple):
+                # eager counts a write to each tensor of the list; the wrappers of functionalization do not
+                for each in written:
+                    if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference():
+                        torch.autograd.graph.increment_version(each)
+            return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
