@@ -21,7 +21,7 @@ import copy
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aotlab.notebook.classify import COMPOUND, Scope, bound_names, differentiates_twice, own_nodes
@@ -48,6 +48,8 @@ class RegionCode:
         Its number in the cell.
     code
         A function's code without arguments; it returns the value of its last expression if that is displayed.
+    pieces
+        The same statement by statement, where there are several: to run one after the other if the whole is refused.
     bound
         The names that it binds, in the order of the text.
     first_line, last_line
@@ -56,6 +58,7 @@ class RegionCode:
 
     number: int
     code: types.CodeType
+    pieces: tuple[RegionCode, ...] = ()
     bound: tuple[str, ...]
     first_line: int
     last_line: int
@@ -261,6 +264,15 @@ class _Splitter:
 
     def _region(self, statements: Sequence[ast.stmt]) -> ast.expr | None:
         """Make a region of ``statements``; return its call."""
+        try:
+            whole = self._region_code(statements)
+            pieces = tuple([self._region_code([each]) for each in statements]) if len(statements) > 1 else ()
+        except SyntaxError:
+            return None
+        self.regions.append(replace(whole, pieces=pieces))
+        return _called(_REGION.format(whole.number), statements[0])
+
+    def _region_code(self, statements: Sequence[ast.stmt]) -> RegionCode:
         bound = list(bound_names(statements))
         body: list[ast.stmt] = [ast.Global(bound)] if bound else []
         function = ast.FunctionDef(
@@ -273,24 +285,16 @@ class _Splitter:
         if hasattr(function, "type_params"):
             function.type_params = []
         module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                outer = self.compile_tree(module, self.file, "exec")
-        except SyntaxError:
-            return None
-        code = next(each for each in outer.co_consts if isinstance(each, types.CodeType))
-        number = len(self.regions)
-        self.regions.append(
-            RegionCode(
-                number=number,
-                code=_at_module_level(code),
-                bound=tuple(bound),
-                first_line=statements[0].lineno,
-                last_line=max(each.end_lineno or each.lineno for each in statements),
-            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outer = self.compile_tree(module, self.file, "exec")
+        return RegionCode(
+            number=len(self.regions),
+            code=_at_module_level(next(each for each in outer.co_consts if isinstance(each, types.CodeType))),
+            bound=tuple(bound),
+            first_line=statements[0].lineno,
+            last_line=max(each.end_lineno or each.lineno for each in statements),
         )
-        return _called(_REGION.format(number), statements[0])
 
 
 def _called(constant: str, where: ast.AST, *arguments: ast.expr) -> ast.expr:

@@ -155,6 +155,9 @@ class Scope:
                     return True
                 return any(self.tensorish(each) for each in (*node.args, *node.keywords))
             return True
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            target = ast.Name(node.target.id, ast.Load())
+            return self.tensorish(target) or self.tensorish(node.value)
         if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in (node.value, *node.targets)):
             return False
         return any(self.tensorish(each) for each in ast.iter_child_nodes(node) if not isinstance(each, _MARKS))

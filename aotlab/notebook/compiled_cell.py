@@ -64,7 +64,7 @@ class _Part:
     last_line: int
     function: str | None = None
     calls: int = 0
-    failed: bool = False
+    replaced: bool = False
     graphs: list[CapturedGraph] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class CompiledCell(Views):
             self._execution_count, self._cell_id = execution_count, cell_id
             self._finished_lines = 0
             for part in self._parts.values():
-                part.calls, part.failed = 0, False
+                part.calls = 0
         self._names = None
         watch = Watch(self._playground.namespace)
         run = _Progress(self)
@@ -186,26 +186,39 @@ class CompiledCell(Views):
         self._parts[name] = part
         return self._compile(function, part)
 
-    def _region(self, region: RegionCode) -> Callable[[], Any]:
+    def _region(self, region: RegionCode, key: object = None) -> Callable[[], Any]:
         namespace = self._playground.namespace
         function = types.FunctionType(region.code, namespace)
         part = _Part(first_line=region.first_line, last_line=region.last_line)
-        self._parts[region.number] = part
+        self._parts[region.number if key is None else key] = part
         compiled = self._compile(function, part)
+        pieces: list[Callable[[], Any]] = []
+
+        def piece_by_piece() -> Any:
+            if not pieces:
+                part.replaced = True
+                pieces.extend(self._region(each, (region.number, i)) for i, each in enumerate(region.pieces))
+            result = None
+            for each in pieces:
+                result = each()
+            return result
 
         def call() -> Any:
             part.calls += 1
             if not config.enabled:
                 return function()
+            if pieces:
+                return piece_by_piece()
             self._names = None
             before = dict.fromkeys(name for name in region.bound if name in namespace)
             random = torch.get_rng_state()
             served = {id(each): each.served for each in part.graphs}
+            refused = False
             try:
                 with self.compiling(part, region.bound):
                     result = compiled()
-            except RunInstead:
-                pass
+            except RunInstead as instead:
+                refused = instead.refused
             except Exception as error:
                 if not self._undone(error, region, part, served):
                     cleaned(error, self.file)
@@ -214,9 +227,10 @@ class CompiledCell(Views):
             else:
                 _in_order(namespace, [name for name in region.bound if name not in before and name in namespace])
                 return result
-            result = (
-                function()
-            )  # what failed was the first thing of the region that had an effect; eager tells the rest
+            if refused and region.pieces:
+                return piece_by_piece()
+            # What failed was the first thing of the region that had an effect; eager tells the rest.
+            result = function()
             for each in part.graphs:
                 each.surprising = each.surprising or each.failure is not None
             return result
@@ -406,7 +420,9 @@ class CompiledCell(Views):
         compiled = {frame.name for frame in frames if any(graph.status == "compiled" for graph in frame.graphs)}
         refusals = {frame.name: frame.refusals[0].message for frame in frames if frame.refusals}
         parts: list[CellPart] = []
-        for part in self._parts.values():
+        for part in list(self._parts.values()):
+            if part.replaced:
+                continue
             names = tuple(dict.fromkeys(each.name for each in part.graphs))
             used = tuple([each for each in names if each in compiled])
             reason = ""

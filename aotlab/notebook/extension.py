@@ -10,6 +10,7 @@ from typing import Any
 from aotlab.notebook import live
 from aotlab.notebook.magic import NAME, Magic, awaiting, complete, help_text
 from aotlab.notebook.session import Session
+from aotlab.notebook.tracebacks import cleaned
 
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
 
@@ -47,6 +48,8 @@ def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]
             error.__traceback__ = failed[1]
             exc_tuple = (type(error), error, failed[1])
             kwargs["tb_offset"] = 0
+        elif error is not None:
+            cleaned(error)  # what went through a compiled function or its backward later on
         show(exc_tuple, *args, **kwargs)
 
     return showtraceback

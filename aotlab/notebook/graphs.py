@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.backends import Backend
 from aotlab.cache import Entry
+from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
 from aotlab.partitioners import default_partition
 from aotlab.stages.runtime import MISS
@@ -23,10 +24,19 @@ from aotlab.verification import Comparison, compare
 
 
 class RunInstead(BaseException):
-    """A compiled graph failed before anything had happened: the code that it stands for has to run eagerly.
+    """A compiled graph failed before anything had happened: the code that it stands for has to run otherwise.
 
     Not an `Exception`: it crosses code of the user's, which must not catch it.
+
+    Parameters
+    ----------
+    refused
+        Whether the graph was refused, so that smaller ones may do, rather than failed.
     """
+
+    def __init__(self, *, refused: bool) -> None:
+        self.refused = refused
+        super().__init__()
 
 
 class NotebookTarget(GraphTarget):
@@ -114,6 +124,7 @@ class CapturedGraph:
             backend,
             default_partition,
             number=number,
+            on_refusal="tell",
             warn=False,
             accept=self._accept if verify or device is not None else None,
         )
@@ -127,13 +138,17 @@ class CapturedGraph:
         random = torch.get_rng_state() if not before or self._random() else None
         try:
             result = self.compiled(*args)
+        except RefusedError as error:
+            if self._at_the_beginning():
+                raise RunInstead(refused=True) from error
+            return self.graph(*args)
         except Exception as error:  # noqa: BLE001  # whatever it is, eager tells what it would have been
             self.failure = f"{type(error).__name__}: {error}"
             # The graph is functional: what failed in it has changed nothing.
             if random is not None:
                 torch.set_rng_state(random)
             if self._at_the_beginning():
-                raise RunInstead from None
+                raise RunInstead(refused=False) from None
             result = self.graph(*args)
             self.surprising = True  # eager did not raise
             return result
@@ -275,7 +290,7 @@ def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
         node.replace_all_uses_with(inputs[node.target])
         copied.erase_node(node)
     lifted = fx.GraphModule(graph, copied)
-    lifted.compile_subgraph_reason = getattr(graph, "compile_subgraph_reason", None)
+    vars(lifted)["compile_subgraph_reason"] = getattr(graph, "compile_subgraph_reason", None)
     return lifted, tuple(held.values())
 
 

@@ -68,7 +68,7 @@ class Captured:
         The `aotlab.cache.CompiledFunction` of the same graph, or what our Dynamo backend wrapped around it. Any other
         callable that takes the same arguments will do; it is called as it is then.
     inputs
-        Returns the example inputs as they are now, or None when one of them is gone.
+        Returns the example inputs as they are now, with None in the place of tensors that are gone; None if all are.
     graphs
         The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
         in the order in which they were compiled.
@@ -163,7 +163,7 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         behaviour = _behaviour(eager, fresh, entry)
         timer = _Timer(
             runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(ours)},
-            fresh=fresh,
+            ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
             held=tuple([tensor for _, tensor in held if tensor.requires_grad]),
             device=_device(inputs),
@@ -270,10 +270,13 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Timer:
-    """Both forms of one graph, and what timing them takes."""
+    """Both forms of one graph, and what timing them takes.
+
+    ``ready`` gives each call its inputs: fresh ones if calls change them, else the same for all, as they may be large.
+    """
 
     runs: Mapping[str, Run]
-    fresh: Callable[[], _Copy]
+    ready: Callable[[], _Copy]
     behaviour: _Behaviour
     held: tuple[Tensor, ...]
     device: torch.device
@@ -324,14 +327,13 @@ class _Timer:
         return cases, [self._try(case, seconds) for case in cases.values()]
 
     def _forward(self, engine: str, run: Run) -> Case:
-        ready = self._ready()
-        return Case(name=f"{engine} forward", prepare=lambda: partial(run, ready().inputs))
+        return Case(name=f"{engine} forward", prepare=lambda: partial(run, self.ready().inputs))
 
     def _backward(self, engine: str, run: Run) -> Case:
-        ready, tangents = self._ready(), self._tangents(run)
+        tangents = self._tangents(run)
 
         def prepare() -> Call:
-            copy = ready()
+            copy = self.ready()
             leaves = self._leaves(copy)
             roots = self.behaviour.roots(copy, run(copy.inputs))
             return partial(torch.autograd.grad, roots, leaves, tangents, allow_unused=True)
@@ -339,21 +341,14 @@ class _Timer:
         return Case(name=f"{engine} backward", prepare=prepare)
 
     def _total(self, engine: str, run: Run) -> Case:
-        ready, tangents, roots = self._ready(), self._tangents(run), self.behaviour.roots
+        tangents, roots = self._tangents(run), self.behaviour.roots
 
         def prepare() -> Call:
-            copy = ready()
+            copy = self.ready()
             leaves = self._leaves(copy)
             return lambda: torch.autograd.grad(roots(copy, run(copy.inputs)), leaves, tangents, allow_unused=True)
 
         return Case(name=f"{engine} total", prepare=prepare)
-
-    def _ready(self) -> Callable[[], _Copy]:
-        """Make what gives each call its inputs: the same ones again if no call changes them."""
-        if self.behaviour.mutates:
-            return self.fresh
-        copy = self.fresh()
-        return lambda: copy
 
     def _leaves(self, copy: _Copy) -> list[Tensor]:
         # Up to the inputs and no further, so that what stands behind a copied non-leaf is not timed. That an input
@@ -361,7 +356,7 @@ class _Timer:
         return [*(copy.leaves if self.behaviour.mutates else copy.differentiable), *self.held]
 
     def _tangents(self, run: Run) -> list[Tensor]:
-        copy = self.fresh()
+        copy = self.ready()
         return [torch.ones_like(root) for root in self.behaviour.roots(copy, run(copy.inputs))]
 
     def _try(self, case: Case, seconds: float) -> tuple[int, int]:
@@ -389,7 +384,7 @@ class _Timer:
         affordable = left_ns // (10 * max(1, sum(map(sum, costs))))
         most = _MOST_CALLS
         if self.behaviour.mutates:
-            most = min(most, _MOST_BYTES // max(1, _bytes_in(self.fresh().tensors)))
+            most = min(most, _MOST_BYTES // max(1, _bytes_in(self.ready().tensors)))
         return max(1, min(wanted, affordable, most))
 
 
@@ -422,6 +417,9 @@ def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...
 
 
 def _serves(entry: Entry, inputs: Inputs) -> bool:
+    tensors = [isinstance(each, Tensor) for each in inputs]
+    if tensors != [isinstance(facts, TensorFacts) for facts in entry.state.leaves]:
+        return False  # some are gone, or they are for another entry
     # An entry whose guards do not hold says so before it does anything.
     with _settings(entry):
         return entry.run(_copy(Cloner(_anything), inputs).inputs, {}) is not MISS
@@ -504,6 +502,10 @@ def _with_grad_mode(run: Run, mode: bool, inputs: Inputs) -> Any:
         return run(inputs)
     finally:
         torch.set_grad_enabled(mode)
+
+
+def _always(copy: _Copy) -> Callable[[], _Copy]:
+    return lambda: copy
 
 
 def _anything(*inputs: Any) -> None:

@@ -21,7 +21,7 @@ _MACHINERY = (
 )
 
 
-def cleaned(error: BaseException, cell_file: str) -> None:
+def cleaned(error: BaseException, cell_file: str | None = None) -> None:
     """Take the compilers' frames out of the tracebacks of ``error`` and of what led to it.
 
     Parameters
@@ -29,7 +29,8 @@ def cleaned(error: BaseException, cell_file: str) -> None:
     error
         What came out of a cell.
     cell_file
-        The file name of the cell's code; frames before its first one are left out.
+        The file name of the cell's code; frames before its first one are left out. None: no frame before the
+        compilers' is.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -49,7 +50,7 @@ def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]
         traceback = traceback.tb_next
 
 
-def _frames(traceback: types.TracebackType | None, cell_file: str) -> list[types.TracebackType]:
+def _frames(traceback: types.TracebackType | None, cell_file: str | None) -> list[types.TracebackType]:
     every = list(walk(traceback))
     first = next((i for i, each in enumerate(every) if each.tb_frame.f_code.co_filename == cell_file), 0)
     kept: list[types.TracebackType] = []

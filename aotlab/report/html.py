@@ -16,10 +16,10 @@ from importlib import resources
 from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Call, Frame, Report, TimingRow
-from aotlab.report.parts import cell, fold, grid, heading, mark, place, track
+from aotlab.report.parts import cell, fold, grid, heading, mark, track
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
-from aotlab.report.text import amount, duration, listed
+from aotlab.report.text import amount, duration, explanation, listed, place, place_in
 from aotlab.report.verdict import verdict
 
 #: How many calls the strip shows.
@@ -199,8 +199,8 @@ def _graph_breaks(report: Report) -> Markup | None:
         return None
     rows = [
         [
-            cell(row.frame, kind="name"),
-            cell(row.reason, kind="words"),
+            cell(place_in(row.frame), kind="name"),
+            cell(explanation(row.reason), kind="words"),
             cell(duration(row.at_ns), kind="number"),
         ]
         for row in report.graph_break_rows

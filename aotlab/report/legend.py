@@ -10,8 +10,8 @@ from aotlab.report.parts import cell, fold, grid, heading, mark
 #: How lines of a cell run, with the tone of the mark.
 WAYS: dict[str, tuple[str, str]] = {
     "compiled": ("good", "Compiled graphs ran it, at least in part."),
-    "eager": ("warn", "It was handed to the compiler, which compiled nothing of it. It ran as it would without aotlab."),
-    "python": ("", "It was not handed to the compiler: Python runs such lines, and calls compiled graphs between them."),
+    "eager": ("warn", "It was handed to the compiler, which compiled nothing of it: it ran as without aotlab."),
+    "python": ("", "It was not handed to the compiler: Python runs such lines, and graphs between them."),
     "not run": ("", "The cell did not get there, or the function was not called."),
 }
 
@@ -39,8 +39,8 @@ OUTPUTS: dict[OutputType, str] = {
     OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: (
         "It is a view of a tensor made inside that is an output of the function's own."
     ),
-    OutputType.UNSAFE_VIEW_ALIAS: "An op made it that looks like a view; nobody sees its base, so its memory is its own.",
-    OutputType.CUSTOM_FUNCTION_VIEW: "A custom autograd function returned a view; autograd treats it by rules of its own.",
+    OutputType.UNSAFE_VIEW_ALIAS: "An op that looks like a view made it; nobody sees its base, so it counts as new.",
+    OutputType.CUSTOM_FUNCTION_VIEW: "A custom autograd function returned it as a view; autograd has rules for those.",
 }
 
 

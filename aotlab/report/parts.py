@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import SymExpr
 from aotlab.report.markup import Child, Markup, element, join
 from aotlab.report.model import Code, TensorInfo
-from aotlab.report.text import sizes
-
-#: The file names that IPython (with the cell's number) and its kernel give to the code of cells.
-_CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/]\d+\.py$")
+from aotlab.report.text import place, sizes
 
 
 def heading(title: str, about: str = "") -> Markup:
@@ -109,16 +105,6 @@ def line_cell(line: UserLine | None) -> Markup | None:
         return None
     code = join(element("code", line.code), " ") if line.code else None
     return element("span", " ", code, place(line), kind="line")
-
-
-def place(line: UserLine) -> str:
-    """Name a line; of a long path the last two parts say enough, of a notebook's cell its number."""
-    cell = _CELL_FILE.search(line.file)
-    if cell is not None:
-        return f"In [{cell[1]}], line {line.line}" if cell[1] else f"notebook cell, line {line.line}"
-    parts = re.split(r"[\\/]", line.file)
-    name = line.file if line.file.startswith("<") else "/".join(parts[-2:])
-    return f"{name}:{line.line}"
 
 
 def preformatted(text: str) -> Markup:

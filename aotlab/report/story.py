@@ -57,7 +57,7 @@ def _stretches(source: Cell) -> Iterator[tuple[CellPart | None, list[tuple[int, 
     """Yield the cell's lines, those together that stand together and ran in one way."""
     before: CellPart | None = None
     lines: list[tuple[int, str]] = []
-    for number, text in enumerate(source.source.splitlines(), 1):
+    for number, text in enumerate(source.source.removesuffix("\n").split("\n"), 1):
         part = _part_of(number, source.parts)
         blank = part is None and not text.strip() and bool(lines)
         if not blank and lines and part is not before:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
 
 if TYPE_CHECKING:
     from aotlab.report.model import CellPart
+
+#: The file names that IPython (with the cell's number) and its kernel give to the code of cells.
+_CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/]\d+\.py$")
 
 
 def duration(ns: int | None) -> str:
@@ -53,6 +58,31 @@ def first_line(text: str, most: int) -> str:
         return line
     whole, _, rest = line[: most - 1].rpartition(" ")
     return f"{whole if len(rest) < most // 4 else line[: most - 2]} …"
+
+
+def explanation(reason: str) -> str:
+    """Return the gist of a reason that Dynamo gives in paragraphs: what it met, and the explanation."""
+    if reason.startswith("generic_jump"):
+        return "a branch depends on the value of a tensor"
+    met = next((line.strip() for line in reason.splitlines() if line.strip()), "")
+    found = re.search(r"^\s*Explanation: (.*)$", reason, re.MULTILINE)
+    return met if found is None else f"{met}: {found[1].strip()}"
+
+
+def place(line: UserLine) -> str:
+    """Name a line; of a long path the last two parts say enough, of a notebook's cell its number."""
+    cell = _CELL_FILE.search(line.file)
+    if cell is not None:
+        return f"In [{cell[1]}], line {line.line}" if cell[1] else f"notebook cell, line {line.line}"
+    parts = re.split(r"[\\/]", line.file)
+    name = line.file if line.file.startswith("<") else "/".join(parts[-2:])
+    return f"{name}:{line.line}"
+
+
+def place_in(text: str) -> str:
+    """Do the same for a line that was written as ``file:line``; leave other text as it is."""
+    file, _, number = text.rpartition(":")
+    return place(UserLine(file=file, line=int(number), function="", code="")) if file and number.isdecimal() else text
 
 
 def lines_of(part: CellPart) -> str:

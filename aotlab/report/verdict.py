@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from aotlab.report.text import amount, duration, first_line, lines_of, listed
+from aotlab.report.text import amount, duration, explanation, first_line, lines_of, listed, place_in
 
 if TYPE_CHECKING:
     from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report
@@ -60,10 +60,10 @@ def verdict(report: Report) -> Verdict:
         state = state if state == "different" else "partly"
         sentences.append(_sentence(_ran_eagerly(eager)))
         told.update(part.reason for part in eager)
-    broken = [] if report.cell is None else [part for part in report.cell.parts if part.how == "compiled" and part.reason]
-    if broken:
+    incomplete = _incomplete(report)
+    if incomplete is not None:
         state = state if state == "different" else "partly"
-        sentences.append(_sentence(f"not all of {lines_of(broken[0])} was captured ({_gist(broken[0].reason)})"))
+        sentences.append(incomplete)
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         state = state if state == "different" else "partly"
@@ -174,7 +174,8 @@ def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
         return "no function of the cell was called yet."
     reasons: dict[str, CellPart] = {}
     for part in cell.parts:
-        reasons.setdefault("not run" if part.how == "not run" else part.reason, part)
+        # "compiled" without a graph that served: in an earlier run of the cell.
+        reasons.setdefault(part.reason if part.how in ("python", "eager") else "not run", part)
     if all(reason.endswith(NO_TENSORS) for reason in reasons):
         return f"there is {NO_TENSORS} in the cell."
     clauses = [f"{lines_of(part)} ({_gist(reason)})" for reason, part in reasons.items()]
@@ -193,6 +194,21 @@ def _ran_eagerly(parts: list[CellPart]) -> str:
     if len(parts) == 1:
         return f"{lines_of(first)} ran eagerly{why}"
     return f"{amount(sum(_length(part) for part in parts), 'line')} ran eagerly, first {lines_of(first)}{why}"
+
+
+def _incomplete(report: Report) -> str | None:
+    """Say that Python took over within lines of which some was compiled; None where it did not."""
+    if report.cell is None:
+        return None
+    parts = [part for part in report.cell.parts if part.how == "compiled" and part.reason]
+    if parts:
+        return _sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})")
+    breaks = report.graph_break_rows
+    if not breaks:
+        return None
+    first = f"{place_in(breaks[0].frame)} ({_gist(explanation(breaks[0].reason))})"
+    where = "at" if len(breaks) == 1 else "first at"
+    return _sentence(f"{amount(len(breaks), 'graph break')}, where Python took over, {where} {first}")
 
 
 def _length(part: CellPart) -> int:

@@ -28,7 +28,10 @@ class Views:
 
     @property
     def inputs(self) -> pd.DataFrame:
-        """One row per argument: what it is, what it shares memory with, how it was mutated."""
+        """One row per argument of a graph: what it is, what it shares memory with, how it was mutated.
+
+        Of a notebook's cell also the tensors that it wrote outside of the graphs, or under another name.
+        """
         return self._table("inputs")
 
     @property
@@ -68,12 +71,19 @@ class Views:
 
     @property
     def calls(self) -> pd.DataFrame:
-        """One row per call, for the last thousand of each frame."""
+        """One row per call of a frame, for the last thousand of each.
+
+        A frame is a function that aotlab compiled or, behind Dynamo, a piece of code that Dynamo captured: a call of a
+        function that Dynamo split is a call of each of its pieces.
+        """
         return self._table("calls")
 
     @property
     def recompiles(self) -> pd.DataFrame:
-        """One row per compilation after a frame's first, with the reason."""
+        """One row per graph that was compiled since none of its frame's earlier ones served, with the reason.
+
+        The reason is the assumption that did not hold: of a guard of aotlab's, or, in its words, of one of Dynamo's.
+        """
         return self._table("recompiles")
 
     @property
