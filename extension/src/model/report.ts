@@ -1,0 +1,279 @@
+/**
+ * The report, version 1, as far as the view reads it.
+ *
+ * Python's `aotlab/report/model.py` documents the fields; `tests/test_extension.py` holds the names here to the schema.
+ */
+
+import { flag, list, maybe, number, plain, record, text } from './reading';
+import type { Damage, Read, Reader, RecordReader } from './reading';
+
+/** The MIME type of a report in a notebook's output. */
+export const MIME_TYPE = 'application/vnd.aotlab.report.v1+json';
+
+/** The version that this view reads. */
+export const VERSION = 1;
+
+const symbol = record('SymExpr', { expression: text(), hint: maybe(number()) });
+
+/** A size in elements or bytes: a number, or an expression with the value that it had in the traced call. */
+export type Size = number | Read<typeof symbol>;
+
+const size: Reader<Size> = (value, path, damage) =>
+  typeof value === 'object' && value !== null ? symbol(value, path, damage) : number()(value, path, damage);
+
+const line = record('UserLine', { file: text(), line: number(), function: text(), code: text() });
+const tensor = record('TensorInfo', {
+  dtype: text(),
+  device: text(),
+  shape: list(size),
+  stride: list(size),
+  byte_offset: size,
+  nbytes: size,
+  requires_grad: flag(),
+  is_leaf: flag(true),
+  type_name: text('torch.Tensor')
+});
+const code = record('Code', { title: text(), language: text(), text: text() });
+const stage = record('Stage', {
+  name: text(),
+  duration_ns: number(),
+  node_count: maybe(number()),
+  summary: text(),
+  codes: list(code)
+});
+const input = record('Input', {
+  name: text(),
+  kind: text(),
+  value: maybe(text()),
+  tensor: maybe(tensor),
+  storage: maybe(number()),
+  duplicate_of: maybe(text()),
+  overlaps: list(text()),
+  mutates_data: maybe(flag()),
+  mutates_metadata: maybe(flag()),
+  mutates_storage: maybe(flag()),
+  mutation_hidden_from_autograd: maybe(flag()),
+  mutation_under_no_grad: maybe(flag()),
+  mutation_type: maybe(text()),
+  requires_grad_after: maybe(flag())
+});
+const output = record('Output', {
+  name: text(),
+  output_type: text(),
+  raw_type: text(),
+  tensor: maybe(tensor),
+  storage: maybe(number()),
+  base_kind: maybe(text()),
+  base: maybe(text()),
+  views: maybe(text()),
+  relation: text(),
+  requires_grad: flag()
+});
+const span = record('Span', {
+  name: text(),
+  role: text(),
+  start: maybe(number()),
+  stop: maybe(number()),
+  mutated: flag()
+});
+const storage = record('Storage', {
+  number: number(),
+  owner: text(),
+  nbytes: maybe(size),
+  device: text(),
+  spans: list(span)
+});
+const saved = record('Saved', {
+  name: text(),
+  tensor: maybe(tensor),
+  nbytes: size,
+  reason: text(),
+  is_input: flag(),
+  is_output: flag(),
+  line: maybe(line)
+});
+const kernel = record('Kernel', {
+  name: text(),
+  language: text(),
+  graph_name: text(),
+  kind: text(),
+  source: text()
+});
+const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
+const graph = record('Graph', {
+  index: number(),
+  status: text(),
+  frontend: text(),
+  backend: text(),
+  reason: maybe(text()),
+  training: maybe(flag()),
+  at_ns: maybe(number()),
+  duration_ns: maybe(number()),
+  calls: number(),
+  stages: list(stage),
+  inputs: list(input),
+  outputs: list(output),
+  storages: list(storage),
+  saved: list(saved),
+  kernels: list(kernel),
+  guards: list(guard),
+  backward_error: maybe(text()),
+  reused: flag()
+});
+const call = record('Call', {
+  at_ns: number(),
+  duration_ns: number(),
+  graph: maybe(number()),
+  compiled: flag(),
+  cold: flag()
+});
+const calls = record('Calls', { total: number(), compiled: number(), eager: number(), recent: list(call) });
+const refusal = record('Refusal', {
+  graph: number(),
+  error: text(),
+  reason: text(),
+  message: text(),
+  line: maybe(line),
+  outcome: text(),
+  at_ns: number()
+});
+const frame = record('Frame', {
+  name: text(),
+  function: text(),
+  line: maybe(line),
+  graphs: list(graph),
+  refusals: list(refusal),
+  calls
+});
+const part = record('CellPart', {
+  first_line: number(),
+  last_line: number(),
+  how: text(),
+  frames: list(text()),
+  reason: text()
+});
+const cell = record('Cell', {
+  source: text(),
+  execution_count: maybe(number()),
+  options: text(),
+  kind: text('statements'),
+  error: maybe(text()),
+  parts: list(part),
+  mutated_outside: list(input)
+});
+const device = record('Device', { kind: text(), index: maybe(number()), name: text() });
+const setting = record('Switch', { name: text(), value: plain });
+const environment = record('Environment', {
+  aotlab: text('?'),
+  torch: text('?'),
+  python: text('?'),
+  platform: text(),
+  threads: maybe(number()),
+  devices: list(device),
+  config: list(setting)
+});
+const graphBreak = record('GraphBreakRow', { frame: text(), reason: text(), at_ns: number() });
+const timing = record('TimingRow', {
+  engine: text(),
+  phase: text(),
+  median_ns: number(),
+  min_ns: number(),
+  p10_ns: number(),
+  p90_ns: number(),
+  repeats: number(),
+  device: text('cpu'),
+  frame: maybe(text()),
+  graph: maybe(number())
+});
+const verification = record('VerificationRow', {
+  engine: text(),
+  kind: text(),
+  subject: text(),
+  equal: flag(),
+  expected: text(),
+  actual: text(),
+  sentence: text(),
+  call: maybe(number()),
+  frame: maybe(text()),
+  graph: maybe(number())
+});
+const summary = record('Summary', { sentence: text(), state: text() });
+const report = record('Report', {
+  name: text(),
+  identifier: text(),
+  created: text(),
+  duration_ns: number(),
+  cell: maybe(cell),
+  environment,
+  frames: list(frame),
+  graph_break_rows: list(graphBreak),
+  timing_rows: list(timing),
+  verification_rows: list(verification),
+  notes: list(text()),
+  summary: maybe(summary)
+});
+
+export type UserLine = Read<typeof line>;
+export type TensorInfo = Read<typeof tensor>;
+export type Code = Read<typeof code>;
+export type Stage = Read<typeof stage>;
+export type Input = Read<typeof input>;
+export type Output = Read<typeof output>;
+export type Span = Read<typeof span>;
+export type Storage = Read<typeof storage>;
+export type Saved = Read<typeof saved>;
+export type Kernel = Read<typeof kernel>;
+export type Graph = Read<typeof graph>;
+export type Call = Read<typeof call>;
+export type Refusal = Read<typeof refusal>;
+export type Frame = Read<typeof frame>;
+export type CellPart = Read<typeof part>;
+export type Cell = Read<typeof cell>;
+export type Environment = Read<typeof environment>;
+export type TimingRow = Read<typeof timing>;
+export type VerificationRow = Read<typeof verification>;
+export type Report = Read<typeof report>;
+
+/** Every record and its fields, for the test that compares them with the schema. */
+export const RECORDS: readonly RecordReader<unknown>[] = [
+  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, graph, call, calls, refusal,
+  frame, part, cell, device, setting, environment, graphBreak, timing, verification, summary, report
+];
+
+/** What became of reading: a report, or a sentence that says why there is none. */
+export type Reading =
+  | { readonly report: Report; readonly problem: null; readonly damage: readonly string[] }
+  | { readonly report: null; readonly problem: string; readonly damage: readonly string[] };
+
+/** Most places that are remembered where a report is damaged. */
+const MOST_DAMAGE = 20;
+
+/** Read a report from what JSON held. Never throws. */
+export function readReport(value: unknown): Reading {
+  const failed = (problem: string): Reading => ({ report: null, problem, damage: [] });
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    return failed('This is no aotlab report.');
+  }
+  const fields = value as Record<string, unknown>;
+  if (!Object.hasOwn(fields, 'version') || !Object.hasOwn(fields, 'environment')) {
+    return failed('This is no aotlab report: it has no version or no environment.');
+  }
+  if (fields['version'] !== VERSION) {
+    const seen = typeof fields['version'] === 'number' ? String(fields['version']) : 'of another kind';
+    return failed(`This report has version ${seen}, and this view reads version ${VERSION}: use a newer aotlab.`);
+  }
+  for (const name of ['environment', 'frames']) {
+    if (fields[name] !== undefined && Array.isArray(fields[name]) !== (name === 'frames')) {
+      return failed(`This report is damaged: its ${name} cannot be read.`);
+    }
+  }
+  const places: string[] = [];
+  const damage: Damage = {
+    note: (path, expected) => {
+      if (places.length < MOST_DAMAGE) {
+        places.push(`${path} should be ${expected}`);
+      }
+    }
+  };
+  return { report: report(value, '$', damage), problem: null, damage: places };
+}

@@ -1,0 +1,94 @@
+/** Numbers and lists in words, as Python's `aotlab/report/text.py` writes them. */
+
+import type { Size, TensorInfo, UserLine } from './report';
+
+function three(value: number): string {
+  return value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
+}
+
+/** Write whole numbers with thin groups: `12,345`. Independent of the reader's locale, as the tables are. */
+export function grouped(value: number): string {
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ',');
+}
+
+/** Write a time with three digits and the unit that fits. */
+export function duration(ns: number | null): string {
+  if (ns === null) {
+    return '–';
+  }
+  for (const [unit, length] of [['s', 1e9], ['ms', 1e6], ['µs', 1e3]] as const) {
+    if (ns >= length * 0.9995) {
+      return `${three(ns / length)} ${unit}`;
+    }
+  }
+  return `${Math.round(ns)} ns`;
+}
+
+/** Write a size as it is: a number or an expression. */
+export function sizeText(size: Size): string {
+  return typeof size === 'number' ? String(size) : size.expression;
+}
+
+/** The number that a size was in the traced call; null if not even that is known. */
+export function known(size: Size | null): number | null {
+  return size === null || typeof size === 'number' ? size : size.hint;
+}
+
+/** Write a number of bytes with the unit that fits. */
+export function dataSize(size: Size | null): string {
+  if (size === null) {
+    return '–';
+  }
+  if (typeof size !== 'number') {
+    return `${size.expression} B`;
+  }
+  for (const [unit, length] of [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]] as const) {
+    if (size >= length) {
+      return `${three(size / length)} ${unit}`;
+    }
+  }
+  return `${size} B`;
+}
+
+/** Write `[2, 3]`. */
+export function sizes(values: readonly Size[]): string {
+  return `[${values.map(sizeText).join(', ')}]`;
+}
+
+/** Write `1 graph` or `3 graphs`. */
+export function amount(count: number, noun: string): string {
+  return `${grouped(count)} ${noun}${count === 1 ? '' : 's'}`;
+}
+
+/** Write `a, b and c`; the items after `most` are counted. */
+export function listed(items: readonly string[], most = 6): string {
+  if (items.length > most) {
+    return `${items.slice(0, most).join(', ')} and ${items.length - most} more`;
+  }
+  return items.length > 1 ? `${items.slice(0, -1).join(', ')} and ${items.at(-1)}` : (items[0] ?? '');
+}
+
+/** Name a function without the functions around it. */
+export function short(name: string): string {
+  return name.split('<locals>.').at(-1) ?? name;
+}
+
+/** Name a place in the user's program by the end of the file's path; in a notebook, whose files nobody knows, so. */
+export function place(line: UserLine | null): string {
+  if (line === null) {
+    return '';
+  }
+  const input = /^<ipython-input-(\d+)-/.exec(line.file);
+  if (input !== null) {
+    return `In [${input[1]}], line ${line.line}`;
+  }
+  if (/ipykernel_\d+[\\/]\d+\.py$/.test(line.file)) {
+    return `a cell, line ${line.line}`;
+  }
+  return `${line.file.split(/[\\/]/).at(-1) ?? ''}:${line.line}`;
+}
+
+/** Write `float32[2, 3]`. */
+export function tensorText(tensor: TensorInfo): string {
+  return `${tensor.dtype}${sizes(tensor.shape)}`;
+}

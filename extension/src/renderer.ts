@@ -1,0 +1,88 @@
+/** The renderer of a report in an output: a still at first, live once the notebook's kernel answers. */
+
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
+import { Widget } from '@lumino/widgets';
+import type { Message } from '@lumino/messaging';
+
+import { Connection } from './live/connection';
+import { ReportSource } from './live/source';
+import { MIME_TYPE, readReport } from './model/report';
+import type { Disposable } from './source';
+import { mount } from './view/view';
+
+export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
+  private readonly resolver: IRenderMime.IResolver | null;
+  private readonly tracker: INotebookTracker | null;
+  private readonly source = new ReportSource();
+  private readonly view: Disposable;
+  private connection: Connection | null = null;
+  private given: unknown = null;
+
+  constructor(options: IRenderMime.IRendererOptions, tracker: INotebookTracker | null) {
+    super();
+    this.addClass('aotlab-output');
+    this.resolver = options.resolver;
+    this.tracker = tracker;
+    this.view = mount(this.node, this.source);
+    tracker?.widgetAdded.connect(this.onNotebook, this);
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.tracker?.widgetAdded.disconnect(this.onNotebook, this);
+      this.connection?.dispose();
+      this.view.dispose();
+    }
+    super.dispose();
+  }
+
+  renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    const data = model.data[MIME_TYPE];
+    if (this.isDisposed || data === this.given) {
+      return Promise.resolve();
+    }
+    this.given = data;
+    const reading = readReport(data);
+    // What the kernel sends of the same report is newer, or the same and not cut to fit a notebook.
+    if (!this.source.live || reading.report?.identifier !== this.source.identifier) {
+      this.source.update({ reading, figure: null });
+      this.connection?.retry();
+      this.connect();
+    }
+    return Promise.resolve();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this.connect();
+  }
+
+  private onNotebook(): void {
+    this.connect();
+  }
+
+  /** Find the notebook that holds the output, and its kernel. */
+  private connect(): void {
+    if (this.connection !== null || this.source.identifier === '' || this.isDisposed) {
+      return;
+    }
+    // An output that was moved to a tab of its own keeps its notebook's resolver.
+    const holds = (panel: NotebookPanel): boolean =>
+      (this.resolver !== null && panel.context.urlResolver === this.resolver) || panel.node.contains(this.node);
+    const panel = this.tracker?.find(holds);
+    if (panel !== undefined && !panel.isDisposed) {
+      this.connection = new Connection(panel.sessionContext, this.source);
+    }
+  }
+}
+
+/** Make the factory of renderers. `tracker` is null where there are no notebooks. */
+export function rendererFactory(tracker: INotebookTracker | null): IRenderMime.IRendererFactory {
+  return {
+    // A report is drawn as text and shapes, whoever wrote it, so it needs no trust.
+    safe: true,
+    mimeTypes: [MIME_TYPE],
+    createRenderer: options => new ReportRenderer(options, tracker)
+  };
+}

@@ -1,0 +1,27 @@
+/** What the view draws from: a report that may change, and what can be asked of whoever made it. */
+
+import type { Reading } from './model/report';
+
+export interface Source {
+  /** The report as it stands, or why there is none. */
+  readonly reading: Reading;
+  /** A figure of the timings as SVG text; null if there is none. */
+  readonly figure: string | null;
+  /** What the kernel is doing for us right now; empty if nothing. */
+  readonly progress: string;
+  /** Whether a measurement runs, as far as we know; another one would be refused. */
+  readonly busy: boolean;
+  /** Why the last thing that was asked of the kernel failed; empty if it did not. */
+  readonly failure: string;
+  /** Whether a kernel answers for this report. */
+  readonly live: boolean;
+  /** Call `callback` after every change, until the function that is returned is called. */
+  onChange(callback: () => void): () => void;
+  /** Ask the kernel to time the report's graphs beside eager; only of use while live. */
+  measure(): void;
+}
+
+/** Something that holds on to the page or the kernel until it is disposed. */
+export interface Disposable {
+  dispose(): void;
+}

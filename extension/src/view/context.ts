@@ -1,0 +1,89 @@
+/** What every panel is given: the report, which of its graphs are looked at, and what the reader opened. */
+
+import type { Frame, Graph, Report } from '../model/report';
+import { short } from '../model/words';
+import type { Source } from '../source';
+import { h } from './dom';
+import type { Child } from './dom';
+
+/** A graph and the function that it was compiled for. */
+export interface Entry {
+  readonly frame: Frame;
+  readonly graph: Graph;
+  /** What it is called in headings and in the list of graphs. */
+  readonly title: string;
+  /** The same, unique in the report and stable while it grows. */
+  readonly key: string;
+}
+
+export interface Context {
+  readonly source: Source;
+  readonly report: Report;
+  /** All graphs of the report. */
+  readonly entries: readonly Entry[];
+  /** Those that the reader chose. */
+  readonly chosen: readonly Entry[];
+  /** Whether rows are missing because the report was cut to fit a notebook. */
+  readonly cut: boolean;
+  /** The keys of the folds that the reader opened (true) or closed (false). */
+  readonly folds: Map<string, boolean>;
+}
+
+/** List the graphs of a report. */
+export function entriesOf(report: Report): Entry[] {
+  return report.frames.flatMap(frame =>
+    frame.graphs.map(graph => ({
+      frame,
+      graph,
+      title: `${short(frame.name)} · graph ${graph.index}`,
+      key: `${frame.name}/${graph.index}`
+    }))
+  );
+}
+
+/** A fold whose content is made when it is first opened, and which stays as the reader left it when redrawn. */
+export function fold(
+  context: Context,
+  key: string,
+  title: readonly Child[],
+  content: () => readonly Child[],
+  opened = false
+): HTMLDetailsElement {
+  const inside = h('div', { class: 'al-inside' });
+  const details = h(
+    'details',
+    { class: 'al-fold', open: context.folds.get(key) ?? opened },
+    h('summary', { 'data-key': `fold ${key}` }, ...title),
+    inside
+  );
+  let filled = false;
+  const show = (): void => {
+    if (details.open && !filled) {
+      filled = true;
+      inside.append(...content().filter((child): child is Node | string => child !== null));
+    }
+  };
+  show();
+  details.addEventListener('toggle', () => {
+    context.folds.set(key, details.open);
+    show();
+  });
+  return details;
+}
+
+/** Code as it is, comments in a softer tone. */
+export function codeBlock(text: string, language: string): HTMLElement {
+  const block = h('pre', { class: 'al-code', tabindex: '0' });
+  if (language !== 'python') {
+    block.textContent = text;
+    return block;
+  }
+  text.split('\n').forEach((row, index) => {
+    const begin = /^\s*#|\s{2}#/.exec(row);
+    block.append(index === 0 ? '' : '\n', begin === null ? row : row.slice(0, begin.index));
+    if (begin !== null) {
+      block.append(h('span', { class: 'al-comment' }, row.slice(begin.index)));
+    }
+  });
+  return block;
+}

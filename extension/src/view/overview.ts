@@ -1,0 +1,205 @@
+/** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
+
+import type { Cell, CellPart, Frame, Report } from '../model/report';
+import { amount, dataSize, duration, grouped, known, listed, place, short } from '../model/words';
+import type { Context } from './context';
+import { fold } from './context';
+import { h, heading, mark, soft } from './dom';
+import type { Child } from './dom';
+import { mutated, mutations } from './inputs';
+import { newBytes } from './stages';
+import { table } from './table';
+import type { Column } from './table';
+
+/** What each way of running is called, how it is marked, and what it means. */
+const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
+  compiled: ['good', '●', 'run by compiled graphs'],
+  eager: ['warn', '◐', 'handed to the compiler, which compiled nothing of it'],
+  python: ['plain', '○', 'plain Python, not handed to the compiler'],
+  'not run': ['bad', '✕', 'not run']
+};
+
+/** Draw the panel. */
+export function overviewPanel(context: Context): Child[] {
+  const { report } = context;
+  return [
+    ...happened(context),
+    ...(report.cell === null ? [] : cellSource(report.cell)),
+    ...frameTable(report),
+    environmentFold(context)
+  ];
+}
+
+// The cell
+
+function cellSource(cell: Cell): Child[] {
+  const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
+  const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
+  const lines = cell.source.replace(/\n$/, '').split('\n');
+  const rows = lines.map((text, index) => sourceRow(text, index + 1, cell.parts));
+  return [
+    heading('The cell', [count, definitions].filter(each => each !== '').join(' · ')),
+    h(
+      'div',
+      { class: 'al-scroll al-source' },
+      h(
+        'table',
+        { 'data-table': 'cell', 'aria-label': 'The cell, line by line' },
+        h(
+          'thead',
+          {},
+          h('tr', {}, ...['line', 'source', 'ran', 'why'].map(title => h('th', { scope: 'col' }, title)))
+        ),
+        h('tbody', {}, ...rows)
+      )
+    )
+  ];
+}
+
+function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTMLElement {
+  const part = parts.find(each => each.first_line <= line && line <= each.last_line);
+  const [tone, symbol, meaning] = WAYS[part?.how ?? ''] ?? ['plain', '', ''];
+  const first = part?.first_line === line;
+  // Each line says how it ran; the reason stands once, at the part's first line.
+  const how = part === undefined ? null : h('span', { class: `al-way al-${tone}`, title: meaning }, `${symbol} `, part.how);
+  return h(
+    'tr',
+    {
+      'data-line': line,
+      'data-how': part?.how ?? '',
+      class: part === undefined ? 'al-no-part' : `al-part al-${tone}${first ? ' al-first' : ''}`
+    },
+    h('td', { class: 'al-number al-soft', 'data-column': 'line' }, String(line)),
+    h('td', { class: 'al-line', 'data-column': 'source' }, text),
+    h('td', { 'data-column': 'how' }, how),
+    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? part.reason : '')
+  );
+}
+
+// What happened
+
+/** At most so many names in one line. */
+const MOST_NAMES = 8;
+
+function happened(context: Context): Child[] {
+  const { report, entries } = context;
+  const changed = new Map<string, string>();
+  const views: string[] = [];
+  for (const { graph } of entries) {
+    for (const input of graph.inputs) {
+      if (mutated(input) && input.duplicate_of === null) {
+        changed.set(input.name, mutations(input));
+      }
+    }
+    for (const output of graph.outputs) {
+      if (output.base !== null) {
+        views.push(`${output.name}: ${output.relation}`);
+      }
+    }
+  }
+  for (const input of report.cell?.mutated_outside ?? []) {
+    changed.set(input.name, `${mutations(input)}, outside the graphs`);
+  }
+  const facts: (readonly [string, string, string])[] = [];
+  if (report.cell?.error) {
+    facts.push(['error', 'ended with', report.cell.error]);
+  }
+  // A graph that was refused says nothing of what the function did.
+  const traced = entries.some(entry => entry.graph.status === 'compiled');
+  const shown = context.cut ? ', as far as this cut output shows' : '';
+  if (traced || changed.size > 0) {
+    const names = [...changed].map(([name, kinds]) => `${name} (${kinds})`);
+    facts.push(['mutated', 'mutated', `${names.length > 0 ? listed(names, MOST_NAMES) : 'nothing'}${shown}`]);
+  }
+  if (traced) {
+    const aliases = [...new Set(views)];
+    facts.push(['aliases', 'aliases', `${aliases.length > 0 ? listed(aliases, 4) : 'no output shares memory'}${shown}`]);
+  }
+  const training = entries.filter(entry => entry.graph.training === true);
+  if (training.length > 0) {
+    const count = training.reduce((sum, entry) => sum + entry.graph.saved.length, 0);
+    const bytes = training.reduce((sum, entry) => sum + newBytes(entry.graph), 0);
+    facts.push(['saved', 'saved for backward', `${amount(count, 'value')}, ${dataSize(bytes)} of new memory`]);
+  }
+  if (facts.length === 0) {
+    return [];
+  }
+  return [
+    h(
+      'dl',
+      { class: 'al-facts' },
+      ...facts.flatMap(([key, title, text]) => [h('dt', {}, title), h('dd', { 'data-fact': key }, text)])
+    )
+  ];
+}
+
+// The functions
+
+const FRAME_COLUMNS: readonly Column<Frame>[] = [
+  { name: 'frame', title: 'function', kind: 'code', cell: frame => short(frame.name) },
+  { name: 'line', title: 'where', kind: 'code', cell: frame => place(frame.line) },
+  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => String(frame.graphs.length) },
+  { name: 'calls', title: 'calls', kind: 'number', cell: frame => grouped(frame.calls.total) },
+  { name: 'compiled', title: 'compiled', kind: 'number', cell: frame => grouped(frame.calls.compiled) },
+  {
+    name: 'eager',
+    title: 'eager',
+    kind: 'number',
+    cell: frame => (frame.calls.eager > 0 ? mark(grouped(frame.calls.eager), 'warn') : '0')
+  },
+  {
+    name: 'refused',
+    title: 'refused',
+    kind: 'number',
+    cell: frame => (frame.refusals.length > 0 ? mark(String(frame.refusals.length), 'warn') : '0')
+  },
+  {
+    name: 'compile_ns',
+    title: 'compiling took',
+    kind: 'number',
+    cell: frame => duration(frame.graphs.reduce((sum, graph) => sum + (graph.duration_ns ?? 0), 0))
+  }
+];
+
+function frameTable(report: Report): Child[] {
+  if (report.frames.length === 0) {
+    return [soft('No function was compiled or called.')];
+  }
+  return [
+    heading('Functions', amount(report.frames.length, 'function')),
+    table({
+      name: 'frames',
+      label: 'Functions that were compiled or called',
+      columns: FRAME_COLUMNS,
+      rows: report.frames,
+      key: frame => frame.name
+    })
+  ];
+}
+
+function environmentFold(context: Context): HTMLElement {
+  const { environment, duration_ns: took, created } = context.report;
+  const rows: (readonly [string, string])[] = [
+    ['platform', environment.platform],
+    ['threads', environment.threads === null ? '' : String(environment.threads)],
+    ['recorded', [created, took > 0 ? `over ${duration(took)}` : ''].filter(each => each !== '').join(', ')],
+    ['storages', storageTotal(context)],
+    ...environment.config.map(setting => [setting.name, String(setting.value)] as const)
+  ];
+  return fold(context, 'environment', ['Environment and switches'], () => [
+    h(
+      'dl',
+      { class: 'al-facts' },
+      ...rows.filter(([, text]) => text !== '').flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])
+    )
+  ]);
+}
+
+function storageTotal(context: Context): string {
+  const storages = context.entries.flatMap(entry => entry.graph.storages);
+  if (storages.length === 0) {
+    return '';
+  }
+  const bytes = storages.reduce((sum, storage) => sum + (known(storage.nbytes) ?? 0), 0);
+  return `${amount(storages.length, 'storage')} of inputs and outputs, ${dataSize(bytes)} summed over graphs`;
+}

@@ -1,0 +1,210 @@
+/** Stages: what each step of the pipeline handed on, what is kept for the backward, kernels and guards. */
+
+import type { Code, Graph, Kernel, Saved, Stage } from '../model/report';
+import { amount, dataSize, duration, grouped, known, place, tensorText } from '../model/words';
+import { codeBlock, fold } from './context';
+import type { Context, Entry } from './context';
+import { h, heading, mark, soft } from './dom';
+import type { Child } from './dom';
+import { graphFacts } from './graph';
+import { table } from './table';
+import type { Column } from './table';
+
+/** Draw the panel: one fold per graph where there are several. */
+export function stagesPanel(context: Context): Child[] {
+  const [only] = context.chosen;
+  if (only === undefined) {
+    return [soft('Nothing was compiled, so there are no stages.')];
+  }
+  if (context.chosen.length === 1) {
+    return graphStages(context, only);
+  }
+  return context.chosen.map((entry, index) =>
+    fold(
+      context,
+      `stages ${entry.key}`,
+      [h('code', {}, entry.title), ' ', h('small', {}, graphFacts(entry.graph).join(' · '))],
+      () => graphStages(context, entry),
+      index === 0
+    )
+  );
+}
+
+function graphStages(context: Context, entry: Entry): Child[] {
+  const { graph } = entry;
+  return [
+    graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
+    ...stageTable(entry),
+    ...stageCodes(context, entry),
+    ...savedTable(entry),
+    ...kernels(context, entry),
+    ...guards(context, entry)
+  ];
+}
+
+const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
+  { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
+  { name: 'duration_ns', title: 'wall time', kind: 'number', cell: row => duration(row.duration_ns) },
+  { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
+  {
+    name: 'nodes',
+    title: 'nodes',
+    help: 'Ops in the graph that it handed on',
+    kind: 'number',
+    cell: row => (row.node_count === null ? null : grouped(row.node_count))
+  },
+  { name: 'summary', title: 'what it did', kind: 'words', cell: row => row.summary }
+];
+
+function share(part: number, total: number): HTMLElement {
+  const percent = total > 0 ? (100 * part) / total : 0;
+  const bar = h('i');
+  bar.style.width = `${percent}%`;
+  return h('span', { class: 'al-track', title: `${percent.toFixed(0)} % of the stages’ time` }, bar);
+}
+
+function stageTable(entry: Entry): Child[] {
+  const { stages } = entry.graph;
+  if (stages.length === 0) {
+    const why = entry.graph.status === 'refused' ? 'The compilation was refused before a stage was done.' : '';
+    return [soft(why || 'No stages were recorded.')];
+  }
+  const total = stages.reduce((sum, stage) => sum + stage.duration_ns, 0);
+  return [
+    heading('Stages', `${duration(total)} in ${amount(stages.length, 'stage')}`),
+    table({
+      name: 'stages',
+      label: `Stages of ${entry.title}`,
+      columns: STAGE_COLUMNS(total),
+      rows: stages,
+      key: row => row.name,
+      data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
+    })
+  ];
+}
+
+function stageCodes(context: Context, entry: Entry): Child[] {
+  return entry.graph.stages.flatMap(stage =>
+    stage.codes.map((code, index) => {
+      const details = fold(
+        context,
+        `code ${entry.key} ${stage.name} ${index}`,
+        [h('code', {}, stage.name), ' ', code.title, ' ', h('small', {}, lines(code))],
+        () => [codeBlock(code.text, code.language)]
+      );
+      details.dataset['stage'] = stage.name;
+      details.dataset['code'] = code.title;
+      return details;
+    })
+  );
+}
+
+function lines(code: Code): string {
+  return amount(code.text.trimEnd().split('\n').length, 'line');
+}
+
+const SAVED_COLUMNS: readonly Column<Saved>[] = [
+  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
+  { name: 'tensor', title: 'tensor', kind: 'code', cell: row => (row.tensor === null ? null : tensorText(row.tensor)) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', cell: row => dataSize(row.nbytes) },
+  {
+    name: 'reason',
+    title: 'why it is kept',
+    kind: 'words',
+    cell: row => {
+      const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
+      return held === '' ? row.reason : h('span', {}, `${row.reason} `, mark(held));
+    }
+  },
+  {
+    name: 'line',
+    title: 'line',
+    help: 'The line of your program that made it',
+    kind: 'code',
+    cell: row => (row.line === null ? null : h('span', { title: row.line.code }, place(row.line)))
+  }
+];
+
+function savedTable(entry: Entry): Child[] {
+  const { graph } = entry;
+  if (graph.training !== true) {
+    return [];
+  }
+  if (graph.saved.length === 0) {
+    return [heading('Saved for backward', 'nothing')];
+  }
+  const bytes = (rows: readonly Saved[]): number => rows.reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
+  const held = graph.saved.filter(row => row.is_input || row.is_output);
+  let about = `${amount(graph.saved.length, 'value')}, ${dataSize(newBytes(graph))} of new memory`;
+  about += held.length > 0 ? `; ${dataSize(bytes(held))} that the caller holds anyway` : '';
+  return [
+    heading('Saved for backward', about),
+    table({
+      name: 'saved',
+      label: `Values that ${entry.title} keeps for the backward`,
+      columns: SAVED_COLUMNS,
+      rows: graph.saved,
+      key: row => row.name,
+      data: { 'data-frame': entry.frame.name, 'data-graph': String(graph.index) }
+    })
+  ];
+}
+
+/** The memory that saved values take beyond what the caller holds anyway. */
+export function newBytes(graph: Graph): number {
+  return graph.saved
+    .filter(row => !row.is_input && !row.is_output)
+    .reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
+}
+
+function kernels(context: Context, entry: Entry): Child[] {
+  const all = entry.graph.kernels;
+  if (all.length === 0) {
+    return [];
+  }
+  const written = all.filter(kernel => kernel.language !== 'extern');
+  const called = all.length - written.length;
+  const about = [
+    written.length > 0 ? `${written.length} written` : '',
+    called > 0 ? `${called} called from libraries` : ''
+  ];
+  return [
+    heading('Kernels', about.filter(each => each !== '').join(', ')),
+    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index))
+  ];
+}
+
+function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
+  const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
+  const details = fold(
+    context,
+    `kernel ${entry.key} ${index}`,
+    [h('code', {}, kernel.name), ' ', h('small', {}, facts)],
+    () => [codeBlock(kernel.source, kernel.language)]
+  );
+  details.dataset['kernel'] = kernel.name;
+  return details;
+}
+
+function guards(context: Context, entry: Entry): Child[] {
+  const rows = entry.graph.guards;
+  if (rows.length === 0) {
+    return [];
+  }
+  const title = ['Guards ', h('small', {}, `${amount(rows.length, 'assumption')} that a call must meet to be served`)];
+  return [
+    fold(context, `guards ${entry.key}`, title, () => [
+      table({
+        name: 'guards',
+        label: `Guards of ${entry.title}`,
+        columns: [
+          { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
+          { name: 'kind', title: 'kind', cell: row => row.kind },
+          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
+        ],
+        rows,
+        key: row => row.subject
+      })
+    ])
+  ];
+}

@@ -1,0 +1,62 @@
+/** Verification: what was compared with eager, differences first. */
+
+import type { VerificationRow } from '../model/report';
+import { amount, listed, short } from '../model/words';
+import type { Context } from './context';
+import { h, heading, mark, soft } from './dom';
+import type { Child } from './dom';
+import { table } from './table';
+import type { Column } from './table';
+
+const COLUMNS: readonly Column<VerificationRow>[] = [
+  { name: 'equal', title: 'equal', cell: row => mark(row.equal ? 'yes' : 'no', row.equal ? 'good' : 'bad') },
+  { name: 'kind', title: 'what was compared', cell: row => row.kind },
+  { name: 'subject', title: 'of', kind: 'code', cell: row => row.subject },
+  { name: 'expected', title: 'eager has', kind: 'code', cell: row => row.expected },
+  { name: 'actual', title: 'compiled has', kind: 'code', cell: row => row.actual },
+  { name: 'sentence', title: 'difference', kind: 'words', cell: row => row.sentence },
+  { name: 'engine', title: 'engine', cell: row => row.engine },
+  { name: 'call', title: 'call', kind: 'number', cell: row => (row.call === null ? null : String(row.call)) },
+  { name: 'frame', title: 'function', kind: 'code', cell: row => (row.frame === null ? null : short(row.frame)) },
+  { name: 'graph', title: 'graph', kind: 'number', cell: row => (row.graph === null ? null : String(row.graph)) }
+];
+
+/** Draw the panel. */
+export function verificationPanel(context: Context): Child[] {
+  const chosen = new Set(context.chosen.map(entry => entry.key));
+  const frames = new Set(context.chosen.map(entry => entry.frame.name));
+  const all = context.chosen.length === context.entries.length;
+  const concerns = (row: VerificationRow): boolean =>
+    all || row.frame === null || (row.graph === null ? frames.has(row.frame) : chosen.has(`${row.frame}/${row.graph}`));
+  const rows = context.report.verification_rows.filter(concerns);
+  if (rows.length === 0) {
+    return [soft('Nothing was compared with eager.')];
+  }
+  const different = rows.filter(row => !row.equal);
+  const engines = listed([...new Set(rows.map(row => row.engine))]);
+  const drawn: Child[] = [
+    h(
+      'p',
+      { class: 'al-counts' },
+      different.length > 0
+        ? mark(`${different.length} of ${rows.length} differ`, 'bad')
+        : mark(`all ${amount(rows.length, 'observable')} equal`, 'good'),
+      h('span', { class: 'al-soft' }, `${engines} against eager`)
+    )
+  ];
+  if (different.length > 0) {
+    drawn.push(heading('Differences'), verificationTable('differences', different));
+  }
+  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows));
+  return drawn;
+}
+
+function verificationTable(name: string, rows: readonly VerificationRow[]): HTMLElement {
+  return table({
+    name,
+    label: name === 'differences' ? 'Differences from eager' : 'Everything that was compared with eager',
+    columns: COLUMNS.filter(column => rows.some(row => (column.cell(row) ?? '') !== '')),
+    rows,
+    key: row => row.subject
+  });
+}

@@ -1,0 +1,178 @@
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { test } from 'node:test';
+
+import { runs, union } from '../src/model/layout';
+import { readReport, RECORDS } from '../src/model/report';
+import type { Report } from '../src/model/report';
+import { verdict } from '../src/model/verdict';
+import { amount, dataSize, duration, grouped, listed, place, short } from '../src/model/words';
+import { sample } from './sample';
+
+function read(value: unknown): Report {
+  const { report, problem } = readReport(value);
+  assert.equal(problem, null);
+  assert.ok(report !== null);
+  return report;
+}
+
+test('a whole report is read without damage', () => {
+  const reading = readReport(sample(2));
+  assert.deepEqual(reading.damage, []);
+  assert.equal(reading.report?.frames[0]?.graphs[1]?.inputs[0]?.mutation_type, 'mutated out of graph');
+});
+
+test('fields that are not known are ignored, missing ones take their defaults', () => {
+  const report = read({ version: 1, environment: {}, tomorrow: { is: 'new' }, frames: [{ name: 'f' }] });
+  assert.equal('tomorrow' in report, false);
+  assert.deepEqual(report.frames[0]?.calls, { total: 0, compiled: 0, eager: 0, recent: [] });
+  assert.equal(report.cell, null);
+});
+
+test('what is no report, or another version, or damaged, is said in a sentence', () => {
+  for (const value of [null, undefined, 3, 'report', [], {}, { version: 1 }]) {
+    const { report, problem } = readReport(value);
+    assert.equal(report, null);
+    assert.match(problem ?? '', /^This is no aotlab report/);
+  }
+  assert.match(readReport({ version: 2, environment: {} }).problem ?? '', /has version 2.*reads version 1/);
+  assert.match(readReport({ version: 1, environment: {}, frames: {} }).problem ?? '', /damaged: its frames/);
+  assert.match(readReport({ version: 1, environment: [] }).problem ?? '', /damaged: its environment/);
+});
+
+test('a value of another type is left out, and its place is named', () => {
+  const damaged = { version: 1, environment: { devices: 'none' }, frames: [{ name: 3, graphs: [7] }], notes: ['kept'] };
+  const { report, damage } = readReport(damaged);
+  assert.deepEqual(report?.notes, ['kept']);
+  assert.equal(report?.frames[0]?.name, '');
+  assert.deepEqual(damage, [
+    '$.environment.devices should be a list',
+    '$.frames[0].name should be text',
+    '$.frames[0].graphs[0] should be an object'
+  ]);
+});
+
+test('a report with a million damaged places is read with a few notes', () => {
+  const { damage } = readReport({ version: 1, environment: {}, frames: Array.from({ length: 1000 }, () => 5) });
+  assert.equal(damage.length, 20);
+});
+
+test('symbolic sizes are read', () => {
+  const symbol = { expression: 's0*4', hint: 12 };
+  const report = read({
+    version: 1,
+    environment: {},
+    frames: [{ graphs: [{ storages: [{ nbytes: symbol }], inputs: [{ tensor: { shape: [symbol, 3] } }] }] }]
+  });
+  assert.deepEqual(report.frames[0]?.graphs[0]?.storages[0]?.nbytes, symbol);
+  assert.equal(dataSize(report.frames[0]?.graphs[0]?.storages[0]?.nbytes ?? null), 's0*4 B');
+});
+
+test('numbers and lists are written as in Python', () => {
+  assert.deepEqual([0, 999, 1000, 12_345, 1_240_000_000].map(duration), ['0 ns', '999 ns', '1.00 µs', '12.3 µs', '1.24 s']);
+  assert.equal(duration(null), '–');
+  assert.deepEqual([0, 1023, 1536, 3 * 2 ** 20].map(dataSize), ['0 B', '1023 B', '1.50 KiB', '3.00 MiB']);
+  assert.deepEqual([grouped(7), grouped(1234), grouped(1_234_567)], ['7', '1,234', '1,234,567']);
+  assert.deepEqual([amount(1, 'graph'), amount(2000, 'graph')], ['1 graph', '2,000 graphs']);
+  assert.deepEqual([listed([]), listed(['a']), listed(['a', 'b', 'c'])], ['', 'a', 'a, b and c']);
+  assert.equal(listed(['a', 'b', 'c', 'd'], 2), 'a, b and 2 more');
+  assert.deepEqual(['f', 'a.b', 'f.<locals>.<lambda>', 'a.<locals>.b.<locals>.c'].map(short), ['f', 'a.b', '<lambda>', 'c']);
+});
+
+test('places in notebooks are not named by files that nobody knows', () => {
+  const at = (file: string): string => place({ file, line: 2, function: '', code: '' });
+  assert.equal(at('/home/user/model.py'), 'model.py:2');
+  assert.equal(at('C:\\work\\model.py'), 'model.py:2');
+  assert.equal(at('/tmp/ipykernel_123/514483204.py'), 'a cell, line 2');
+  assert.equal(at('<ipython-input-7-5d3c>'), 'In [7], line 2');
+});
+
+test('a strided tensor has gaps, a contiguous or expanded one has none', () => {
+  const tensor = (shape: number[], stride: number[]): Parameters<typeof runs>[0] => ({
+    dtype: 'float32',
+    device: 'cpu',
+    shape,
+    stride,
+    byte_offset: 0,
+    nbytes: 4 * shape.reduce((product, length) => product * length, 1),
+    requires_grad: false,
+    is_leaf: true,
+    type_name: ''
+  });
+  assert.deepEqual(runs(tensor([2, 3], [3, 1]), 0), [{ start: 0, stop: 24 }]);
+  assert.deepEqual(runs(tensor([3, 2], [1, 3]), 8), [{ start: 8, stop: 32 }]);
+  assert.deepEqual(runs(tensor([2, 2], [4, 1]), 4), [{ start: 4, stop: 12 }, { start: 20, stop: 28 }]);
+  assert.deepEqual(runs(tensor([3, 2], [0, 1]), 0), [{ start: 0, stop: 8 }]);
+  assert.deepEqual(runs(tensor([], []), 4), [{ start: 4, stop: 8 }]);
+  assert.deepEqual(runs(tensor([0, 2], [2, 1]), 4), []);
+  // Windows that overlap each other, as unfold makes them.
+  assert.deepEqual(runs(tensor([3, 2], [1, 1]), 0), [{ start: 0, stop: 16 }]);
+  assert.equal(runs(tensor([100_000], [2]), 0), null);
+  assert.deepEqual(union([{ start: 8, stop: 9 }, { start: 0, stop: 4 }, { start: 4, stop: 6 }]), [
+    { start: 0, stop: 6 },
+    { start: 8, stop: 9 }
+  ]);
+});
+
+test('the verdict is Python’s where the report has it, and else counts', () => {
+  const whole = read(sample());
+  assert.deepEqual(verdict(whole), {
+    sentence: '1 graph compiled; NOT equal to eager: 1 of 2 observables differ. 1 compilation refused.',
+    state: 'different'
+  });
+  const cut = read({ ...sample(), summary: { sentence: 'It went well.', state: 'verified' } });
+  assert.deepEqual(verdict(cut), { sentence: 'It went well.', state: 'verified' });
+  const strange = read({ ...sample(), summary: { sentence: 'Trust me.', state: 'perfect' } });
+  assert.equal(verdict(strange).state, 'different');
+  assert.deepEqual(verdict(read({ version: 1, environment: {} })), { sentence: 'Nothing was compiled.', state: 'nothing' });
+});
+
+test('the verdict that counts is good only where nothing is missing', () => {
+  const equal = { engine: 'aotlab', kind: 'value', subject: 'out', equal: true };
+  const frame = { name: 'f', graphs: [{ status: 'compiled' }], refusals: [] };
+  const state = (changes: object): string =>
+    verdict(read({ version: 1, environment: {}, frames: [frame], verification_rows: [equal], ...changes })).state;
+  assert.equal(state({}), 'verified');
+  assert.equal(state({ verification_rows: [] }), 'unverified');
+  assert.equal(state({ verification_rows: [{ ...equal, engine: 'upstream' }] }), 'unverified');
+  assert.equal(state({ verification_rows: [{ ...equal, frame: 'f' }] }), 'verified');
+  assert.equal(state({ verification_rows: [{ ...equal, frame: 'another' }] }), 'partly');
+  assert.equal(state({ verification_rows: [equal, { ...equal, equal: false }] }), 'different');
+  assert.equal(state({ frames: [frame, { name: 'g', refusals: [{}] }] }), 'partly');
+  assert.equal(state({ cell: { source: '', parts: [{ how: 'eager', reason: 'why' }] } }), 'partly');
+  assert.equal(state({ cell: { source: '', parts: [{ how: 'compiled', reason: 'not all' }] } }), 'partly');
+  assert.equal(state({ cell: { source: '', parts: [{ how: 'python', reason: 'an import' }] } }), 'verified');
+  assert.equal(state({ frames: [{ ...frame, graphs: [{ status: 'refused' }] }] }), 'nothing');
+});
+
+const made = process.env['AOTLAB_REPORTS'];
+
+test('reports that Python made are read whole, and have Python’s verdict where they carry one', { skip: made === undefined }, () => {
+  const reports = JSON.parse(readFileSync(made ?? '', 'utf8')) as { report: unknown; sentence: string; state: string }[];
+  assert.ok(reports.length > 0);
+  for (const { report, sentence, state } of reports) {
+    const reading = readReport(report);
+    assert.deepEqual(reading.damage, []);
+    const found = read(report);
+    if (found.summary !== null) {
+      assert.deepEqual(verdict(found), { sentence, state });
+    }
+    const own = verdict(read({ ...(report as object), summary: null })).state;
+    assert.equal(own === 'nothing', state === 'nothing');
+    if (own === 'verified') {
+      assert.equal(state, 'verified');
+    }
+  }
+});
+
+const schemaFile = process.env['AOTLAB_SCHEMA'];
+
+test('every field that is read is in the schema', { skip: schemaFile === undefined }, () => {
+  const schema = JSON.parse(readFileSync(schemaFile ?? '', 'utf8')) as {
+    $defs: Record<string, { properties: Record<string, unknown> } | undefined>;
+  };
+  const unknown = RECORDS.flatMap(({ title, fields }) =>
+    fields.filter(field => !(field in (schema.$defs[title]?.properties ?? {}))).map(field => `${title}.${field}`)
+  );
+  assert.deepEqual(unknown, []);
+});

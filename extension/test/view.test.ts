@@ -1,0 +1,377 @@
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, test } from 'node:test';
+
+import { JSDOM } from 'jsdom';
+
+import { ReportSource } from '../src/live/source';
+import { readReport } from '../src/model/report';
+import type { Disposable } from '../src/source';
+import { mount } from '../src/view/view';
+import { sample } from './sample';
+import type { Json } from './sample';
+
+let dom: JSDOM;
+let host: HTMLElement;
+let source: ReportSource;
+let view: Disposable;
+
+beforeEach(() => {
+  dom = new JSDOM('<!DOCTYPE html><body></body>', { pretendToBeVisual: true });
+  const { window } = dom;
+  Object.assign(globalThis, {
+    document: window.document,
+    Element: window.Element,
+    HTMLElement: window.HTMLElement,
+    Node: window.Node
+  });
+  host = document.createElement('div');
+  document.body.append(host);
+  source = new ReportSource();
+});
+
+afterEach(() => {
+  view.dispose();
+  dom.window.close();
+});
+
+function show(report: unknown): HTMLElement {
+  source.update({ reading: readReport(report) });
+  view = mount(host, source);
+  return one('.aotlab-report');
+}
+
+function one(selector: string): HTMLElement {
+  const [found, ...more] = all(selector);
+  assert.ok(found !== undefined, `no ${selector}`);
+  assert.equal(more.length, 0, `several ${selector}`);
+  return found;
+}
+
+function all(selector: string): HTMLElement[] {
+  return [...host.querySelectorAll<HTMLElement>(selector)];
+}
+
+function text(selector: string): string {
+  return one(selector).textContent ?? '';
+}
+
+function tab(name: string): void {
+  one(`[data-tab=${name}]`).click();
+}
+
+function press(element: HTMLElement, key: string): KeyboardEvent {
+  const event = new dom.window.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true });
+  element.dispatchEvent(event);
+  return event as unknown as KeyboardEvent;
+}
+
+const NAMES = ['overview', 'inputs', 'outputs', 'storages', 'stages', 'calls', 'timing', 'verification'];
+
+test('the verdict comes first, and the root says whose report it is and how it went', () => {
+  const root = show(sample());
+  assert.equal(root.dataset['identifier'], 'r-1');
+  assert.equal(root.dataset['live'], 'false');
+  assert.equal(root.dataset['state'], 'different');
+  assert.match(root.firstElementChild?.textContent ?? '', /NOT equal to eager/);
+  assert.match(text('.al-environment'), /torch 2\.13\.0.*cpu \(a processor\)/);
+});
+
+test('there is one tab and one panel per part, and one panel is shown', () => {
+  show(sample());
+  assert.deepEqual(all('[role=tab]').map(each => each.dataset['tab']), NAMES);
+  assert.deepEqual(all('[role=tabpanel]').map(each => each.dataset['panel']), NAMES);
+  for (const name of NAMES) {
+    tab(name);
+    assert.deepEqual(all('[role=tabpanel]:not([hidden])').map(each => each.dataset['panel']), [name]);
+    assert.notEqual(text(`[data-panel=${name}]`), '');
+    const chosen = one('[role=tab][aria-selected=true]');
+    assert.equal(chosen.getAttribute('aria-controls'), one(`[data-panel=${name}]`).id);
+  }
+});
+
+test('the cell’s lines say how they ran in words, with the reason once', () => {
+  show(sample());
+  const ran = all('table[data-table=cell] tr[data-line]').map(row =>
+    ['source', 'how', 'reason'].map(name => row.querySelector(`[data-column=${name}]`)?.textContent)
+  );
+  assert.deepEqual(ran, [
+    ['%%aotcompile', '', ''],
+    ['import torch', '○ python', 'an import'],
+    ['x.add_(1)', '● compiled', ''],
+    ['loss.backward()', '✕ not run', 'an error came first']
+  ]);
+});
+
+test('the inputs’ table says exactly what was mutated, also outside of the graphs', () => {
+  show(sample());
+  tab('inputs');
+  const cell = (row: string, column: string, table = 'inputs'): string =>
+    text(`table[data-table=${table}] tr[data-name="${row}"] td[data-column=${column}]`);
+  assert.deepEqual(
+    ['name', 'kind', 'shape', 'dtype', 'mutates_data', 'mutates_metadata', 'mutation_type', 'mutation_under_no_grad'].map(
+      column => cell('x', column)
+    ),
+    ['x', 'input', '[2, 3]', 'float32', 'yes', 'no', 'mutated out of graph', 'yes']
+  );
+  assert.equal(cell('weight', 'mutates_data'), 'no');
+  assert.equal(cell('weight', 'requires_grad'), 'yes');
+  assert.equal(cell('scale', 'value'), '2.5');
+  assert.equal(cell('scale', 'mutates_data'), '');
+  assert.equal(cell('weight.grad', 'mutates_data', 'outside'), 'yes');
+  assert.equal(cell('weight.grad', 'mutates_storage', 'outside'), 'not known');
+});
+
+test('the outputs’ table says what shares memory with what', () => {
+  show(sample());
+  tab('outputs');
+  const cells = ['output_type', 'base', 'views', 'relation', 'storage', 'requires_grad'].map(column =>
+    text(`table[data-table=outputs] tr[data-name="out[1]"] td[data-column=${column}]`)
+  );
+  assert.deepEqual(cells, ['alias of input', 'x', 'x.select(1, 0)', 'view of input x: x.select(1, 0)', '#0', 'no']);
+});
+
+test('the storage map draws the bytes that tensors have, hatches what is written, and says it in words', () => {
+  show(sample());
+  tab('storages');
+  const map = one('svg[data-storage="0"]');
+  assert.match(
+    map.getAttribute('aria-label') ?? '',
+    /Storage 0, 24 B on cpu.*input x: bytes 0 to 24, mutated; output out\[1\]: bytes 0 to 16 in 2 runs\./
+  );
+  const spans = [...map.querySelectorAll('g[data-span]')].map(each => [
+    each.getAttribute('data-span'),
+    each.getAttribute('data-mutated'),
+    each.querySelectorAll('rect:not(.al-hatch)').length,
+    each.querySelectorAll('rect.al-hatch').length
+  ]);
+  assert.deepEqual(spans, [
+    ['x', 'true', 1, 1],
+    ['out[1]', 'false', 2, 0]
+  ]);
+});
+
+test('code is put on the page when its fold is opened', async () => {
+  show(sample());
+  tab('stages');
+  const details = one('details[data-stage=trace]');
+  assert.equal(details.querySelector('pre'), null);
+  const toggled = new Promise(resolve => details.addEventListener('toggle', resolve));
+  (details as HTMLDetailsElement).open = true;
+  await toggled;
+  assert.equal(details.querySelector('pre')?.textContent, 'def forward(x):  # a.py:7\n    return x');
+  // What was open stays open when the report changes.
+  source.update({ reading: readReport({ ...sample(), name: 'again' }) });
+  assert.equal((one('details[data-stage=trace]') as HTMLDetailsElement).open, true);
+  assert.notEqual(one('details[data-stage=trace]').querySelector('pre'), null);
+});
+
+test('saved tensors, kernels and guards are listed with the stages', () => {
+  show(sample());
+  tab('stages');
+  assert.deepEqual(all('table[data-table=stages] td').map(each => each.textContent), ['trace', '1.00 ms', '', '4', 'traced']);
+  assert.deepEqual(
+    all('table[data-table=saved] td').map(each => each.textContent),
+    ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
+  );
+  assert.equal(all('details[data-kernel=kernel_0]').length, 1);
+});
+
+test('recompiles have reasons, refusals outcomes, and calls are counted', () => {
+  show(sample(2));
+  tab('calls');
+  const reasons = all('table[data-table=recompiles] td[data-column=reason]').map(each => each.textContent);
+  assert.deepEqual(reasons, ['the first', '`x` has another shape']);
+  assert.deepEqual(all('td[data-column=reused]').map(each => each.textContent), ['yes', 'no']);
+  assert.equal(text('table[data-table=refusals] td[data-column=outcome]'), 'ran eagerly');
+  assert.deepEqual(all('[data-count]').map(each => each.textContent), ['3 in all', '2 compiled', '1 eager']);
+  assert.equal(all('[data-call]').length, 3);
+  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'a print');
+});
+
+test('timings stand beside eager, with the ratio', () => {
+  show(sample());
+  tab('timing');
+  const rows = all('table[data-table=timings] tr[data-name]').map(row => [
+    row.dataset['name'],
+    row.querySelector('[data-column=median_ns]')?.textContent,
+    row.querySelector('[data-column=ratio]')?.textContent
+  ]);
+  assert.deepEqual(rows, [
+    ['eager', '2.00 µs', ''],
+    ['aotlab', '1.00 µs', '0.50× eager']
+  ]);
+});
+
+test('differences come before everything that was compared', () => {
+  show(sample());
+  tab('verification');
+  const tables = all('table').map(each => each.dataset['table']);
+  assert.deepEqual(tables, ['differences', 'verification']);
+  assert.equal(text('table[data-table=differences] td[data-column=sentence]'), 'strides differ');
+  assert.equal(all('table[data-table=verification] tbody tr').length, 2);
+});
+
+test('the reader chooses one of several graphs', () => {
+  show(sample(3));
+  tab('inputs');
+  assert.equal(all('table[data-table=inputs]').length, 3);
+  const select = one('select') as HTMLSelectElement;
+  select.value = 'step/1';
+  select.dispatchEvent(new dom.window.Event('change'));
+  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+  // The choice outlives a change of the report.
+  source.update({ reading: readReport(sample(4)) });
+  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+});
+
+test('a long table is cut until the reader asks for all of it', () => {
+  const report = sample();
+  const row = (report['verification_rows'] as Json[])[0];
+  report['verification_rows'] = Array.from({ length: 450 }, () => row);
+  show(report);
+  tab('verification');
+  assert.equal(all('table[data-table=verification] tbody tr').length, 200);
+  one('[data-panel=verification] .al-button').click();
+  assert.equal(all('table[data-table=verification] tbody tr').length, 450);
+});
+
+test('arrows move between tabs, and the notebook hears nothing of them', () => {
+  show(sample());
+  let heard = 0;
+  document.body.addEventListener('keydown', () => {
+    heard += 1;
+  });
+  const shown = (): string | undefined => one('[role=tabpanel]:not([hidden])').dataset['panel'];
+  press(one('[data-tab=overview]'), 'ArrowRight');
+  assert.equal(shown(), 'inputs');
+  assert.equal(document.activeElement, one('[data-tab=inputs]'));
+  press(one('[data-tab=inputs]'), 'End');
+  assert.equal(shown(), 'verification');
+  press(one('[data-tab=verification]'), 'ArrowRight');
+  assert.equal(shown(), 'overview');
+  assert.equal(heard, 0);
+  press(one('[data-tab=overview]'), 's');
+  assert.equal(heard, 1);
+  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), [0, -1, -1, -1, -1, -1, -1, -1]);
+});
+
+test('only a live report offers to measure, and says how far it is', () => {
+  show(sample());
+  tab('timing');
+  assert.equal(all('[data-action=measure]').length, 0);
+  let asked = 0;
+  source.onMeasure = () => {
+    asked += 1;
+  };
+  source.receive({ kind: 'report', report: sample(), figure: '<svg xmlns="http://www.w3.org/2000/svg"/>' });
+  assert.equal(one('.aotlab-report').dataset['live'], 'true');
+  one('[data-action=measure]').click();
+  one('[data-action=measure]').click();
+  assert.equal(asked, 1);
+  source.receive({ kind: 'progress', text: 'step, forward' });
+  assert.equal(text('.al-measuring [role=status]'), 'step, forward');
+  source.receive({ kind: 'error', message: 'no memory' });
+  assert.match(text('.al-measuring [role=status]'), /no memory/);
+  assert.equal((one('[data-action=measure]') as HTMLButtonElement).disabled, false);
+  source.leave();
+  assert.equal(one('.aotlab-report').dataset['live'], 'false');
+  assert.equal(all('[data-action=measure]').length, 0);
+});
+
+test('the figure is an image, so that nothing in it can run', () => {
+  show(sample());
+  source.receive({ kind: 'report', report: sample(), figure: '<svg onload="alert(1)">#</svg>' });
+  tab('timing');
+  assert.equal(
+    (one('img') as HTMLImageElement).src,
+    `data:image/svg+xml;charset=utf-8,${encodeURIComponent('<svg onload="alert(1)">#</svg>')}`
+  );
+});
+
+test('a report that cannot be read is one line, and the next report is drawn', () => {
+  const root = show({ version: 99, environment: {} });
+  assert.equal(root.dataset['state'], 'unreadable');
+  assert.match(root.textContent ?? '', /^!This report has version 99/);
+  source.update({ reading: readReport(sample()) });
+  assert.equal(all('[role=tab]').length, NAMES.length);
+});
+
+test('damage and notes are said above the tabs', () => {
+  show({ ...sample(), notes: ['cut to fit'], graph_break_rows: 'none' });
+  assert.deepEqual(
+    all('.al-note').map(each => each.textContent),
+    ['cut to fit', 'This report is damaged; what could not be read is left out. First: $.graph_break_rows should be a list.']
+  );
+});
+
+test('nothing in a report becomes markup', () => {
+  const attack = '"><img src=x onerror="alert(1)"><script>alert(2)</script>';
+  const poison = (value: unknown, key = ''): unknown => {
+    if (typeof value === 'string') {
+      // What the view compares with is left alone, so that every table is drawn.
+      return ['status', 'role', 'output_type', 'engine', 'phase', 'how'].includes(key) ? value : attack;
+    }
+    if (Array.isArray(value)) {
+      return value.map(each => poison(each));
+    }
+    if (typeof value === 'object' && value !== null) {
+      return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, poison(each, name)]));
+    }
+    return value;
+  };
+  show(poison({ ...sample(2), notes: ['a note'], summary: { sentence: 'fine', state: 'verified' } }));
+  for (const name of NAMES) {
+    tab(name);
+    for (const details of all('details')) {
+      (details as HTMLDetailsElement).open = true;
+      details.dispatchEvent(new dom.window.Event('toggle'));
+    }
+    assert.deepEqual(all('img, script, iframe, object, a').map(each => each.outerHTML), []);
+    const handlers = all('*').flatMap(each => each.getAttributeNames().filter(attribute => attribute.startsWith('on')));
+    assert.deepEqual(handlers, []);
+  }
+  tab('inputs');
+  assert.equal(all('table[data-table=inputs] td[data-column=name]')[0]?.textContent, attack);
+});
+
+test('a cell that compiled nothing says so first, and every panel has words', () => {
+  const report = { ...sample(), frames: [], timing_rows: [], verification_rows: [], graph_break_rows: [], cell: null };
+  const root = show(report);
+  assert.equal(root.dataset['state'], 'nothing');
+  for (const name of NAMES) {
+    tab(name);
+    assert.notEqual(text(`[data-panel=${name}]`).trim(), '');
+  }
+});
+
+test('what was refused is said to be refused, not to have mutated nothing', () => {
+  const report = sample();
+  const [frame] = report['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  Object.assign(graph, { status: 'refused', stages: [], outputs: [], training: null });
+  graph['inputs'] = [{ name: 'x', kind: 'input', tensor: { dtype: 'float32', device: 'cpu', shape: [], stride: [] } }];
+  show({ ...report, cell: null });
+  assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
+  tab('inputs');
+  assert.equal(text('tr[data-name=x] td[data-column=mutates_data]'), 'not known');
+});
+
+test('a cut report does not claim more than it shows', () => {
+  show({ ...sample(), notes: ['This output is cut to fit a notebook: 3 of 9 inputs.'] });
+  assert.match(text('[data-fact=mutated]'), /as far as this cut output shows$/);
+  tab('inputs');
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /3 inputs shown/);
+  source.update({ reading: readReport({ ...sample(), notes: ['This output is cut to fit a notebook: 0 of 9 nodes.'] }) });
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /3 inputs, 1 mutated/);
+});
+
+test('when disposed, the view leaves nothing behind', () => {
+  const root = show(sample());
+  view.dispose();
+  assert.equal(host.childNodes.length, 0);
+  // Nor does it draw what nobody sees.
+  const before = root.innerHTML;
+  source.update({ reading: readReport(sample(2)) });
+  assert.equal(root.innerHTML, before);
+});
