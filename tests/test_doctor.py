@@ -29,6 +29,7 @@ def test_versions_are_the_packages() -> None:
     (low, high) = (".".join(map(str, version)) for version in doctor.SUPPORTED_TORCH)
     assert f"torch>={low},<{high}" in project["dependencies"]
     assert project["requires-python"] == ">=" + ".".join(map(str, doctor.SUPPORTED_PYTHON))
+    assert "jupyterlab>=" + ".".join(map(str, doctor.SUPPORTED_JUPYTERLAB)) in project["dependencies"]
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.11.0", "2.13.0+cpu", "2.15.3+cu132", "2.16.0", "3.0.0", "2.9.0"])
@@ -107,6 +108,65 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.examine("pandas", doctor.check_pandas).status == "problem"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert doctor.check_notebook().status == "note"
+
+
+@pytest.mark.parametrize("version", ["4.3.9", "4.4.0", "4.10.1", "5.0.0a1", "3.6.8"])
+def test_jupyterlab_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JupyterLab that is too old for the extension is a problem."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version if name == "jupyterlab" else "1.0")
+    finding = doctor.check_notebook()
+    expected = "ok" if SpecifierSet(">=4.4", prereleases=True).contains(version) else "problem"
+    assert (finding.status, f"jupyterlab {version}" in finding.seen) == (expected, True)
+
+
+@pytest.fixture
+def labextensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let Jupyter look for extensions in an empty folder only, and return that folder."""
+    paths = pytest.importorskip("jupyter_core.paths", reason="needs JupyterLab")
+    monkeypatch.setattr(paths, "jupyter_path", lambda *names: [str(tmp_path.joinpath(*names))])
+    return tmp_path / "labextensions"
+
+
+@pytest.mark.parametrize(("installed", "status"), [(True, "problem"), (False, "note")])
+def test_missing_extension(installed: bool, status: str, labextensions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed aotlab without its extension, or with another version's, is a problem; a mere checkout's a note."""
+    monkeypatch.setattr(doctor, "_installed", lambda: installed)
+    finding = doctor.check_extension()
+    assert (finding.status, finding.seen.partition(":")[0], finding.advice) == (
+        status,
+        "the JupyterLab extension is not installed",
+        f"{sys.executable} -m pip install -e {ROOT}",
+    )
+    (labextensions / "aotlab").mkdir(parents=True)
+    package = labextensions / "aotlab" / "package.json"
+    package.write_text('{"name": "aotlab", "version": "0.0.1"}')
+    finding = doctor.check_extension()
+    assert (finding.status, f"is of version 0.0.1, aotlab of {aotlab.__version__}" in finding.seen) == (status, True)
+    package.write_text(f'{{"name": "aotlab", "version": "{aotlab.__version__}"}}')
+    assert doctor.check_extension().status == "ok"
+
+
+def test_extension_without_jupyterlab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no JupyterLab, its extension is not missed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert doctor.check_extension().status == "note"
+
+
+def test_missing_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package without the dashboard's JavaScript is a problem, and says where it looked."""
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "aotlab" / "doctor.py"))
+    monkeypatch.setattr(doctor, "_installed", lambda: True)
+    bundle = tmp_path / "aotlab" / "notebook" / "static" / "dashboard.js"
+    finding = doctor.check_dashboard()
+    assert (finding.status, finding.seen.startswith(f"{bundle} is not there"), finding.advice) == (
+        "problem",
+        True,
+        "install aotlab's wheel again, with pip's --force-reinstall",
+    )
+    bundle.parent.mkdir(parents=True)
+    bundle.touch()
+    assert doctor.check_dashboard().status == "ok"
 
 
 def test_missing_package_is_named() -> None:

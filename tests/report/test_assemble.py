@@ -125,7 +125,7 @@ def test_stages_say_what_they_did(graph: Graph) -> None:
         ("synthetic_bases", "1 overlap (16 B); 0 synthetic bases"),
         ("trace", "tracer aotlab; forward and backward; 1 mutated input, 5 aliased outputs"),
         ("partition", "partitioner default_partition; 2 values saved, 0 B of new memory"),
-        ("compile", "2 graphs by inductor, 2 kernels"),
+        ("compile", "forward and backward by inductor, 2 kernels"),
         ("runtime", "4 lines generated"),
     ]
     titles = {stage.name: [code.title for code in stage.codes] for stage in graph.stages}
@@ -181,6 +181,42 @@ def test_view_chains_as_code() -> None:
     )
     assert chain("x", steps) == "x.transpose(0, 1).split(2, dim=1)[1].view([4, -1])"
     assert chain("x", None) == "as_strided"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((0, 1, 2**63 - 1), "x[1:]"),
+        ((1, 1, 2**63 - 1), "x[:, 1:]"),
+        ((2, 0, 3), "x[:, :, :3]"),
+        ((0, -2, 2**63 - 1, 2), "x[-2::2]"),
+        ((0, 0, -1), "x[:-1]"),
+        ((-1, 1, 2), "x[..., 1:2]"),
+        ((-2, 1, 2), "x[..., 1:2, :]"),
+        ((), "x[:]"),
+        ((0, None, None), "x[:]"),
+        ((0, 1, SymExpr(expression="s0", hint=2)), "x[1:s0]"),
+    ],
+)
+def test_slices_are_written_as_indices(args: tuple[object, ...], expected: str) -> None:
+    """A slice reads as it is written in Python, and an open end is open."""
+    assert expected == chain("x", (ViewStep(target="aten.slice.Tensor", args=args),))
+
+
+def test_slices_say_what_the_op_does() -> None:
+    """What is written as indices is the view that the op makes."""
+    x = torch.arange(24).view(2, 3, 4)
+    for args in ((0, 1, 2**63 - 1), (1, 1, 2**63 - 1), (2, 0, 3, 2), (-1, 1, 2), (-2, 1, 2), (0, -2, 2**63 - 1), ()):
+        expected = torch.ops.aten.slice.Tensor(x, *args)
+        actual = eval(chain("x", (ViewStep(target="aten.slice.Tensor", args=args),)))
+        assert torch.equal(expected, actual)
+        assert (expected.stride(), expected.storage_offset()) == (actual.stride(), actual.storage_offset())
+
+
+def test_keywords_of_a_slice_count() -> None:
+    """Keywords are read like positions."""
+    step = ViewStep(target="aten.slice.Tensor", args=(1,), kwargs=(("start", 2), ("step", 3)))
+    assert chain("x", (step, ViewStep(target="aten.t.default"))) == "x[:, 2::3].t()"
 
 
 def test_fake_tensors_are_shown_as_what_they_stand_for() -> None:

@@ -9,15 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from aotlab.report import Report
 from aotlab.report.html import fragment, page
+from aotlab.report.legend import WAYS
 from aotlab.report.markup import Markup, clean, element, escape, join
-from aotlab.report.model import Cell, Kernel, Span, Storage
+from aotlab.report.model import Cell, CellPart, Kernel, Span, Storage, Summary
 from aotlab.report.sections import MOST_NODES
+from aotlab.report.verdict import State
+from tests.browser.looks import contrasts, hard_to_read
 
 EVIL = "<script>alert(1)</script>\" onmouseover=\"alert(2)' x='</pre></style><img src=x onerror=alert(3)>&lt;"
 
@@ -93,8 +96,9 @@ def test_all_sections_are_there_in_order(report: Report) -> None:
     """One heading per section, in the order in which a reader needs them."""
     text = Page(fragment(full(report))).text
     sections = (
-        *("Stages", "Inputs", "Outputs", "Storages", "Saved for backward", "Kernels", "Guards", "Code"),
-        *("Nodes of the joint graph", "Calls", "Recompiles", "Graph breaks", "Timings", "Verification", "The cell"),
+        *("The cell", "Stages", "Inputs", "Outputs", "Storages", "Saved for backward", "Kernels", "Guards", "Code"),
+        *("Nodes of the joint graph", "Calls", "Recompiles", "Graph breaks", "Timings", "Verification"),
+        "What the words mean",
     )
     places = [text.index(section) for section in sections]
     assert places == sorted(places)
@@ -274,3 +278,47 @@ def test_a_browser_shows_the_page(report: Report, tmp_path: Path) -> None:
     assert Page(done.stdout).text.count("data mutated") == Page(path.read_text(encoding="utf-8")).text.count(
         "data mutated"
     )
+
+
+#: What JupyterLab's own themes set, as far as the page reads it.
+LAB = {
+    "light": "--jp-ui-font-color0: #000; --jp-layout-color0: white; --jp-layout-color1: white; "
+    "--jp-border-color2: #e0e0e0",
+    "dark": "--jp-ui-font-color0: #fff; --jp-layout-color0: #111; --jp-layout-color1: #212121; "
+    "--jp-border-color2: #424242",
+}
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, and `chromium` is not on the PATH")
+def test_all_text_can_be_read(report: Report, tmp_path: Path) -> None:
+    """On the page and in JupyterLab, light and dark, every text has WCAG's contrast of 4.5 with what is behind it."""
+    api = pytest.importorskip("playwright.sync_api")
+    row = {"kind": "value", "subject": "out[0]", "equal": False, "sentence": "it differs"}
+    parts = [CellPart(first_line=i, last_line=i, how=how) for i, how in enumerate(WAYS, 1)]
+    cell = Cell(source="a\nb\nc\nd", error="ValueError: no", parts=tuple(parts))
+    pages = []
+    for index, state in enumerate(get_args(State)):
+        summary = Summary(sentence=f"It is {state}.", state=state)
+        made = replace(full(report).with_verification([row]), summary=summary, cell=cell)
+        text = page(made).replace("<details", "<details open")
+        assert f'class="verdict {state}"' in text
+        for theme in ("light", "dark"):
+            alone = tmp_path / f"{index}-{theme}.html"
+            alone.write_text(text, encoding="utf-8")
+            pages.append((alone, theme))
+            lab = tmp_path / f"{index}-{theme}-lab.html"
+            light = str(theme == "light").lower()
+            body = f'<body data-jp-theme-light="{light}" style="{LAB[theme]}; background: var(--jp-layout-color0)">'
+            lab.write_text(f"<!DOCTYPE html>{body}{fragment(made)}".replace("<details", "<details open"))
+            pages.append((lab, "dark" if theme == "light" else "light"))  # the system's scheme does not matter there
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        for path, scheme in pages:
+            shown = browser.new_page(color_scheme=scheme)
+            shown.goto(path.as_uri())
+            body = shown.query_selector("body")
+            assert len(contrasts(body)) > 100
+            assert (path.name, hard_to_read(body)) == (path.name, [])
+            shown.close()
+        browser.close()

@@ -1,0 +1,164 @@
+"""What a kernel does meanwhile: interrupts, restarts, two notebooks at once, widgets, hostile names that were run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.drawn import DRAWN, TABS, compared, panel, spans, tables, unfold
+from tests.browser.lab import THEMES, Lab, write_notebook
+from tests.browser.looks import hard_to_read
+from tests.browser.samples import HOSTILE
+
+# One worker of xdist runs them all, in order: they share a server, and a browser.
+pytestmark = pytest.mark.xdist_group("browser-kernel")
+
+SETUP = "%load_ext aotlab\nimport torch\nx = torch.zeros(4)"
+STEP = "%%aotcompile --backend eager\nx.add_(1)\ny = x[1:] * 2"
+# Within another widget a dashboard is a widget, not the report that our renderer draws.
+WIDGET = "from ipywidgets import HBox\nfrom aotlab.notebook.dashboard import Dashboard\nHBox([Dashboard(report)])"
+LONG = {
+    "running": (
+        "%%aotcompile --backend eager\nn = 0\nwhile True:\n    x = x * 1\n    n += 1\n"
+        "    if n == 50: print('begun', flush=True)"
+    ),
+    "compiling": (
+        "%%aotcompile --backend eager\n"
+        "print('begun', flush=True)\n"
+        "z = x.sin()\n"
+        + "z = (z * 2).sin()\n" * 1500
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doing", LONG)
+def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
+    """An interrupt ends a compiled cell that runs or compiles for long, and the notebook can be used afterwards."""
+    write_notebook(lab.server.root / "interrupt.ipynb", [SETUP, LONG[doing], STEP, "print(x.tolist(), y.tolist())"])
+    lab.open("interrupt.ipynb")
+    lab.run_cell(0)
+    lab.start_cell(1)
+    lab.cell(1).locator(".jp-OutputArea-output", has_text="begun").wait_for()
+    lab.interrupt()
+    lab.wait_until_done(timeout=30)
+    assert "KeyboardInterrupt" in [output.get("ename") for output in lab.outputs(1)]
+    assert lab.execute("print('z' in globals())") == "False\n"
+    lab.shoot(f"interrupted-while-{doing}")
+    lab.run_cell(2)
+    lab.run_cell(3)
+    assert lab.cell(3).locator(".jp-OutputArea-output").inner_text().strip() == "[1.0, 1.0, 1.0, 1.0] [2.0, 2.0, 2.0]"
+    report = lab.cell(2).locator(f"{DRAWN}[data-live=true]")
+    report.wait_for()
+    (rows,) = tables(report, "inputs").values()
+    assert [(row["name"], row["mutates_data"]) for row in rows] == [("x", "yes")]
+
+
+def test_restarted_kernel(lab: Lab, extension: None) -> None:
+    """Reports of the kernel before are still shown, and not live; what runs in the new one is."""
+    write_notebook(lab.server.root / "restart.ipynb", [SETUP, STEP, STEP])
+    lab.open("restart.ipynb")
+    lab.run_all()
+    old, new = (lab.cell(index).locator(DRAWN) for index in (1, 2))
+    lab.cell(2).locator(f"{DRAWN}[data-live=true]").wait_for()
+    before = tables(old, "inputs")
+    lab.restart_kernel()
+    for index in (1, 2):
+        lab.cell(index).locator(f"{DRAWN}[data-live=false]").wait_for()
+    assert before == tables(old, "inputs")
+    lab.run_cell(0)
+    lab.run_cell(2)
+    lab.cell(2).locator(f"{DRAWN}[data-live=true]").wait_for()
+    assert old.get_attribute("data-live") == "false"
+    assert old.get_attribute("data-identifier") != new.get_attribute("data-identifier")
+
+
+def test_two_notebooks(lab: Lab, extension: None) -> None:
+    """Two notebooks side by side, each with its kernel, do not meddle with each other's reports."""
+    define = "%%aotcompile --backend eager\ndef f(t):\n    return t.{}()"
+    for name, op in (("left", "sin"), ("right", "cos")):
+        write_notebook(
+            lab.server.root / f"{name}.ipynb", [SETUP, define.format(op), "print(f(x).tolist())", "f(x);", "f(x[:2]);"]
+        )
+    lab.open("left.ipynb")
+    lab.run_all()
+    lab.open("right.ipynb", mode="split-right")
+    lab.run_cell(0)
+    lab.run_cell(1)
+    lab.run_cell(2)
+    lab.shoot("two-notebooks")
+    seen = {}
+    for name, result, calls in (("left", "0.0", 3), ("right", "1.0", 1)):
+        lab.open(f"{name}.ipynb")
+        assert lab.cell(2).locator(".jp-OutputArea-output").inner_text().strip() == f"[{', '.join([result] * 4)}]"
+        report = lab.cell(1).locator(f"{DRAWN}[data-live=true]")
+        report.wait_for()
+        panel(report, "calls").locator("[data-count=total]", has_text=f"{calls} in all").wait_for()
+        seen[name] = report.get_attribute("data-identifier")
+    assert seen["left"] != seen["right"]
+    # One kernel goes; the other notebook's report does not care, and grows when its function is called.
+    lab.shut_down_kernel()
+    lab.cell(1).locator(f"{DRAWN}[data-live=false]").wait_for()
+    lab.open("left.ipynb")
+    report = lab.cell(1).locator(f"{DRAWN}[data-live=true]")
+    for index, calls, graphs in ((3, 4, 2), (4, 5, 2)):
+        lab.run_cell(index)
+        panel(report, "calls").locator("[data-count=total]", has_text=f"{calls} in all").wait_for()
+        assert report.locator("table[data-table=recompiles] tr[data-name]").count() == graphs
+
+
+def test_dashboard(lab: Lab, extension: None) -> None:
+    """The widget draws what the cell's output draws, and measures as well."""
+    cells = [
+        SETUP,
+        STEP.replace("%%aotcompile", "%%aotcompile -o report"),
+        WIDGET,
+        "Dashboard(report)",
+    ]
+    write_notebook(lab.server.root / "dashboard.ipynb", cells)
+    lab.open("dashboard.ipynb")
+    lab.run_all()
+    output, widget, displayed = (lab.cell(index).locator(DRAWN) for index in (1, 2, 3))
+    for drawn in (widget, displayed):
+        drawn.wait_for()
+        assert drawn.get_attribute("data-state") == output.get_attribute("data-state") == "verified"
+        for name in ("inputs", "outputs"):
+            assert compared(tables(output, name), name) == compared(tables(drawn, name), name)
+        assert spans(output) == spans(drawn)
+    lab.cell(2).locator(f".jupyter-widgets {DRAWN}[data-live=true]").wait_for()
+    timing = panel(widget, "timing")
+    timing.locator("button", has_text="Measure").click()
+    timing.locator("table[data-table=timings]").first.wait_for(timeout=120_000)
+    timing.locator("img.al-figure").wait_for()
+    panel(output, "timing").locator("table[data-table=timings]").first.wait_for()
+    for theme in THEMES:
+        lab.theme(theme)
+        assert "\n".join(hard_to_read(widget)) == ""
+        lab.shoot(f"dashboard-{theme.split()[-1].lower()}", widget)
+
+
+def test_hostile_names(lab: Lab, extension: None) -> None:
+    """Names in the user's own program are shown as they are, also by a report that is live."""
+    name = HOSTILE.replace("\n", "")
+    cells = [
+        SETUP,
+        f"name = {name!r}\nstate = {{name: torch.zeros(3)}}",
+        "%%aotcompile -o report --backend eager --name " + "<img/src=x/onerror=window.hacked=1>" + "\n"
+        "def f(state):\n    return {k: v.add_(1) for k, v in state.items()}",
+        "f(state);",
+        WIDGET,
+        f"%%aotcompile --backend eager\nraise ValueError({name!r})",
+    ]
+    write_notebook(lab.server.root / "hostile-live.ipynb", cells)
+    lab.open("hostile-live.ipynb")
+    for index in range(len(cells)):
+        lab.run_cell(index)
+    for index in (2, 4):
+        report = lab.cell(index).locator(DRAWN)
+        report.wait_for()
+        for tab in TABS:
+            content = panel(report, tab)
+            unfold(content)
+            assert report.locator("img, script, a, svg[onload]").count() == 0
+        assert "<img src=x onerror=" in panel(report, "inputs").inner_text()
+    assert lab.cell(5).locator("img, script, svg[onload], a[href^=javascript]").count() == 0
+    lab.shoot("hostile-live")
+    assert lab.page.evaluate("() => window.hacked ?? null") is None

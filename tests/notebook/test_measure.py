@@ -1,0 +1,491 @@
+"""Timing captured graphs: what is timed, and that nothing of the user's is changed by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from aotlab import observe
+from aotlab.errors import UsageError
+from aotlab.frontends.dynamo import backend
+from aotlab.guards import TensorFacts, tensor_facts
+from aotlab.notebook import measure as module
+from aotlab.notebook.measure import Captured, measure
+from aotlab.report.model import TimingRow
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+#: Enough for a few rounds of what is tested here.
+SECONDS = 0.2
+
+FORWARD = [("eager", "forward"), ("aotlab", "forward")]
+TRAINING = [(engine, phase) for phase in ("forward", "backward", "total") for engine in ("eager", "aotlab")]
+
+
+class Notebook:
+    """Compiles functions as the magic does, and keeps what is needed to measure them."""
+
+    def __init__(self) -> None:
+        self.captured: list[Captured] = []
+        self.inputs: list[tuple[Any, ...] | None] = []
+        self.notes: list[str] = []
+        self.progress: list[str] = []
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile ``function`` by Dynamo and the eager backend."""
+        return torch.compile(function, backend=self._backend)
+
+    def measure(self, seconds: float = SECONDS) -> tuple[TimingRow, ...]:
+        """Measure all that was captured."""
+        return measure(self.captured, self.progress.append, seconds, self.notes.append)
+
+    def _backend(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = backend(graph, example_inputs, options={"compiler": "eager"})
+        number = len(self.captured)
+        self.inputs.append(None)
+        self.captured.append(
+            Captured(
+                frame=f"frame {number}",
+                graph=graph,
+                compiled=compiled,
+                inputs=lambda number=number: self.inputs[number],
+            )
+        )
+
+        def call(*args: Any) -> Any:
+            self.inputs[number] = args
+            return compiled(*args)
+
+        return call
+
+
+@pytest.fixture
+def notebook() -> Notebook:
+    """Make a notebook with nothing in it."""
+    return Notebook()
+
+
+def kinds(rows: Sequence[TimingRow]) -> list[tuple[str, str]]:
+    """Say what was timed."""
+    return [(row.engine, row.phase) for row in rows]
+
+
+def test_training_graphs_have_all_phases(notebook: Notebook) -> None:
+    """Where something requires grad, forward, backward and both together are timed under both engines."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4)).sum().backward()
+    rows = notebook.measure()
+    assert kinds(rows) == TRAINING
+    assert {(row.frame, row.graph, row.device) for row in rows} == {("frame 0", 0, "cpu")}
+    assert all(0 < row.min_ns <= row.p10_ns <= row.median_ns <= row.p90_ns for row in rows)
+    assert all(row.repeats > 0 for row in rows)
+    assert (notebook.progress, notebook.notes) == (["timing frame 0"], [])
+
+
+def test_inference_graphs_have_a_forward_only(notebook: Notebook) -> None:
+    """Nothing requires grad, or grad mode was off at the capture although it is on now: there is no backward."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    notebook.compile(lambda x: x.sin())(torch.randn(4))
+    with torch.no_grad():
+        notebook.compile(lambda x: x @ weight)(torch.randn(2, 4))
+    with torch.inference_mode():
+        notebook.compile(lambda x: x @ weight)(torch.randn(2, 4))
+    assert kinds(notebook.measure()) == 3 * FORWARD
+    assert notebook.progress == [f"timing frame {number} ({number + 1} of 3)" for number in range(3)]
+
+
+def test_the_modes_of_the_capture_are_the_measurements(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both engines run under the grad mode and autocast of the capture, whatever they are now; now stays as it is."""
+    seen = set()
+    spread = module._spread
+
+    def spy(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        seen.add((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return spread(function, inputs)
+
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        notebook.compile(lambda x: x @ x)(torch.randn(4, 4))
+    monkeypatch.setattr(module, "_spread", spy)
+    before = torch.get_autocast_dtype("cpu")
+    assert kinds(notebook.measure()) == FORWARD
+    assert seen == {(False, True, torch.float16)}
+    assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == (True, False)
+    assert torch.get_autocast_dtype("cpu") == before
+
+
+def test_every_call_sees_the_inputs_as_they_are(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that writes its input gets a fresh copy each time, under both engines; the input itself stays."""
+    sums = set()
+    spread, enter = module._spread, module._enter
+
+    def spy(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+            sums.add(inputs[0].sum().item())
+            return run(function, inputs)
+
+        return call
+
+    monkeypatch.setattr(module, "_spread", spy(spread))
+    monkeypatch.setattr(module, "_enter", spy(enter))
+    x = torch.ones(4)
+    notebook.compile(lambda x: x.mul_(2))(x)
+    version = x._version
+    notebook.measure()
+    assert sums == {8.0}
+    assert (x.tolist(), x._version) == ([2.0] * 4, version)
+
+
+def test_inputs_that_share_memory_do_so_when_measured(notebook: Notebook) -> None:
+    """A view and its base are copied together, or the entry's guards would not hold for the copies."""
+    base = torch.zeros(6)
+
+    def function(view: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        return view + whole[:3]
+
+    notebook.compile(function)(base[3:], base)
+    assert kinds(notebook.measure()) == FORWARD
+
+
+def test_nothing_of_the_users_is_changed(notebook: Notebook) -> None:
+    """Parameters, gradients, buffers, inputs, random numbers, grad mode, counters: all is as before."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    x = torch.randn(8, 4, requires_grad=True)
+    notebook.compile(lambda x: model(x) * 2)(x).sum().backward()
+
+    def state() -> dict[str, Any]:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "x": x}
+        found: dict[str, Any] = {name: (tensor.tolist(), tensor._version) for name, tensor in tensors.items()}
+        found |= {f"{name}.grad": id(tensor.grad) for name, tensor in tensors.items()}
+        found |= {
+            f"{name}.grad values": tensor.grad.tolist() for name, tensor in tensors.items() if tensor.grad is not None
+        }
+        compiled = notebook.captured[0].compiled.compiled
+        return found | {
+            "random": torch.get_rng_state().tolist(),
+            "grad mode": torch.is_grad_enabled(),
+            "calls": compiled.calls,
+            "entries": [entry.number for entry in compiled.entries],
+        }
+
+    before = state()
+    heard: list[observe.Event] = []
+    with observe.listen(heard.append):
+        assert kinds(notebook.measure()) == TRAINING
+    assert state() == before
+    assert heard == []
+
+
+def test_an_interrupt_leaves_nothing_behind(notebook: Notebook) -> None:
+    """A KeyboardInterrupt in the middle comes through, and modes and random numbers are put back."""
+    with torch.no_grad():
+        notebook.compile(lambda x: x.add_(torch.rand(4)))(torch.zeros(4))
+    calls = 0
+    forward = notebook.captured[0].graph.forward
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    before = torch.get_rng_state()
+    notebook.captured[0].graph.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        notebook.measure()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+    assert notebook.notes == []
+
+
+def test_tensors_that_the_graph_holds_are_put_back() -> None:
+    """A graph that writes a buffer of its own has the old values in it afterwards."""
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.count.add_(1) + x
+
+    class Tracer(fx.Tracer):
+        proxy_buffer_attributes = True  # or the tracer itself would write the buffer
+
+    counter = Counter()
+    graph = fx.GraphModule(counter, Tracer().trace(counter))
+    one = Captured(frame="f", graph=graph, compiled=graph, inputs=lambda: (torch.ones(2),))
+    assert kinds(measure([one], lambda text: None, SECONDS)) == FORWARD
+    assert graph.count.tolist() == [0.0, 0.0]
+
+
+def test_non_leaves_are_measured(notebook: Notebook) -> None:
+    """A graph between two others takes tensors that have a history, written or not."""
+    leaf = torch.randn(4, requires_grad=True)
+    notebook.compile(lambda h: (h * 2).sin())(leaf * 3)
+    notebook.compile(lambda h: h.mul_(2).sin())(leaf * 3)
+    assert kinds(notebook.measure()) == 2 * TRAINING
+    assert notebook.notes == []
+
+
+def test_the_backward_goes_as_far_as_the_input_that_was_written(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a written non-leaf is that of its value before the call, so that the whole backward is timed."""
+    gradients: list[torch.Tensor] = []
+    grad = torch.autograd.grad
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        found = grad(*args, **kwargs)
+        gradients.extend(found)
+        return found
+
+    h = torch.randn(4, requires_grad=True) * 3
+    notebook.compile(lambda h: h.mul_(2).sin())(h)
+    monkeypatch.setattr(torch.autograd, "grad", spy)
+    assert kinds(notebook.measure()) == TRAINING
+    assert gradients
+    # The input that is measured is `h` as the call has left it, and it is written by an output of the graph too.
+    expected = 2 * (h.detach() * 2).cos()
+    assert all(torch.allclose(each, expected) or torch.allclose(each, expected + 2) for each in gradients)
+
+
+def test_gone_inputs_have_stand_ins(notebook: Notebook) -> None:
+    """Inputs that are gone are replaced by tensors of the same kind, down to strides, offset, history and type."""
+    weight = nn.Parameter(torch.randn(3, 3))
+    base = torch.randn(20)
+    index = torch.tensor([2, 0])
+    seen: list[tuple[Any, ...]] = []
+
+    def function(window: torch.Tensor, history: torch.Tensor, index: torch.Tensor, factor: float) -> torch.Tensor:
+        return (window @ weight)[index] * history * factor
+
+    notebook.compile(function)(base.as_strided((3, 3), (1, 4), 5), weight[0] * 2, index, 2.5)
+    entry = notebook.captured[0].compiled.compiled.entries[0]
+    run = entry.run
+
+    def spy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(tuple([tensor_facts(each) for each in args if isinstance(each, torch.Tensor)]))
+        return run(args, kwargs)
+
+    entry.run = spy
+    notebook.inputs[0] = None
+    assert kinds(notebook.measure()) == TRAINING
+    facts = tuple([each for each in entry.state.leaves if isinstance(each, TensorFacts)])
+    assert len(facts) == 4
+    assert set(seen) == {facts}
+    names = " and ".join([", ".join(entry.state.names[:-1]), entry.state.names[-1]])
+    assert notebook.notes == [f"frame 0 was timed with other values for {names}, gone or changed since it ran"]
+
+
+def test_only_what_is_gone_is_replaced(notebook: Notebook) -> None:
+    """Of two inputs one is gone: the other one is measured as it is."""
+    seen = set()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    notebook.compile(function)(torch.ones(2), torch.full((2,), 7.0))
+    entry = notebook.captured[0].compiled.compiled.entries[0]
+    run = entry.run
+
+    def spy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.add(tuple(args[1].tolist()))
+        return run(args, kwargs)
+
+    entry.run = spy
+    notebook.inputs[0] = (None, torch.full((2,), 7.0))
+    assert kinds(notebook.measure()) == FORWARD
+    assert seen == {(7.0, 7.0)}
+    assert notebook.notes == ["frame 0 was timed with other values for x, gone or changed since it ran"]
+
+
+def test_an_input_that_the_graph_has_changed_has_a_stand_in(notebook: Notebook) -> None:
+    """An input that the call gave a history is no input for the same entry; the others are as they are."""
+    weight = torch.randn(4, requires_grad=True)
+
+    def function(x: torch.Tensor) -> None:
+        x.mul_(weight)
+
+    notebook.compile(function)(torch.ones(4))
+    assert kinds(notebook.measure()) == TRAINING
+    assert notebook.notes == ["frame 0 was timed with other values for x, gone or changed since it ran"]
+
+
+def test_nothing_to_time_is_an_error(notebook: Notebook) -> None:
+    """If no graph could be timed, the error says why for each; without any graph it says that."""
+    gone = Captured(frame="f", graph=fx.symbolic_trace(lambda x: x.sin()), compiled=torch.sin, inputs=lambda: None)
+    with pytest.raises(UsageError, match="f was not timed: its inputs are gone"):
+        measure([gone], notebook.progress.append, SECONDS)
+    with pytest.raises(UsageError, match="nothing was compiled, so there is nothing to time"):
+        Notebook().measure()
+
+
+def test_settings_that_changed_are_a_reason_to_skip(notebook: Notebook) -> None:
+    """Under other settings than the capture's, nothing is measured and nothing is compiled."""
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(UsageError, match="frame 0 was not timed: its inputs are gone or have changed, or torch's"):
+            notebook.measure()
+    finally:
+        torch.set_default_dtype(before)
+    assert len(notebook.captured[0].compiled.compiled.entries) == 1
+
+
+def test_what_runs_eagerly_is_skipped(notebook: Notebook) -> None:
+    """A graph that the engine refused has no compiled form to be timed beside eager."""
+    base = torch.ones(3)
+    with pytest.warns(RuntimeWarning, match="runs eagerly"):
+        notebook.compile(lambda x, y: (x.mul_(2), y + 1))(base[1:], base[:-1])
+    with pytest.raises(UsageError, match="frame 0 was not timed: it runs eagerly"):
+        notebook.measure()
+
+
+def test_a_backward_that_raises_leaves_the_forward(notebook: Notebook) -> None:
+    """What cannot be differentiated, in eager either, is timed forward only, and the note says why."""
+    graph = fx.symbolic_trace(lambda x: x.sigmoid())
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no derivative\nof this")
+
+    one = Captured(frame="f", graph=graph, compiled=Broken.apply, inputs=lambda: (torch.ones(2, requires_grad=True),))
+    rows = measure([one], notebook.progress.append, SECONDS, notebook.notes.append)
+    assert kinds(rows) == FORWARD
+    assert notebook.notes == ["f: only the forward was timed: the backward raises ValueError: no derivative"]
+
+
+def test_an_error_of_one_graph_is_a_note(notebook: Notebook) -> None:
+    """A graph that raises is noted with its error, and the next one is timed."""
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    broken = Captured(
+        frame="broken",
+        graph=fx.symbolic_trace(lambda x: x.view(7)),
+        compiled=torch.sin,
+        inputs=lambda: (torch.ones(2),),
+    )
+    notebook.captured.insert(0, broken)
+    assert {row.frame for row in notebook.measure()} == {"frame 0"}
+    assert notebook.notes == ["broken was not timed: RuntimeError: shape '[7]' is invalid for input of size 2"]
+
+
+def test_of_several_entries_the_one_for_the_inputs_is_measured(notebook: Notebook) -> None:
+    """The rows name the graph that the inputs are for: by the report's index if it is known, else by age."""
+    compiled = notebook.compile(lambda x: x.sin())
+    compiled(torch.ones(2))
+    only = notebook.captured[0]
+    only.compiled(torch.ones(3))
+    numbers = sorted(entry.number for entry in only.compiled.compiled.entries)
+    found = {}
+    for size in (2, 3):
+        notebook.inputs[0] = (torch.ones(size),)
+        found[size] = {row.graph for row in notebook.measure()}
+    assert found == {2: {0}, 3: {1}}
+    named = Captured(
+        frame="f", graph=only.graph, compiled=only.compiled, inputs=lambda: (torch.ones(3),), graphs={numbers[1]: 17}
+    )
+    assert {row.graph for row in measure([named], notebook.progress.append, SECONDS)} == {17}
+
+
+def test_a_graph_that_leaves_grad_mode_off_does_not_turn_it_off() -> None:
+    """Grad mode is put back after every call, so that the second call is timed as the first."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = x * 2
+        torch.set_grad_enabled(False)
+        return result
+
+    graph = fx.GraphModule(nn.Module(), fx.Graph())
+    graph.forward = function
+    x = torch.ones(2, requires_grad=True)
+    one = Captured(frame="f", graph=graph, compiled=function, inputs=lambda: (x,))
+    assert kinds(measure([one], lambda text: None, SECONDS)) == TRAINING
+    assert torch.is_grad_enabled()
+
+
+class Clock:
+    """A clock that only graphs move."""
+
+    def __init__(self, cost_ns: int) -> None:
+        self.now_ns = 0
+        self.cost_ns = cost_ns
+        self.calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.now_ns += self.cost_ns
+        self.calls += 1
+        return x + 0
+
+
+@pytest.mark.parametrize(
+    ("cost_ns", "most_seconds"), [(1_000, 1.0), (100_000, 1.0), (30_000_000, 1.3), (20_000_000_000, 50.0)]
+)
+def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch, cost_ns: int, most_seconds: float) -> None:
+    """A measurement takes about what it may; of calls slower than that, it makes one to try and one to time."""
+    eager, ours = Clock(cost_ns), Clock(cost_ns)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: eager.now_ns + ours.now_ns)
+    graph = fx.GraphModule(nn.Module(), fx.Graph())
+    graph.forward = eager
+    one = Captured(frame="f", graph=graph, compiled=ours, inputs=lambda: (torch.ones(2),))
+    rows = measure([one], lambda text: None, 1.0)
+    assert {row.median_ns for row in rows} == {cost_ns}
+    assert (eager.now_ns + ours.now_ns) / 1e9 <= max(most_seconds, 5 * cost_ns / 1e9)
+    assert ours.calls >= 2
+
+
+def test_copies_of_large_inputs_are_not_heaped_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a graph that writes its input, a sample holds no more copies alive than fit into the limit."""
+    monkeypatch.setattr(module, "_MOST_BYTES", 10 * 4000)
+    graph = fx.symbolic_trace(lambda x: x.add_(1))
+    one = Captured(frame="f", graph=graph, compiled=lambda x: x.add_(1), inputs=lambda: (torch.ones(1000),))
+    inner = set()
+    compare = module.compare
+
+    def spy(cases: Any, **settings: Any) -> Any:
+        inner.add(settings["inner"])
+        return compare(cases, **settings)
+
+    monkeypatch.setattr(module, "compare", spy)
+    measure([one], lambda text: None, SECONDS)
+    assert inner
+    assert max(inner) <= 10
+
+
+def test_inputs_that_are_not_written_are_copied_once(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of both engines share one copy of a model's parameters, besides those of the trials."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4))
+    copies = []
+    copy = module._copy
+
+    def spy(*args: Any) -> Any:
+        copies.append(copy(*args))
+        return copies[-1]
+
+    monkeypatch.setattr(module, "_copy", spy)
+    assert kinds(notebook.measure()) == TRAINING
+    assert len(copies) == 3
+
+
+@pytest.mark.gpu
+def test_graphs_on_cuda_are_timed_there(notebook: Notebook) -> None:
+    """The rows name the GPU, and its random state is put back."""
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    notebook.compile(lambda x: torch.nn.functional.dropout(x @ weight))(torch.randn(64, 64, device="cuda"))
+    before = torch.cuda.get_rng_state()
+    rows = notebook.measure()
+    assert (kinds(rows), {row.device for row in rows}) == (TRAINING, {"cuda:0"})
+    assert torch.equal(torch.cuda.get_rng_state(), before)

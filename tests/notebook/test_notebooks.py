@@ -1,0 +1,284 @@
+"""The course: every notebook runs from top to bottom, and what its prose says of a cell is what the cell shows.
+
+The README's cells and options are held to the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="needs nbclient, of the extra `test`")
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which nbclient brings")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+REPORT = "application/vnd.aotlab.report.v1+json"
+#: How long one cell may take, in seconds: a first compilation by Inductor takes a minute where two cores are shared.
+PATIENCE = 280
+
+
+class Session:
+    """A notebook and the kernel that it runs in."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.book = nbformat.read(path, as_version=4)
+        self.client = nbclient.NotebookClient(
+            self.book, timeout=PATIENCE, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        )
+
+    def cell(self, identifier: str) -> Any:
+        """Return the cell with this id."""
+        return next(cell for cell in self.book.cells if cell.id == identifier)
+
+    def run(self, cell: Any) -> None:
+        """Run a cell in the kernel, and raise what it raises."""
+        if cell not in self.book.cells:
+            self.book.cells.append(cell)
+        self.client.execute_cell(cell, self.book.cells.index(cell))
+
+    def run_all(self) -> None:
+        """Run the cells in order; only those tagged ``raises-exception`` may raise."""
+        for cell in list(self.book.cells):
+            self.run(cell)
+
+    def answer(self, source: str) -> str:
+        """Run a line of code that is no cell of the notebook, and return what it prints."""
+        cell = nbformat.v4.new_code_cell(source)
+        self.run(cell)
+        return printed(cell)
+
+    def table(self, identifier: str) -> list[dict[str, Any]]:
+        """Return the rows of the table that a cell of one expression shows."""
+        return json.loads(self.answer(f"print(({self.cell(identifier).source}).to_json(orient='records'))"))
+
+    def report(self, identifier: str) -> dict[str, Any]:
+        """Return the report that a cell displays, as JSON, and check that it stands above the cell's result."""
+        outputs = [output for output in self.cell(identifier).outputs if output.output_type != "stream"]
+        places = [number for number, output in enumerate(outputs) if REPORT in output.get("data", {})]
+        assert places == [0], outputs
+        return outputs[0]["data"][REPORT]
+
+    def result(self, identifier: str) -> str:
+        """Return a cell's ``Out[n]`` as text."""
+        (result,) = [output for output in self.cell(identifier).outputs if output.output_type == "execute_result"]
+        return result["data"]["text/plain"]
+
+
+def printed(cell: Any) -> str:
+    """Return what a cell wrote to stdout."""
+    return "".join(o["text"] for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+
+
+@contextmanager
+def session(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Start a kernel for a notebook in an empty folder, with no configuration but ours; end it afterwards."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        (folder / ".jupyter" / name.lower()).mkdir(parents=True)
+        monkeypatch.setenv(name, str(folder / ".jupyter" / name.lower()))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    made = Session(path, folder)
+    with made.client.setup_kernel():
+        yield made
+
+
+def names(rows: list[dict[str, Any]], *, mutated: bool) -> set[str]:
+    """Return the names of the rows that are mutated, or of those that are not."""
+    return {row["name"] for row in rows if row["mutated"] is mutated}
+
+
+def promises_of_start(run: Session) -> None:
+    """Check the sentences of 00_start.ipynb, one after the other."""
+    # Which tensors does a cell change?
+    assert run.report("mutation-cell")["frames"] != []
+    assert "verified: equal to eager" in run.answer("print(first.verdict)")
+    assert run.table("mutation-table") == [{"name": "x", "mutated": True, "mutates_data": True}]
+    assert run.result("mutation-cell") == "tensor([[2., 2., 2.],\n        [0., 0., 0.]])"
+
+    # Who shares memory with whom?
+    outputs = {row["name"]: row for row in run.table("alias-table")}
+    assert outputs["row"]["relation"].startswith("view of input x")
+    assert outputs["doubled"]["relation"] == "memory of its own"
+    storages = {row["tensor"]: row for row in run.table("storage-table")}
+    assert [(storages[name]["start"], storages[name]["stop"]) for name in ("x", "row")] == [(0, 24), (0, 12)]
+    assert storages["x"]["storage"] == storages["row"]["storage"] == outputs["row"]["storage"]
+    assert storages["doubled"]["storage"] == outputs["doubled"]["storage"] != storages["x"]["storage"]
+    assert storages["x"]["mutated"] is True
+    assert run.answer("row.add_(1); print(x[0].tolist(), doubled[0].tolist())").strip() == (
+        "[2.0, 2.0, 2.0] [2.0, 2.0, 2.0]"
+    )
+
+    # A training step
+    rows = run.table("step-table")
+    assert names(rows, mutated=True) == {"model.weight", "model.bias"}
+    assert names(rows, mutated=False) >= {"features", "targets"}
+    first, second = dict.fromkeys(row["frame"] for row in rows)
+    assert names([row for row in rows if row["frame"] == first], mutated=True) == set()
+    assert {"model.weight", "model.bias"} <= {row["name"] for row in rows if row["frame"] == second}
+    saved = json.loads(run.answer("print(step.saved[['is_input', 'reason']].to_json(orient='records'))"))
+    assert printed(run.cell("saved-table")).splitlines() == [row["reason"] for row in saved]
+    assert [re.match("the input `(.*?)`|computed", row["reason"])[1] for row in saved] == ["features", "targets", None]
+    assert [row["is_input"] for row in saved] == [True, True, False]
+
+    # Why was it compiled again?
+    assert len(run.report("recompile-cell")["frames"][0]["graphs"]) == 2
+    (again,) = printed(run.cell("recompile-table")).splitlines()
+    assert re.search(r"\bt\b.*\b3\b.*\b5\b", again), again
+    calls = json.loads(run.answer("print(calls.calls[['compiled', 'cold']].to_json(orient='records'))"))
+    assert [call["cold"] for call in calls] == [True, True, False]
+    assert [call["compiled"] for call in calls] == [True, True, True]
+
+    served = json.loads(run.answer("print(calls.calls['graph'].to_json(orient='records'))"))
+    assert served == [0, 1, 0]
+
+    # Is it faster?
+    timings = run.table("time-table")
+    assert {(row["engine"], row["phase"]) for row in timings} >= {("eager", "forward"), ("aotlab", "forward")}
+    assert all(row["median_ns"] > 0 and row["repeats"] > 1 for row in timings)
+    kernels = json.loads(run.answer("print(timed.kernels[['language', 'source']].to_json(orient='records'))"))
+    assert len(kernels) == 1
+    assert all(word in kernels[0]["source"] for word in ("sin", "cos", "tanh"))
+
+    # Nothing was mutated that no sentence speaks of.
+    outside = "print([[row.name for row in report.cell.mutated_outside] for report in (first, step, timed, refused)])"
+    assert run.answer(outside).strip() == "[[], [], [], ['a', 'b']]"
+
+    # What if it cannot be compiled?
+    assert run.answer("print(refused.verdict)").startswith("Nothing was compiled: ")
+    assert run.result("refused-cell") == "tensor(3.)"
+    assert "input `b`" in run.answer("print(refused.verdict)")
+    (refusal,) = run.report("refused-cell")["frames"][0]["refusals"]
+    assert refusal["message"].endswith("pass a clone of one of them")
+    assert run.table("refused-table") == [
+        {"error": "OverlappingInputsError", "argument": "b", "outcome": "ran eagerly"}
+    ]
+
+    # Now you: not before the exercises are done.
+    checks = ("one-check", "two-check", "three-check")
+    assert [printed(run.cell(check))[:7] for check in checks] == ["not yet"] * 3
+    for check, wrong, right in zip(checks, WRONG_ANSWERS, RIGHT_ANSWERS, strict=True):
+        cell = run.cell(check.replace("check", "answer"))
+        for source, expected in ((wrong, "not yet"), (right, "right")):
+            cell.source = source
+            run.run(cell)
+            run.run(run.cell(check))
+            assert printed(run.cell(check)).startswith(expected), (source, printed(run.cell(check)))
+
+
+#: Answers to the three exercises that look right at first sight, and answers that are right.
+WRONG_ANSWERS = (
+    "%%aotcompile -o one --backend eager\nstate.fill_diagonal_(1)",
+    """\
+%%aotcompile -o two --backend eager
+optimizer.zero_grad()
+loss = torch.nn.functional.mse_loss(model(features), targets)
+loss.backward()
+optimizer.step()""",
+    "normalize(torch.arange(3.0) - 1)",
+)
+RIGHT_ANSWERS = (
+    "%%aotcompile -o one --backend eager\ndiagonal = state.diagonal()\ndiagonal.fill_(1)",
+    WRONG_ANSWERS[1].replace("\n", "\nmodel.bias.requires_grad_(False)\n", 1),
+    "normalize(torch.arange(3.0, dtype=torch.float64))",
+)
+
+#: Notebook → what to check after it ran.
+PROMISES: dict[str, Callable[[Session], None]] = {"00_start.ipynb": promises_of_start}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_runs_and_keeps_its_promises(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell raises that is not tagged for it, and what the prose promises is in the tables."""
+    with session(path, tmp_path, monkeypatch) as run:
+        run.run_all()
+        PROMISES[path.name](run)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_committed_notebooks_are_clean(path: Path) -> None:
+    """A notebook in the repository has no outputs, no counts, named cells, and a kernel that every Jupyter has."""
+    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(book)
+    assert (book.nbformat, book.nbformat_minor) == (4, 5)
+    assert book.metadata.kernelspec.name == "python3"
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.id for cell in cells if cell.outputs or cell.execution_count is not None] == []
+    assert [cell.id for cell in book.cells if not re.fullmatch(r"[a-z]+(-[a-z]+)*", cell.id)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_cells_are_short(path: Path) -> None:
+    """One idea a cell: at most six lines of code, without the magic's own."""
+    book = nbformat.read(path, as_version=4)
+    code = {
+        cell.id: [line for line in cell.source.splitlines() if not line.startswith("%%")]
+        for cell in book.cells
+        if cell.cell_type == "code"
+    }
+    assert {identifier: len(lines) for identifier, lines in code.items() if len(lines) > 6} == {}
+
+
+def test_every_notebook_has_promises() -> None:
+    """No notebook is only executed: each has a function here that reads its tables."""
+    assert sorted(PROMISES) == [path.name for path in NOTEBOOKS]
+
+
+def test_a_cell_that_raises_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner is no rubber stamp: an exception in a cell fails it, unless the cell is tagged for it."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0", metadata={"tags": ["raises-exception"]})])
+    nbformat.write(book, tmp_path / "book.ipynb")
+    with session(tmp_path / "book.ipynb", tmp_path, monkeypatch) as run:
+        run.run_all()
+        with pytest.raises(nbclient.exceptions.CellExecutionError, match="ZeroDivisionError"):
+            run.answer("1 / 0")
+
+
+def readme() -> str:
+    """Return the README's section on the notebook."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text[text.index("\n## In a notebook\n") : text.index("\n## Use it\n")]
+
+
+def test_readme_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's cells run, and the second mutates what the README says."""
+    sources = re.findall(r"^```ipython\n(.*?)\n```$", readme(), re.MULTILINE | re.DOTALL)
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    nbformat.write(book, tmp_path / "readme.ipynb")
+    with session(tmp_path / "readme.ipynb", tmp_path, monkeypatch) as run:
+        run.run_all()
+        rows = json.loads(run.answer("print(report.inputs.to_json(orient='records'))"))
+        compiled = run.answer("print('CompiledBackward' in repr(loss))").strip()
+        # The two kinds of gradients that the README says raise.
+        run.run(nbformat.v4.new_code_cell("%%aotcompile --backend eager --quiet\ny = model(x)\nz = (y * y).sum()"))
+        for asked in ("torch.autograd.grad(z, y)", "torch.autograd.grad(z, model.weight, create_graph=True)"):
+            with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"not have been used|DoubleBackwardError"):
+                run.answer(asked)
+        # Switched off, the same cell runs eagerly.
+        verdicts = []
+        for switch in ("disable", "enable"):
+            run.answer(f"import aotlab; aotlab.{switch}()")
+            run.run(nbformat.v4.new_code_cell("%%aotcompile -o off --backend eager --quiet\nw = x * 2"))
+            verdicts.append(run.answer("print(off.verdict)").partition(":")[0])
+        assert verdicts == ["Nothing was compiled", "Compiled line 2"]
+    named = re.search(r"mutated \(here `(\S+)` and\s`(\S+)`\)", readme())
+    assert named is not None
+    assert (names(rows, mutated=True), compiled) == (set(named.groups()), "True")
+
+
+def test_readme_options() -> None:
+    """The README names the magic's options, all of them and no others, with the choices that they have."""
+    magic = pytest.importorskip("aotlab.notebook.magic")
+    cells = re.findall(r"^\| (`-.*?) \|", readme(), re.MULTILINE)
+    words = [re.split(r"[ ,]+", cell.replace("`", "").replace(" or ", " ")) for cell in cells]
+    flags = {word for row in words for word in row if word.startswith("-")}
+    assert flags == {"-o", *magic.FLAGS} - {"--output"}
+    choices = {row[0]: {word.partition(":")[0] for word in row[1:]} for row in words if row[0] in magic.CHOICES}
+    assert choices == {flag: set(values) for flag, values in magic.CHOICES.items()}

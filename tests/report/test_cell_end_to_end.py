@@ -1,0 +1,178 @@
+"""Reports of cells that IPython ran under the magic: what their first line, tables and page say of what happened."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("IPython")
+
+from IPython.core.interactiveshell import InteractiveShell
+
+import aotlab
+from aotlab.notebook import graphs
+from aotlab.report import Report
+from aotlab.report.html import fragment
+from aotlab.report.verdict import verdict
+
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Return what runs plain cells in a fresh shell, then one under the magic, and returns its report."""
+    torch._dynamo.reset()
+    shell = InteractiveShell()
+    shell.history_manager.enabled = False
+    module = types.ModuleType("__main__")
+    shell.user_module, shell.user_ns = module, vars(module)
+    shell.init_user_ns()
+    shell.run_cell("%load_ext aotlab\nimport torch\nx = torch.arange(12.0).view(3, 4)")
+
+    def cell(text: str, *later: str, fails: bool = False) -> Report:
+        result = shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}")
+        assert fails == (not result.success)
+        for each in later:
+            shell.run_cell(each).raise_error()
+        found: Any = shell.user_ns["report"]
+        report: Report = found if isinstance(found, Report) else found.report()
+        return report
+
+    yield cell
+    aotlab.enable()
+
+
+def test_slices_are_readable(run: Run) -> None:
+    """A view of an input names the notebook's variables, and its slice has no largest integer in it."""
+    report = run("x.mul_(2)\ny = x[:, 1:].t()")
+    row = next(row for _, row in report.outputs.iterrows() if row["name"] == "y")
+    assert row["views"] == "x[:, 1:].t()"
+    assert row["relation"] == "view of input x: x[:, 1:].t()"
+    assert "<code>x[:, 1:].t()</code>" in fragment(report)
+
+
+def test_a_cell_without_tensors(run: Run) -> None:
+    """The first line says why nothing was compiled, and on which line."""
+    assert run("n = 3\nprint(n)").verdict == (
+        "Nothing was compiled: no line was handed to the compiler: line 2 (no computation with tensors) and "
+        "line 3 (calls print)."
+    )
+
+
+def test_a_cell_that_nobody_can_capture(run: Run) -> None:
+    """Dynamo's reason and the line are in the first line, and the line is marked on the page."""
+    report = run("x.resize_(4, 3)")
+    found = verdict(report)
+    assert found.state == "nothing"
+    assert found.sentence.startswith("Nothing was compiled: line 2 ran eagerly (")
+    assert "resize_" in found.sentence
+    assert "ran-eager" in fragment(report)
+
+
+def test_a_cell_of_which_part_runs_eagerly(run: Run) -> None:
+    """Verified graphs do not hide lines that were not compiled."""
+    found = verdict(run("y = x + 1\nprint('between')\nz = torch.nonzero(x)"))
+    assert found.state == "partly"
+    assert found.sentence.startswith("Compiled line 2: 1 graph (inference), backend eager, on cpu")
+    assert " Line 4 ran eagerly (" in found.sentence
+
+
+def test_a_graph_break_within_a_line(run: Run) -> None:
+    """A stretch that Dynamo split is not told as if all of it had been captured."""
+    found = verdict(run("y = x * 2\nx.t_()"))
+    assert found.state == "partly"
+    assert "Compiled line 2: 1 graph" in found.sentence
+
+
+def test_a_cell_that_fails(run: Run) -> None:
+    """The error stands in the first line and above the cell's lines; what was not reached is marked."""
+    report = run("y = x + 1\nprint(y.sum())\nundefined\nz = 1", fails=True)
+    assert report.verdict.endswith("The cell ended with NameError: name 'undefined' is not defined.")
+    assert "ran-not-run" in fragment(report)
+
+
+def test_the_unchanged_cell_again(run: Run) -> None:
+    """The second run compiles nothing, says so, and marks the graph as of an earlier run."""
+    assert verdict(run("y = x.sin()")).sentence.startswith("Compiled line 2: 1 graph")
+    again = run("y = x.sin()")
+    found = verdict(again)
+    assert found.state == "verified"
+    assert found.sentence.startswith(
+        "Nothing new was compiled: 1 graph (inference) of an earlier run of the unchanged cell serves again, "
+        "backend eager, on cpu; verified: equal to eager on "
+    )
+    assert [(row["frame"], row["cold"]) for _, row in again.calls.iterrows()] == [("line 2", False)]
+    assert "compiled in an earlier run" in fragment(again)
+
+
+def test_functions_that_nobody_called_yet(run: Run) -> None:
+    """A cell of definitions says that its functions wait, and later what their calls compiled."""
+    cell = "def f(x):\n    return x.sin()\ndef g(x):\n    return x.cos()"
+    assert run(cell).verdict == "Nothing was compiled: no function of the cell was called yet."
+    assert run(cell, "y = f(x)").verdict.startswith("Compiled f: 1 graph (inference)")
+
+
+def test_recompiles_and_calls_of_a_function(run: Run) -> None:
+    """Each later graph of a frame has a row with Dynamo's reason; each call a row with the graph that served it."""
+    calls = "f(torch.ones(2)); f(torch.ones(3)); f(torch.ones(2)); f(torch.ones(2, requires_grad=True)); 0"
+    report = run("def f(v):\n    return v * 2", calls)
+    assert [(graph.index, graph.status) for graph in report.frames[0].graphs] == [
+        (0, "compiled"),
+        (1, "compiled"),
+        (2, "compiled"),
+    ]
+    rows = report.recompiles
+    assert list(zip(rows["frame"], rows["graph"], rows["status"], strict=True)) == [
+        ("f", 1, "compiled"),
+        ("f", 2, "compiled"),
+    ]
+    assert "size mismatch at index 0. expected 2, actual 3" in rows["reason"][0]
+    assert "requires_grad" in rows["reason"][1]
+    assert list(report.calls["graph"]) == [0, 1, 0, 2]
+    assert list(report.calls["cold"]) == [True, True, False, True]
+    assert {"f"} == set(report.calls["frame"])
+    assert rows["reason"][0].replace("'", "&#x27;") in fragment(report)
+
+
+def test_pieces_that_dynamo_split(run: Run) -> None:
+    """Each captured piece is a frame of its own with its own calls, and the break between them has a row."""
+    report = run("def f(v):\n    v = v * 2\n    print('here')\n    return v + 1", "f(x); f(x); 0")
+    assert [frame.calls.total for frame in report.frames] == [2, 2]
+    assert len(report.calls) == 4
+    assert list(report.recompiles["reason"]) == []
+    assert len(report.graph_breaks) == 1
+
+
+def test_tensors_written_outside_of_the_graphs(run: Run) -> None:
+    """What Python wrote, and what was written through another name, stands beside what the graphs mutated."""
+    run("v = x[1:]\nw = torch.zeros(2)")
+    report = run("x.mul_(2)\nw.numpy()[0] = 1")
+    text = fragment(report)
+    mutated = text[text.index("Mutated tensors") : text.index("<h2>")]
+    assert "outside of the graphs" in mutated
+    assert "written through x" in mutated
+    assert mutated.index("x</td>") < mutated.index("outside of the graphs")
+
+
+def test_a_compiled_form_that_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that computes something else is told first, and the cell's results are eager's."""
+    compare = graphs.compare
+
+    def other(*args: Any, **options: Any) -> Any:
+        found = compare(*args, **options)
+        row = next(row for row in found.comparisons if row.kind == "value")
+        return replace(found, comparisons=(replace(row, equal=False, sentence="`out[0]` is 3, not 4"),))
+
+    monkeypatch.setattr(graphs, "compare", other)
+    report = run("y = x + 1")
+    found = verdict(report)
+    assert found.state == "different"
+    assert found.sentence == (
+        "Nothing was compiled: NOT equal to eager, so not used: the compiled form of line 2 (`out[0]` is 3, not 4)."
+    )
+    assert "differs from eager, not used" in fragment(report)

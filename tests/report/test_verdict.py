@@ -1,0 +1,193 @@
+"""The first line of a report about a notebook's cell: what was compiled, what ran eagerly and why, on which line.
+
+What it says of reports without a cell is tested with the recordings that they come from, in ``test_collect.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aotlab.report import Report
+from aotlab.report.model import Cell, CellPart, Frame, Graph, GraphBreakRow, Refusal
+from aotlab.report.verdict import DIFFERS, Verdict, verdict
+
+SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
+
+
+def part(first: int, last: int, how: str, reason: str = "", *frames: str) -> CellPart:
+    """Make a part."""
+    return CellPart(first_line=first, last_line=last, how=how, frames=frames, reason=reason)
+
+
+def cell(*parts: CellPart, error: str | None = None, kind: str = "statements") -> Cell:
+    """Make a cell."""
+    return Cell(source=SOURCE, parts=parts, error=error, kind=kind)
+
+
+def refusal(message: str, *, graph: int = 0) -> Refusal:
+    """Make a refusal."""
+    return Refusal(graph=graph, error="RefusedError", reason="Refused", message=message, outcome="ran eagerly", at_ns=1)
+
+
+@pytest.fixture
+def nothing(report: Report) -> Report:
+    """Return a report in which nothing happened."""
+    return replace(report, frames=(), graph_break_rows=())
+
+
+@pytest.fixture
+def one(report: Report) -> Report:
+    """Return a report of one compiled graph, verified, in the frame ``line 2``."""
+    graph = replace(report.frames[0].graphs[0], training=False, calls=1, duration_ns=10_000_000)
+    frame = Frame(name="line 2", function="line 2", graphs=(graph,))
+    made = replace(report, frames=(frame,), graph_break_rows=())
+    return made.with_verification([{"kind": "value", "subject": "y", "equal": True, "frame": "line 2", "graph": 0}])
+
+
+COMPILED = (
+    "Compiled line 2: 1 graph (inference), backend inductor, on cpu, in 10.0 ms; "
+    "verified: equal to eager on 1 observable."
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (cell(), "there is no computation with tensors in the cell."),
+        (
+            cell(part(2, 5, "python", "no computation with tensors")),
+            "there is no computation with tensors in the cell.",
+        ),
+        (
+            cell(part(2, 2, "eager", "it holds no computation with tensors")),
+            "there is no computation with tensors in the cell.",
+        ),
+        (
+            cell(part(2, 2, "python", "no computation with tensors"), part(3, 5, "python", "calls print")),
+            "no line was handed to the compiler: line 2 (no computation with tensors) and lines 3–5 (calls print).",
+        ),
+        (
+            cell(part(2, 2, "python", "imports"), part(3, 3, "not run")),
+            "no line was handed to the compiler: line 2 (imports) and line 3 (not run).",
+        ),
+        (
+            cell(part(2, 3, "python", "calls print"), part(4, 5, "eager", "it draws\n\nat length.")),
+            "lines 4–5 ran eagerly (it draws).",
+        ),
+        (
+            cell(part(2, 3, "eager", "it draws."), part(5, 5, "eager", "another reason")),
+            "3 lines ran eagerly, first lines 2–3 (it draws).",
+        ),
+        (cell(part(3, 3, "not run"), error="NameError: no x."), "the cell ended with NameError: no x."),
+        (
+            cell(part(2, 2, "eager", "it draws"), error="NameError: no x"),
+            "line 2 ran eagerly (it draws). The cell ended with NameError: no x.",
+        ),
+        (
+            cell(part(2, 3, "not run", "a function that was not called yet"), kind="definitions"),
+            "no function of the cell was called yet.",
+        ),
+        (cell(part(2, 3, "eager", "it draws"), kind="definitions"), "lines 2–3 ran eagerly (it draws)."),
+    ],
+)
+def test_nothing_compiled_gives_the_reason_and_the_line(nothing: Report, told: Cell, expected: str) -> None:
+    """The first reason that is one is given, with its lines, in one line of text."""
+    assert Verdict(sentence=f"Nothing was compiled: {expected}", state="nothing") == verdict(nothing.with_cell(told))
+
+
+def test_a_long_reason_is_cut(nothing: Report) -> None:
+    """A reason over paragraphs keeps the sentence short, and ends where it is cut."""
+    reason = "Unsupported: " + "word " * 100
+    found = verdict(nothing.with_cell(cell(part(2, 2, "eager", reason)))).sentence
+    assert found.startswith("Nothing was compiled: line 2 ran eagerly (Unsupported: word word")
+    assert found.endswith("word …).")
+    assert len(found) < 220
+
+
+def test_lines_that_ran_eagerly_are_counted(one: Report) -> None:
+    """Beside what was compiled the sentence says how many lines were not, and why the first; the state is partly."""
+    made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "eager", "it draws"), part(4, 5, "eager", "else"))
+    expected = f"{COMPILED} 3 lines ran eagerly, first line 3 (it draws)."
+    assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
+
+
+def test_plain_python_is_no_fault(one: Report) -> None:
+    """Lines that are not for the compiler, or hold nothing for it, leave the verdict as it is."""
+    made = cell(
+        part(2, 2, "compiled", "", "line 2"),
+        part(3, 3, "python", "calls print"),
+        part(4, 4, "eager", "it holds no computation with tensors"),
+        part(5, 5, "not run"),
+    )
+    assert Verdict(sentence=COMPILED, state="verified") == verdict(one.with_cell(made))
+
+
+def test_a_part_that_is_compiled_in_part(one: Report) -> None:
+    """A graph break within compiled lines is told: by the part's reason, or by where Dynamo stopped."""
+    made = cell(part(2, 3, "compiled", "calls t_ on an input", "line 2"))
+    expected = f"{COMPILED} Not all of lines 2–3 was captured (calls t_ on an input)."
+    assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
+    rows = (
+        GraphBreakRow(frame="<ipython-input-7-0af>:3", reason="Unsupported call\n  Explanation: t_ of an input.\n\n"),
+        GraphBreakRow(frame="<ipython-input-7-0af>:4", reason="generic_jump TensorVariable()"),
+    )
+    made = cell(part(2, 3, "compiled", "", "line 2"))
+    found = verdict(replace(one.with_cell(made), graph_break_rows=rows))
+    first = "In [7], line 3 (Unsupported call: t_ of an input)"
+    assert f"{COMPILED} 2 graph breaks, where Python took over, first at {first}." == found.sentence
+    found = verdict(replace(one.with_cell(made), graph_break_rows=rows[1:]))
+    last = "In [7], line 4 (a branch depends on the value of a tensor)"
+    assert f"{COMPILED} 1 graph break, where Python took over, at {last}." == found.sentence
+
+
+def test_the_error_that_ended_the_cell(one: Report) -> None:
+    """What was compiled was compiled; the cell ended nevertheless."""
+    made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "not run"), error="ValueError: no")
+    assert verdict(one.with_cell(made)).sentence == f"{COMPILED} The cell ended with ValueError: no."
+
+
+def test_an_unchanged_cell_serves_again(one: Report) -> None:
+    """Graphs of an earlier run count as such, if this run called them; no time was spent on them."""
+    old = replace(one.frames[0].graphs[0], reused=True, calls=3)
+    new = replace(one.frames[0].graphs[0], index=1)
+    unused = replace(old, index=2, calls=0)
+    made = one.with_cell(cell(part(2, 2, "compiled", "", "line 2")))
+
+    def of(*graphs: Graph) -> str:
+        return verdict(replace(made, frames=(replace(made.frames[0], graphs=graphs),))).sentence
+
+    ending = "backend inductor, on cpu; verified: equal to eager on 1 observable."
+    once = "Nothing new was compiled: 1 graph (inference) of an earlier run of the unchanged cell serves again"
+    twice = "Nothing new was compiled: 2 graphs (inference) of an earlier run of the unchanged cell serve again"
+    assert of(old, unused) == f"{once}, {ending}"
+    assert of(old, replace(old, index=1)) == f"{twice}, {ending}"
+    assert of(old, new, unused) == COMPILED.replace(
+        "1 graph (inference)", "1 graph, beside 1 of an earlier run of the unchanged cell (inference)"
+    )
+    assert of(unused) == "Nothing was compiled: no line was handed to the compiler: line 2 (not run)."
+
+
+def test_a_form_that_differs_from_eager_is_told_first(one: Report) -> None:
+    """What was compiled, compared, found different and not used comes first, and is not what the rest is judged by."""
+    message = f"{DIFFERS}: `out[0]` has other values"
+    frame = Frame(name="line 4", function="line 4", refusals=(refusal(message),))
+    parts = (part(2, 2, "compiled", "", "line 2"), part(4, 4, "eager", message))
+    row: dict[str, Any] = {"kind": "value", "subject": "z", "equal": False, "frame": "line 4", "graph": 0}
+    made = replace(one, frames=(*one.frames, frame)).with_cell(cell(*parts)).with_verification([row])
+    told = "NOT equal to eager, so not used: the compiled form of line 4 (`out[0]` has other values)."
+    assert Verdict(sentence=f"{told} {COMPILED}", state="different") == verdict(made)
+    alone = replace(made, frames=(frame,), cell=cell(parts[1]))
+    assert Verdict(sentence=f"Nothing was compiled: {told}", state="different") == verdict(alone)
+
+
+def test_refusals_are_told_once(one: Report) -> None:
+    """A refusal that is the reason of eager lines is not counted a second time; another one is."""
+    frame = Frame(name="line 3", function="line 3", refusals=(refusal("it draws"), refusal("it grows", graph=1)))
+    made = replace(one, frames=(*one.frames, frame)).with_cell(
+        cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "eager", "it draws"))
+    )
+    expected = f"{COMPILED} Line 3 ran eagerly (it draws). 1 compilation refused, first line 3 (Refused)."
+    assert Verdict(sentence=expected, state="partly") == verdict(made)
