@@ -281,7 +281,9 @@ class _Splitter:
             body=[*body, *statements],
             decorator_list=[],
         )
-        ast.copy_location(function, statements[0])
+        # At the cell's first line, as a module's code is: IPython counts the lines that it shows from there.
+        function.lineno, function.col_offset = 1, 0
+        function.end_lineno, function.end_col_offset = statements[-1].end_lineno, statements[-1].end_col_offset
         if hasattr(function, "type_params"):
             function.type_params = []
         module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))

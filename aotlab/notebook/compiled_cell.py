@@ -17,6 +17,7 @@ from aotlab import config, observe
 from aotlab import torch_internals as internals
 from aotlab.backends import resolve
 from aotlab.cache import next_number
+from aotlab.errors import UsageError
 from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
@@ -25,6 +26,7 @@ from aotlab.notebook.names import Watch, named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.notebook.traced import TracedFunction
 from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
@@ -64,8 +66,9 @@ class _Part:
     last_line: int
     function: str | None = None
     calls: int = 0
+    off: bool = False
     replaced: bool = False
-    graphs: list[CapturedGraph] = field(default_factory=list)
+    graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
 
 
@@ -156,7 +159,7 @@ class CompiledCell(Views):
             self._execution_count, self._cell_id = execution_count, cell_id
             self._finished_lines = 0
             for part in self._parts.values():
-                part.calls = 0
+                part.calls, part.off = 0, False
         self._names = None
         watch = Watch(self._playground.namespace)
         run = _Progress(self)
@@ -181,10 +184,24 @@ class CompiledCell(Views):
                         self._result_names[entry] = names
 
     def compile_function(self, function: types.FunctionType, name: str, line: tuple[int, int]) -> Any:
-        """Return ``function`` compiled by Dynamo, with its graphs in this cell's report."""
+        """Return ``function`` compiled by the frontend that was asked for, with its graphs in this cell's report."""
         part = _Part(first_line=line[0], last_line=line[1], function=name)
         self._parts[name] = part
-        return self._compile(function, part)
+        return self._trace(function, part) if self.options.frontend == "direct" else self._compile(function, part)
+
+    def _trace(self, function: types.FunctionType, part: _Part) -> TracedFunction:
+        traced = TracedFunction(
+            function,
+            name=str(part.function),
+            backend=self._backend,
+            number=next_number(),
+            device=self._device,
+            verify=self.options.verify,
+            progress=lambda text: self.say(text),
+        )
+        self.recording.numbers.add(traced.compiled.number)
+        part.graphs.append(traced)
+        return traced
 
     def _region(self, region: RegionCode, key: object = None) -> Callable[[], Any]:
         namespace = self._playground.namespace
@@ -206,6 +223,7 @@ class CompiledCell(Views):
         def call() -> Any:
             part.calls += 1
             if not config.enabled:
+                part.off = True
                 return function()
             if pieces:
                 return piece_by_piece()
@@ -225,6 +243,8 @@ class CompiledCell(Views):
                     raise
                 torch.set_rng_state(random)
             else:
+                for graph in part.graphs:
+                    graph.settle()
                 _in_order(namespace, [name for name in region.bound if name not in before and name in namespace])
                 return result
             if refused and region.pieces:
@@ -241,13 +261,17 @@ class CompiledCell(Views):
         """Tell whether a region that raised has had no effect, so that it can run once more, eagerly.
 
         Dynamo binds names when a frame has run, not when it comes to their statements. Where the region's own frame
-        raised, after graphs at most that write nothing of the caller's, it is as if nothing had happened.
+        raised, after graphs at most whose writes can be taken back, it is as if nothing had happened.
         """
         frames = [each.tb_frame.f_code for each in walk(error.__traceback__)]
         inside = [code for code in frames if code.co_filename == self.file]
         if not frames or frames[-1].co_filename != self.file or len(inside) != 1 or inside[0].co_name != "<module>":
             return False
-        return not any(each.written() for each in part.graphs if each.served > served.get(id(each), 0))
+        if inside[0] is region.code:  # Dynamo has left it to Python, and every statement has had its effect
+            return False
+        graphs = [each for each in part.graphs if isinstance(each, CapturedGraph)]
+        active = [each for each in graphs if each.served > served.get(id(each), 0)]
+        return all(not each.written() or each.take_back() for each in reversed(active))
 
     def _compile(self, function: types.FunctionType, part: _Part) -> Any:
         def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -258,6 +282,12 @@ class CompiledCell(Views):
     @contextmanager
     def compiling(self, part: _Part, bound: Sequence[str] = ()) -> Iterator[None]:
         """Let Dynamo compile and run code of this cell in a block, and note why it did not go on where it did not."""
+        if self.options.frontend == "direct":
+            try:
+                yield
+            finally:
+                live.changed(self.identifier)
+            return
         before = internals.dynamo_reasons()
         self.recording.inside = True
         try:
@@ -269,10 +299,21 @@ class CompiledCell(Views):
                 yield
         finally:
             self.recording.inside = False
+            self._note_recompiles(part)
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0):
                     part.reasons[_clause(reason)] = None
             live.changed(self.identifier)
+
+    def _note_recompiles(self, part: _Part) -> None:
+        """Keep Dynamo's reasons with the graphs: it remembers its latest compilations only."""
+        new = [graph for graph in part.graphs if not graph.asked]
+        if new:
+            reasons = internals.dynamo_recompile_reasons()
+            for graph in new:
+                graph.asked = True
+                if graph.compilation in reasons:
+                    graph.recompiled = _recompiled(reasons[graph.compilation])
 
     def part_of(self, name: str) -> _Part:
         """Return the account of a function that the cell defines."""
@@ -315,7 +356,7 @@ class CompiledCell(Views):
             self._names = named_tensors(self._playground.namespace)
         return self._names
 
-    def _captured(self) -> list[CapturedGraph]:
+    def _captured(self) -> list[CapturedGraph | TracedFunction]:
         return [graph for part in list(self._parts.values()) for graph in list(part.graphs)]
 
     def note(self, text: str) -> None:
@@ -339,13 +380,12 @@ class CompiledCell(Views):
         """Return the report as it stands now."""
         with self._lock:
             base = self.recording.report()
-            reasons = internals.dynamo_recompile_reasons()
             graphs = self._captured()
             why = {
-                entry.number: _recompiled(reasons[graph.compilation])
+                entry.number: graph.recompiled
                 for graph in graphs
                 for entry in graph.compiled.entries
-                if graph.compilation in reasons and entry.reason is None
+                if graph.recompiled is not None and entry.reason is None
             }
             frames = tuple([self._frame(frame, why) for frame in base.frames])
             rows: list[VerificationRow] = []
@@ -385,8 +425,10 @@ class CompiledCell(Views):
                 frame=each.name, graph=each.graph, compiled=each.compiled, inputs=each.inputs, graphs=frames
             )
             for each in self._captured()
-            if each.compiled.entries
+            if isinstance(each, CapturedGraph) and each.compiled.entries
         ]
+        if not every and self.options.frontend == "direct":
+            raise UsageError("functions that the direct frontend traced are not timed here; see aotlab.compile and bench")
         rows = timing.measure(every, progress, note=lambda text: self._notes.setdefault(text))
         with self._lock:
             self._timings = rows
@@ -398,7 +440,7 @@ class CompiledCell(Views):
             frame, graphs=tuple([_with_names(each, self._result_names.get(each.entry, {})) for each in graphs])
         )
 
-    def _verification(self, graph: CapturedGraph, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
+    def _verification(self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
         indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
         for entry, comparisons in graph.verified.items():
             name, index = indices.get(entry, (graph.name, None))
@@ -426,18 +468,20 @@ class CompiledCell(Views):
             names = tuple(dict.fromkeys(each.name for each in part.graphs))
             used = tuple([each for each in names if each in compiled])
             reason = ""
-            if not config.enabled:
+            refused = [refusals[each] for each in names if each in refusals]
+            reasons = [*refused, *part.reasons]
+            if part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
-            elif used:
-                how = "compiled"
-            elif part.function is not None and not part.graphs and not part.reasons:
+            elif not part.calls and part.function is not None:
                 how, reason = "not run", "a function that was not called yet"
-            elif part.function is None and not part.calls:
+            elif not part.calls:
                 how = "not run"
+            elif used:
+                how, reason = "compiled", next(iter(reasons), "")
+            elif reasons:
+                how, reason = "eager", reasons[0]
             else:
-                how = "eager"
-                refused = [refusals[each] for each in names if each in refusals]
-                reason = next(iter([*refused, *part.reasons]), "it holds no computation with tensors")
+                how, reason = "python", "no computation with tensors"
             parts.append(
                 CellPart(first_line=part.first_line, last_line=part.last_line, how=how, frames=used, reason=reason)
             )
@@ -531,14 +575,19 @@ def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
 def _recompiled(reason: str) -> str:
     """Word Dynamo's reason for compiling a piece of code again."""
     lines = [re.sub(r"^\d+/\d+: ", "", line.strip("- ").strip()) for line in reason.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line))
+    return _plain_names("; ".join(dict.fromkeys(line for line in lines if line)))
+
+
+def _plain_names(text: str) -> str:
+    """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
+    return re.sub(r"'?\b[GL]\['(\w+)'\]([\w.\[\]]*)'?", r"`\1\2`", text)
 
 
 def _clause(reason: str) -> str:
     """Take the gist from a text in which Dynamo explains itself over several lines."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason)
+    return _plain_names(f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason))
 
 
 def _one_line(error: BaseException) -> str:

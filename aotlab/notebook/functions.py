@@ -29,9 +29,10 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        part.calls += 1
+        part.off = not config.enabled
         if not config.enabled:
             return function(*args, **kwargs)
-        part.calls += 1
         try:
             with cell.compiling(part):
                 return call(*args, **kwargs)

@@ -111,6 +111,9 @@ class CapturedGraph:
         self.served = 0
         self.failure: str | None = None
         self.surprising = False
+        self.asked = False
+        self._undo: list[tuple[Tensor, Tensor]] | None = None
+        self.recompiled: str | None = None
         self._backend = backend
         self._device = device
         self._cell_file = cell_file
@@ -134,6 +137,8 @@ class CapturedGraph:
     def __call__(self, *given: Any) -> Any:
         """Serve a call from Dynamo's code."""
         args = (*self._held, *given)
+        # The first call tells whether the code around the graph raises: then what the graph wrote is taken back.
+        values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
         before = len(self.compiled.entries)
         random = torch.get_rng_state() if not before or self._random() else None
         try:
@@ -153,6 +158,8 @@ class CapturedGraph:
             self.surprising = True  # eager did not raise
             return result
         self.served += 1
+        if values:
+            self._undo = self._overwritten(args, values)
         if len(self.compiled.entries) != before or not self._inputs:
             self._remember(args, result)
         return result
@@ -161,6 +168,35 @@ class CapturedGraph:
         """Return the inputs of the latest compilation, None if one of them is gone."""
         found = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
         return None if not found or any(each is None for each in found) else tuple(found)
+
+    def take_back(self) -> bool:
+        """Give the inputs back the values that they had before the first call; False if that cannot be done."""
+        if self._undo is None:
+            return False
+        with torch.no_grad():
+            for tensor, value in self._undo:
+                tensor.data.copy_(value)
+        self._undo = None
+        return True
+
+    def settle(self) -> None:
+        """Forget the values that inputs had before: the code around the graph has run."""
+        self._undo = None
+
+    def _overwritten(self, args: Sequence[Any], values: Mapping[int, Tensor]) -> list[tuple[Tensor, Tensor]] | None:
+        if not self.compiled.entries:
+            return None
+        entry = self.compiled.entries[0]
+        kept = entry.records["dedupe"].kept
+        found: list[tuple[Tensor, Tensor]] = []
+        for info in entry.records["trace"].metadata.input_info:
+            if info.mutates_metadata or info.mutates_storage_metadata:
+                return None
+            if info.mutates_data:
+                if kept[info.index] not in values:
+                    return None
+                found.append((args[kept[info.index]], values[kept[info.index]]))
+        return found
 
     def written(self) -> dict[str, Tensor | None]:
         """Return the inputs that its entries write, by name; None for one that is gone."""
@@ -319,6 +355,10 @@ def _is_machinery(frame: types.FrameType) -> bool:
 
 def _stock(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
 
 
 def dynamo_callable(graph: CapturedGraph) -> Callable[..., Any]:

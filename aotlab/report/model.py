@@ -360,7 +360,7 @@ class CellPart:
     frames
         The names of the report's frames that hold its graphs.
     reason
-        Why it is not compiled; empty if it is.
+        Why it, or some of it, is not compiled; empty if all of it is.
     """
 
     first_line: int

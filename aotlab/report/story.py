@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aotlab.report.legend import WAYS
 from aotlab.report.markup import Child, Markup, element, join
@@ -10,7 +10,7 @@ from aotlab.report.model import Cell, CellPart, Frame, Input, Report
 from aotlab.report.parts import cell, fold, grid, heading, mark, preformatted, tensor_cell
 from aotlab.report.sections import mutation_marks
 from aotlab.report.text import amount, listed
-from aotlab.report.verdict import served
+from aotlab.report.verdict import Break, breaks_of, served
 
 #: How many mutated tensors the page lists; `report.inputs` has them all.
 MOST_MUTATED = 200
@@ -42,11 +42,13 @@ def cell_section(report: Report) -> Markup | None:
 
 def _lines(report: Report, source: Cell) -> Markup:
     frames = {frame.name: frame for frame in report.frames}
+    width = len(str(len(_text_lines(source))))
+    breaks = breaks_of(report)
     rows = [
         [
-            cell(_code(lines), kind=f"code ran-{part.how.replace(' ', '-')}" if part is not None else "code"),
+            cell(_code(lines, width), kind=f"code ran-{part.how.replace(' ', '-')}" if part is not None else "code"),
             cell(mark(part.how, WAYS[part.how][0]) if part.how in WAYS else part.how) if part is not None else cell(),
-            cell(*_why(part, frames), kind="words") if part is not None else cell(),
+            cell(*_why(part, frames, breaks), kind="words") if part is not None else cell(),
         ]
         for part, lines in _stretches(source)
     ]
@@ -57,7 +59,7 @@ def _stretches(source: Cell) -> Iterator[tuple[CellPart | None, list[tuple[int, 
     """Yield the cell's lines, those together that stand together and ran in one way."""
     before: CellPart | None = None
     lines: list[tuple[int, str]] = []
-    for number, text in enumerate(source.source.removesuffix("\n").split("\n"), 1):
+    for number, text in enumerate(_text_lines(source), 1):
         part = _part_of(number, source.parts)
         blank = part is None and not text.strip() and bool(lines)
         if not blank and lines and part is not before:
@@ -70,26 +72,38 @@ def _stretches(source: Cell) -> Iterator[tuple[CellPart | None, list[tuple[int, 
         yield before, lines
 
 
+def _text_lines(source: Cell) -> list[str]:
+    """Split the source as Python counts lines; `str.splitlines` knows more ends than one."""
+    return source.source.removesuffix("\n").split("\n")
+
+
 def _part_of(line: int, parts: Sequence[CellPart]) -> CellPart | None:
     """Return the part that a line belongs to: where one holds another, the inner one."""
     around = [part for part in parts if part.first_line <= line <= part.last_line]
     return min(around, key=lambda part: part.last_line - part.first_line, default=None)
 
 
-def _code(lines: Sequence[tuple[int, str]]) -> Markup:
-    width = len(str(lines[-1][0]))
+def _code(lines: Sequence[tuple[int, str]], width: int) -> Markup:
     pieces: list[Child] = []
     for number, text in lines:
         pieces += [element("span", f"{number:>{width}} ", kind="soft"), f"{text}\n"]
     return element("pre", *pieces)
 
 
-def _why(part: CellPart, frames: dict[str, Frame]) -> list[Child]:
+def _why(part: CellPart, frames: Mapping[str, Frame], breaks: Sequence[Break]) -> list[Child]:
+    """Say which graphs ran a part, and why others, or none, did not."""
     found: list[Child] = []
     for name in part.frames:
-        found += [element("code", name), f"{_service(frames[name])} " if name in frames else " "]
-    if part.reason:
-        found.append(f"not all of it: {part.reason}" if part.how == "compiled" else part.reason)
+        found += ["; " if found else None, element("code", name), _service(frames[name]) if name in frames else None]
+    reasons = [part.reason] if part.reason else []
+    if part.how == "compiled":
+        reasons = [f"not all of it was captured: {reason}" for reason in reasons] or [
+            f"Python took over at line {each.line}: {each.reason}"
+            for each in breaks
+            if each.line is not None and part.first_line <= each.line <= part.last_line
+        ]
+    for reason in reasons:
+        found += ["; " if found else None, reason]
     return found
 
 
@@ -108,7 +122,10 @@ def _service(frame: Frame) -> str:
 
 def _mutated(report: Report, source: Cell) -> Markup | None:
     found = [(_place(frame, index), row) for frame, index, row in _in_graphs(report)]
-    found += [(element("span", "outside of the graphs"), row) for row in source.mutated_outside]
+    found += [
+        (element("span", "under another name" if row.kind == "alias" else "outside of the graphs"), row)
+        for row in source.mutated_outside
+    ]
     if not found:
         if source.kind == "definitions":
             return None

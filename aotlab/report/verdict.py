@@ -203,12 +203,39 @@ def _incomplete(report: Report) -> str | None:
     parts = [part for part in report.cell.parts if part.how == "compiled" and part.reason]
     if parts:
         return _sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})")
-    breaks = report.graph_break_rows
+    breaks = breaks_of(report)
     if not breaks:
         return None
-    first = f"{place_in(breaks[0].frame)} ({_gist(explanation(breaks[0].reason))})"
     where = "at" if len(breaks) == 1 else "first at"
+    first = f"{breaks[0].place} ({_gist(breaks[0].reason)})"
     return _sentence(f"{amount(len(breaks), 'graph break')}, where Python took over, {where} {first}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """A place where Dynamo stopped and Python took over: in words, and the cell's line if it is one."""
+
+    place: str
+    line: int | None
+    reason: str
+
+
+def breaks_of(report: Report) -> list[Break]:
+    """Return the graph breaks of a report, with the lines of its cell."""
+    lines = [] if report.cell is None else report.cell.source.split("\n")
+    # The cell's code has a file name of its own, which a report does not hold: a line that stands there tells it.
+    own = {
+        frame.line.file
+        for frame in report.frames
+        if frame.line is not None and frame.line.code and frame.line.code in "".join(lines[frame.line.line - 1 :][:1])
+    }
+    found = []
+    for row in report.graph_break_rows:
+        file, _, number = row.frame.rpartition(":")
+        line = int(number) if file in own and number.isdecimal() else None
+        place = place_in(row.frame) if line is None else f"line {line}"
+        found.append(Break(place=place, line=line, reason=explanation(row.reason)))
+    return found
 
 
 def _length(part: CellPart) -> int:

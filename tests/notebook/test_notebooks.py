@@ -138,6 +138,8 @@ def promises_of_start(run: Session) -> None:
     served = json.loads(run.answer("print(calls.calls['graph'].to_json(orient='records'))"))
     assert served == [0, 1, 0]
 
+    assert run.result("recompile-calls") == "tensor([-1.,  0.,  1.])"
+
     # Is it faster?
     timings = run.table("time-table")
     assert {(row["engine"], row["phase"]) for row in timings} >= {("eager", "forward"), ("aotlab", "forward")}

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from aotlab.errors import UserLine
 from aotlab.ir.metadata import MutationType, OutputType
 from aotlab.report import Report
 from aotlab.report.html import fragment
 from aotlab.report.legend import MUTATIONS, OUTPUTS, WAYS
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
-from aotlab.report.model import Cell, CellPart, Frame, Graph, Input, Refusal, TensorInfo
+from aotlab.report.model import Cell, CellPart, Frame, Graph, GraphBreakRow, Input, Refusal, TensorInfo
 from aotlab.report.story import MOST_MUTATED
 from aotlab.report.verdict import DIFFERS
 
@@ -123,8 +124,38 @@ def test_lines_of_no_part(told: Report) -> None:
     assert Tables(fragment(made)).of("The") == [
         ["1 a = x + 1\n2", "compiled", ""],
         ["3 # then", "", ""],
-        ["4 b = a * 2", "compiled", "not all of it: the rest draws"],
+        ["4 b = a * 2", "compiled", "not all of it was captured: the rest draws"],
     ]
+
+
+def test_lines_are_aligned_and_pieces_apart(told: Report) -> None:
+    """Line numbers take the same width in all rows; the graphs of one stretch are listed."""
+    assert told.cell is not None
+    parts = (CellPart(first_line=9, last_line=10, how="compiled", frames=("lines 5–6", "gone")),)
+    made = told.with_cell(replace(told.cell, source="\n" * 8 + "a = 1\nb = 2\n", parts=parts))
+    assert Tables(fragment(made)).of("The")[1] == [
+        " 9 a = 1\n10 b = 2",
+        "compiled",
+        "lines 5–6: 2 graphs, 4 calls; gone",
+    ]
+
+
+def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
+    """Where Dynamo stopped within compiled lines of this cell, the page and the first line say so."""
+    line = UserLine(file="/tmp/ipykernel_7/8.py", line=6, function="", code="y = x @ weight")
+    frame = replace(told.frames[0], line=line, refusals=())
+    rows = (
+        GraphBreakRow(frame="/tmp/ipykernel_7/8.py:6", reason="Unsupported\n  Explanation: it draws."),
+        GraphBreakRow(frame="/tmp/ipykernel_7/9.py:5", reason="elsewhere"),
+    )
+    made = replace(told, frames=(frame,), graph_break_rows=rows)
+    assert Tables(fragment(made)).of("The")[2][2] == (
+        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: Unsupported: it draws."
+    )
+    assert "2 graph breaks, where Python took over, first at line 6 (Unsupported: it draws)." in made.verdict
+    other = replace(made, graph_break_rows=rows[1:])
+    assert "1 graph break, where Python took over, at notebook cell, line 5 (elsewhere)." in other.verdict
+    assert Tables(fragment(other)).of("The")[2][2] == "lines 5–6: 2 graphs, 4 calls"
 
 
 def test_ways_are_told_by_colour_too(told: Report) -> None:
@@ -146,7 +177,7 @@ def test_mutations_in_graphs_and_outside_stand_together(told: Report) -> None:
         ["x", shape, f"{place} 1", f"{written} {new}"],
         ["again", shape, f"{place} 1", f"{written} same tensor as x requires_grad becomes True"],
         ["w.grad", shape, "outside of the graphs", "data mutated"],
-        ["v", shape, "outside of the graphs", "data mutated written through x"],
+        ["v", shape, "under another name", "data mutated written through x"],
     ]
 
 
@@ -183,10 +214,10 @@ def test_reuse_is_said(told: Report) -> None:
 
     first, second = told.frames[0].graphs
     text = of(replace(first, reused=True), replace(second, reused=True))
-    assert "lines 5–6</code>: 2 graphs, 4 calls, compiled in an earlier run " in text
+    assert "lines 5–6</code>: 2 graphs, 4 calls, compiled in an earlier run<" in text
     assert "compiled in an earlier run of the cell · training" in text
     assert '<span class="soft">in an earlier run</span>' in text
-    assert "4 calls, 1 from an earlier run " in of(replace(first, reused=True), second)
+    assert "4 calls, 1 from an earlier run<" in of(replace(first, reused=True), second)
     assert "earlier run" not in of(first, second)
 
 
@@ -268,7 +299,7 @@ def test_all_of_it_is_escaped(told: Report, tell: Callable[..., Any]) -> None:
     )
     text = fragment(replace(told, cell=cell, frames=(replace(told.frames[0], name=evil),)))
     assert "<script" not in text
-    assert Tables(text).of("The") == [[f"1 {evil}", evil, f"{evil}: 2 graphs, 4 calls {evil}"]]
+    assert Tables(text).of("The") == [[f"1 {evil}", evil, f"{evil}: 2 graphs, 4 calls; {evil}"]]
 
 
 def test_a_large_cell_fits(told: Report) -> None:
