@@ -26,8 +26,9 @@ from aotlab.notebook.names import Watch, named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
-from aotlab.notebook.traced import TracedFunction
+from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned, walk
+from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
 from aotlab.report.views import Views
@@ -67,6 +68,7 @@ class _Part:
     function: str | None = None
     calls: int = 0
     off: bool = False
+    interrupted: bool = False
     replaced: bool = False
     graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
@@ -131,6 +133,8 @@ class CompiledCell(Views):
         self._finished_lines = 0
         self._lock = threading.RLock()
         self.python_code: dict[int, types.CodeType] = {}
+        self.shown: Shown | None = None
+        self._shown_state: tuple[int, ...] = ()
         self.regions = {each.number: self._region(each) for each in code.regions}
 
     @property
@@ -159,7 +163,7 @@ class CompiledCell(Views):
             self._execution_count, self._cell_id = execution_count, cell_id
             self._finished_lines = 0
             for part in self._parts.values():
-                part.calls, part.off = 0, False
+                part.calls, part.off, part.interrupted = 0, False, False
         self._names = None
         watch = Watch(self._playground.namespace)
         run = _Progress(self)
@@ -297,6 +301,9 @@ class CompiledCell(Views):
                 quiet_dynamo(part.reasons, lambda: self._playground.compiling),
             ):
                 yield
+        except KeyboardInterrupt:
+            part.interrupted = True
+            raise
         finally:
             self.recording.inside = False
             self._note_recompiles(part)
@@ -374,6 +381,20 @@ class CompiledCell(Views):
         ):
             self.say(f"compiling with {self.options.backend}")
 
+    def show(self) -> None:
+        """Show the report where the cell's output is, if it has changed since it was shown."""
+        state = self._state()
+        if self.shown is not None and state != self._shown_state:
+            self._shown_state = state
+            self.shown.report(self.report())
+
+    def _state(self) -> tuple[int, ...]:
+        """Return what changes when something happens to the cell's functions."""
+        graphs = self._captured()
+        entries = sum(len(each.compiled.entries) for each in graphs)
+        calls = sum(part.calls for part in self._parts.values())
+        return (len(graphs), entries, calls, len(self._timings))
+
     # --- the report
 
     def report(self) -> Report:
@@ -428,7 +449,9 @@ class CompiledCell(Views):
             if isinstance(each, CapturedGraph) and each.compiled.entries
         ]
         if not every and self.options.frontend == "direct":
-            raise UsageError("functions that the direct frontend traced are not timed here; see aotlab.compile and bench")
+            raise UsageError(
+                "functions that the direct frontend traced are not timed here; see aotlab.compile and bench"
+            )
         rows = timing.measure(every, progress, note=lambda text: self._notes.setdefault(text))
         with self._lock:
             self._timings = rows
@@ -440,7 +463,9 @@ class CompiledCell(Views):
             frame, graphs=tuple([_with_names(each, self._result_names.get(each.entry, {})) for each in graphs])
         )
 
-    def _verification(self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
+    def _verification(
+        self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]
+    ) -> Iterator[VerificationRow]:
         indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
         for entry, comparisons in graph.verified.items():
             name, index = indices.get(entry, (graph.name, None))
@@ -472,6 +497,8 @@ class CompiledCell(Views):
             reasons = [*refused, *part.reasons]
             if part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
+            elif part.interrupted:
+                how, reason = "not run", "interrupted while it was being compiled or run"
             elif not part.calls and part.function is not None:
                 how, reason = "not run", "a function that was not called yet"
             elif not part.calls:

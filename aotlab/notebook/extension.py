@@ -34,6 +34,7 @@ def load_ipython_extension(shell: Any) -> None:
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.set_hook("complete_command", complete, str_key=key)
     shell.showtraceback = _showing(session, shell.showtraceback)
+    shell.events.register("post_run_cell", session.show_changes)
     live.connect(shell)
     _loaded[shell] = (session, transform)
 
@@ -67,5 +68,6 @@ def unload_ipython_extension(shell: Any) -> None:
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.strdispatchers["complete_command"].strs.pop(key, None)
     vars(shell).pop("showtraceback", None)
+    shell.events.unregister("post_run_cell", session.show_changes)
     live.disconnect(shell)
     session.close()

@@ -56,7 +56,8 @@ def _parser() -> Any:
         "--frontend",
         choices=["dynamo", "direct"],
         default="dynamo",
-        help="what captures: Dynamo (default), or a trace of the call itself, for cells that define functions",
+        help="what captures: Dynamo (default), or a trace of the call itself, for cells that define functions "
+        "(what they print, they print while they are traced)",
     )
     add(
         "--backend",
@@ -212,7 +213,8 @@ class Magic:
             cell.say = _nobody
             if options.output is not None:
                 shell.user_ns[options.output] = cell if cell.code.defines_only else cell.report()
-            shown.report(cell.report())
+            cell.shown = shown
+            cell.show()
             live.changed(cell.identifier)
         return None if _ends_with_semicolon(shell, body) else result
 

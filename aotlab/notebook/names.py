@@ -90,6 +90,7 @@ class _Watched:
     tensor: weakref.ref[Tensor]
     version: int
     bits: Tensor | None
+    layout: tuple[object, ...]
 
     def written(self) -> Tensor | None:
         """Return the tensor if it was written since, by its counter or by its bits."""
@@ -100,6 +101,12 @@ class _Watched:
             return tensor
         bits = _bits(tensor) if self.bits is not None else None
         return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    if tensor.layout != torch.strided:
+        return (tensor.shape,)
+    return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class Watch:
@@ -125,7 +132,13 @@ class Watch:
                 left -= size
                 kept[id(tensor)] = _bits(tensor)
         self._watched = [
-            _Watched(name=name, tensor=weakref.ref(tensor), version=tensor._version, bits=kept.get(id(tensor)))
+            _Watched(
+                name=name,
+                tensor=weakref.ref(tensor),
+                version=tensor._version,
+                bits=kept.get(id(tensor)),
+                layout=_layout(tensor),
+            )
             for name, tensor in found
         ]
 
@@ -160,7 +173,9 @@ class Watch:
                     kind="alias" if through else "outside",
                     tensor=tensor_info(info),
                     overlaps=tuple(through),
-                    mutates_data=True,
+                    # Where sizes or strides changed, nobody knows which values to compare.
+                    mutates_data=True if _layout(tensor) == each.layout else None,
+                    mutates_metadata=_layout(tensor) != each.layout,
                     requires_grad_after=tensor.requires_grad,
                 )
             )

@@ -56,6 +56,12 @@ class Session:
         while len(self._kept) > MOST_CELLS:
             self._kept.popitem(last=False)
 
+    def show_changes(self, *_event: object) -> None:
+        """Bring the outputs of cells up to date whose functions were called by another cell."""
+        for cell in list(self._all):
+            if cell.code.defines_only:
+                cell.show()
+
     def hear_of(self, cell: CompiledCell) -> None:
         """Tell ``cell`` what the engine does, as long as somebody holds it."""
         self._all.add(cell)

@@ -30,6 +30,7 @@ class Shown:
         self._replaceable = replaceable and not quiet
         self._identifier: str | None = None
         self._last = ""
+        self._reported = False
 
     def progress(self, text: str) -> None:
         """Say what is being done."""
@@ -40,8 +41,9 @@ class Shown:
         self._publish({"text/plain": line, "text/html": f"<i>{html.escape(line)}</i>"})
 
     def report(self, report: Report) -> None:
-        """Show the report in the place of what was said."""
-        if not self._quiet:
+        """Show the report in the place of what was said, or of an earlier one; once only where that cannot be."""
+        if not self._quiet and (self._replaceable or not self._reported):
+            self._reported = True
             self._publish(bundle(report))
 
     def _publish(self, data: dict[str, Any]) -> None:

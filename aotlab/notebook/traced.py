@@ -19,6 +19,7 @@ from aotlab.cache import CompiledFunction, Entry
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partitioners import default_partition
+from aotlab.recorder import is_tracing
 from aotlab.stages.runtime import MISS
 from aotlab.verification import Comparison, compare
 
@@ -83,9 +84,7 @@ class TracedFunction:
         self._verify = verify
         self._progress = progress
         self._target = _NotebookFunction(function, name)
-        options = pipeline.Options(
-            backend=backend, partitioner=default_partition, keep_inference_input_mutations=True
-        )
+        options = pipeline.Options(backend=backend, partitioner=default_partition, keep_inference_input_mutations=True)
         self.compiled = CompiledFunction(
             self._target,
             partial(pipeline.compile_call, options),
@@ -98,6 +97,8 @@ class TracedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call of the user's."""
+        if is_tracing():
+            return self.function(*args, **kwargs)  # becomes part of what calls it
         here = self._target.here
         here.eager = False
         random = torch.get_rng_state()
@@ -119,6 +120,9 @@ class TracedFunction:
     def written(self) -> dict[str, Tensor | None]:
         """Return nothing: what calls write is not what the cell that defines the function writes."""
         return {}
+
+    def settle(self) -> None:
+        """Do nothing: no values of inputs are kept."""
 
     def result_names(self, known: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
         """Return nothing: the results are the callers'."""

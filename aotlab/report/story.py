@@ -97,10 +97,10 @@ def _why(part: CellPart, frames: Mapping[str, Frame], breaks: Sequence[Break]) -
         found += ["; " if found else None, element("code", name), _service(frames[name]) if name in frames else None]
     reasons = [part.reason] if part.reason else []
     if part.how == "compiled":
-        reasons = [f"not all of it was captured: {reason}" for reason in reasons] or [
-            f"Python took over at line {each.line}: {each.reason}"
-            for each in breaks
-            if each.line is not None and part.first_line <= each.line <= part.last_line
+        stops = [each for each in breaks if each.line is not None and part.first_line <= each.line <= part.last_line]
+        # A part's reason is that of its first break; the breaks themselves know the line, too.
+        reasons = [f"Python took over at line {each.line}: {each.reason}" for each in stops] or [
+            f"not all of it was captured: {reason}" for reason in reasons
         ]
     for reason in reasons:
         found += ["; " if found else None, reason]

@@ -61,7 +61,11 @@ def first_line(text: str, most: int) -> str:
 
 
 def explanation(reason: str) -> str:
-    """Return the gist of a reason that Dynamo gives in paragraphs: what it met, and the explanation."""
+    """Return the gist of a reason that Dynamo gives in paragraphs: what it met, and the explanation.
+
+    Variables, which Dynamo writes as items of its dictionaries, are written as the user does.
+    """
+    reason = re.sub(r"\b[GL]\['(\w+)'\]", r"\1", reason)
     if reason.startswith("generic_jump"):
         return "a branch depends on the value of a tensor"
     met = next((line.strip() for line in reason.splitlines() if line.strip()), "")

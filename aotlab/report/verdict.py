@@ -60,10 +60,18 @@ def verdict(report: Report) -> Verdict:
         state = state if state == "different" else "partly"
         sentences.append(_sentence(_ran_eagerly(eager)))
         told.update(part.reason for part in eager)
-    incomplete = _incomplete(report)
-    if incomplete is not None:
+    breaks = [] if report.cell is None else breaks_of(report)
+    parts = [] if report.cell is None else _incomplete(report.cell, told)
+    if breaks or parts:
         state = state if state == "different" else "partly"
-        sentences.append(incomplete)
+    if breaks:
+        where = "at" if len(breaks) == 1 else "first at"
+        first = f"{breaks[0].place} ({_gist(breaks[0].reason)})"
+        count = amount(len(breaks), "graph break")
+        sentences.append(_sentence(f"{count}, where Python took over, {where} {first}"))
+    elif parts:
+        sentences.append(_sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})"))
+        told.update(part.reason for part in parts)
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         state = state if state == "different" else "partly"
@@ -196,19 +204,9 @@ def _ran_eagerly(parts: list[CellPart]) -> str:
     return f"{amount(sum(_length(part) for part in parts), 'line')} ran eagerly, first {lines_of(first)}{why}"
 
 
-def _incomplete(report: Report) -> str | None:
-    """Say that Python took over within lines of which some was compiled; None where it did not."""
-    if report.cell is None:
-        return None
-    parts = [part for part in report.cell.parts if part.how == "compiled" and part.reason]
-    if parts:
-        return _sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})")
-    breaks = breaks_of(report)
-    if not breaks:
-        return None
-    where = "at" if len(breaks) == 1 else "first at"
-    first = f"{breaks[0].place} ({_gist(breaks[0].reason)})"
-    return _sentence(f"{amount(len(breaks), 'graph break')}, where Python took over, {where} {first}")
+def _incomplete(cell: Cell, told: set[str]) -> list[CellPart]:
+    """Return the parts of which only some was compiled, for a reason that was not told yet."""
+    return [part for part in cell.parts if part.how == "compiled" and part.reason and part.reason not in told]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,14 +186,17 @@ class Notebook:
         return _CELL_FILE.sub(replaced, text)
 
 
-def run(cell: Cell, install: Callable[[Notebook], None] | None = None) -> Run:
-    """Run the record ``cell`` in a fresh shell: eagerly, or under the magic that ``install`` makes known."""
+def run(cell: Cell, install: Callable[[Notebook], None] | None = None, *, everywhere: bool = False) -> Run:
+    """Run the record ``cell`` in a fresh shell: eagerly, or under the magic that ``install`` makes known.
+
+    With ``everywhere`` the cells before and after it are run under the magic too.
+    """
     with _process_kept():
         _seed()
         loop = asyncio.new_event_loop()
         try:
             asyncio.set_event_loop(loop)
-            return loop.run_until_complete(_run(cell, install))
+            return loop.run_until_complete(_run(cell, install, everywhere))
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -205,8 +208,9 @@ def magic_text(cell: Cell) -> str:
     return f"{cell.above}{MAGIC}{options}\n{cell.cell}"
 
 
-async def _run(cell: Cell, install: Callable[[Notebook], None] | None) -> Run:
+async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywhere: bool) -> Run:
     magic = install is not None
+    line, lines_above = (f"{MAGIC} --backend eager\n", 1) if magic and everywhere else ("", 0)
     notebook = _notebook_with_streams()
     shell = notebook.shell
     if install is not None:
@@ -214,7 +218,7 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None) -> Run:
         # What the extension itself leaves is a matter of `%load_ext`, and is tested elsewhere.
         notebook.messages.clear()
     for text in cell.setup:
-        reply = await notebook.execute(text)
+        reply = await notebook.execute(line + text, shift=lines_above)
         assert reply["status"] == "ok", (text, reply, notebook.messages)
     leave_out = (notebook.fresh - {"_", "__", "___"}) | {"report"}
     _, versions = portrait(shell.user_ns, leave_out=leave_out)
@@ -248,7 +252,7 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None) -> Run:
         await moment(text, 1 if magic else 0)
         unique = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
     for follow_up in cell.after:
-        await moment(follow_up, 0)
+        await moment(line + follow_up, lines_above)
     report = shell.user_ns.get("report")
     return Run(moments=tuple(moments), report=None if report is None else report.report(), unique=unique)
 

@@ -143,6 +143,19 @@ def test_a_part_that_is_compiled_in_part(one: Report) -> None:
     assert f"{COMPILED} 1 graph break, where Python took over, at {last}." == found.sentence
 
 
+def test_a_part_with_a_graph_that_differs(one: Report) -> None:
+    """Of a stretch with a graph that differs and one that does not, the difference is told once."""
+    message = f"{DIFFERS}: other values"
+    frame = Frame(name="line 3", function="line 3", refusals=(refusal(message),))
+    made = replace(one, frames=(*one.frames, frame)).with_cell(cell(part(2, 3, "compiled", message, "line 2")))
+    told = "NOT equal to eager, so not used: the compiled form of line 3 (other values)."
+    assert Verdict(sentence=f"{told} {COMPILED}", state="different") == verdict(made)
+    refused = replace(frame, refusals=(refusal("it draws"),))
+    made = replace(one, frames=(*one.frames, refused)).with_cell(cell(part(2, 3, "compiled", "it draws", "line 2")))
+    expected = f"{COMPILED} Not all of lines 2–3 was captured (it draws)."
+    assert Verdict(sentence=expected, state="partly") == verdict(made)
+
+
 def test_the_error_that_ended_the_cell(one: Report) -> None:
     """What was compiled was compiled; the cell ended nevertheless."""
     made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "not run"), error="ValueError: no")
