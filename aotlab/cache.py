@@ -304,8 +304,8 @@ class CompiledFunction:
                 raise refusal from declined.error
             if not isinstance(declined.error, RefusedError):
                 self._failed(number, started, declined.error, "ran eagerly")
-            elif self._on_refusal == "tell" and config.fallback == "auto":
-                raise declined.error from None
+            if self._on_refusal == "tell" and config.fallback == "auto":
+                raise RefusedError(str(declined.error)) from None
             return None if declined.silent else str(declined.error)
         except BaseException as error:
             self._failed(number, started, error, "raised")

@@ -24,7 +24,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from aotlab.notebook.classify import COMPOUND, Scope, bound_names, differentiates_twice, own_nodes
+from aotlab.notebook.classify import (
+    COMPOUND,
+    Scope,
+    bound_names,
+    differentiates_twice,
+    looks_at_tracebacks,
+    own_nodes,
+)
 from aotlab.notebook.playground import TORCH
 
 #: How IPython says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
@@ -139,7 +146,9 @@ def take_apart(
             defines_only=True,
             functions=tuple(each.name for each in definitions),
         )
-    splitter = _Splitter(Scope(namespace, exact=exact, twice=differentiates_twice(tree)), file, compile_tree)
+    splitter = _Splitter(
+        Scope(namespace, exact=exact, twice=differentiates_twice(tree)), file, looks_at_tracebacks(tree), compile_tree
+    )
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
     return CellCode(
         statements=tuple(statements),
@@ -162,6 +171,7 @@ def linked(code: types.CodeType, regions: Mapping[int, Callable[[], Any]], show:
 class _Splitter:
     scope: Scope
     file: str
+    tracebacks: bool
     compile_tree: Compile
     regions: list[RegionCode] = field(default_factory=list)
     python: list[PythonLines] = field(default_factory=list)
@@ -206,7 +216,12 @@ class _Splitter:
                         value = call
                 else:
                     flush()
-                    self.python.append(_lines(statement, reason or "no computation with tensors"))
+                    lifted = self._lifted(statement, in_loop=in_loop)
+                    if lifted is None:
+                        self.python.append(_lines(statement, reason or "no computation with tensors"))
+                    else:
+                        assert isinstance(lifted, ast.Expr)
+                        value = lifted.value
                 keeper = _RESULT if statement is last else _SHOW
                 out.append(ast.copy_location(ast.Expr(_called(keeper, statement, value)), statement))
             elif reason is None and (pending or self.scope.tensorish(statement)):
@@ -220,7 +235,13 @@ class _Splitter:
 
     def _left(self, statement: ast.stmt, reason: str, *, in_loop: bool) -> ast.stmt:
         """Leave a statement to Python, but take regions out of the statements that it holds."""
+        if isinstance(statement, ast.Try | ast.TryStar) and self.tracebacks:
+            self.python.append(_lines(statement, "looks at tracebacks"))
+            return statement
         if not isinstance(statement, COMPOUND):
+            lifted = self._lifted(statement, in_loop=in_loop)
+            if lifted is not None:
+                return lifted
             self.python.append(_lines(statement, reason))
             return statement
         statement = copy.copy(statement)
@@ -242,6 +263,14 @@ class _Splitter:
                     each.body = self.split(each.body, in_loop=in_loop)
                 setattr(statement, name, handlers)
         return statement
+
+    def _lifted(self, statement: ast.stmt, *, in_loop: bool) -> ast.stmt | None:
+        """Take out of a statement what it computes before it calls a method that is left to Python."""
+        receiver = self.scope.receiver(statement, in_loop=in_loop)
+        if receiver is None:
+            return None
+        call = self._region([ast.copy_location(ast.Return(receiver), statement)])
+        return None if call is None else _Replaced(receiver, call).visit(copy.deepcopy(statement))
 
     def _note_rounds(self, statement: ast.stmt) -> None:
         """Note the names that are plain numbers, another in each round of a loop."""
@@ -297,6 +326,24 @@ class _Splitter:
             first_line=statements[0].lineno,
             last_line=max(each.end_lineno or each.lineno for each in statements),
         )
+
+
+class _Replaced(ast.NodeTransformer):
+    """Puts one expression in the place of another, which is known by where it stands."""
+
+    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+        self._place = _place(old)
+        self._new = new
+
+    def visit(self, node: ast.AST) -> Any:
+        """Replace the expression, or look into what is not it."""
+        if isinstance(node, ast.expr) and _place(node) == self._place:
+            return self._new
+        return self.generic_visit(node)
+
+
+def _place(node: ast.expr) -> tuple[object, ...]:
+    return (type(node), node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
 
 def _called(constant: str, where: ast.AST, *arguments: ast.expr) -> ast.expr:

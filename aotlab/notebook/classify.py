@@ -61,7 +61,8 @@ _CONTAINERS = (list, dict, tuple, set, frozenset, int, float, str, bool, range, 
 #: The optimizers whose step is the same arithmetic when Dynamo captures it. The others compute their corrections in
 #: Python's doubles in eager, and in tensors when captured.
 _CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop)
-_DERIVATIVES = frozenset({"hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"})
+_DERIVATIVES = frozenset({"hessian", "hvp", "jvp", "vhp"})
+_TRACEBACKS = frozenset({"__traceback__", "exc_info", "format_exc", "print_exc", "traceback"})
 
 #: Statements that hold others, which can be run by Python while what they hold is compiled.
 COMPOUND = (
@@ -158,8 +159,11 @@ class Scope:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             target = ast.Name(node.target.id, ast.Load())
             return self.tensorish(target) or self.tensorish(node.value)
-        if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in (node.value, *node.targets)):
-            return False
+        if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
+            # Another name for a thing, or a look at a gradient, is no computation.
+            value = node.value
+            if isinstance(value, ast.Name) or (isinstance(value, ast.Attribute) and value.attr == "grad"):
+                return False
         return any(self.tensorish(each) for each in ast.iter_child_nodes(node) if not isinstance(each, _MARKS))
 
     def refusal(self, statement: ast.stmt, *, in_loop: bool) -> str | None:
@@ -173,6 +177,20 @@ class Scope:
         if self._twice:
             return "is part of a cell that takes derivatives of derivatives, which compiled graphs do not have yet"
         return next(self._objections(statement, in_loop=in_loop, depth=0), None)
+
+    def receiver(self, statement: ast.stmt, *, in_loop: bool) -> ast.expr | None:
+        """Return what a statement computes before it calls a method that is left to Python.
+
+        In ``y = (x + 1).sum().item()`` that is ``(x + 1).sum()``: it is what is evaluated first.
+        """
+        value = statement.value if isinstance(statement, ast.Assign | ast.Expr) else None
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not self._twice:
+            value = value.func.value
+            if isinstance(value, ast.Name | ast.Attribute):
+                return None
+            if not any(True for _ in self._objections(value, in_loop=in_loop, depth=0)):
+                return value if self.tensorish(value) else None
+        return None
 
     def _objections(self, node: ast.AST, *, in_loop: bool, depth: int) -> Iterator[str]:
         if isinstance(node, ast.Break | ast.Continue) and depth:
@@ -317,10 +335,35 @@ def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
-        if isinstance(node, ast.comprehension):
-            pending += [*reversed(node.ifs), node.iter]
-            continue
-        pending += reversed(list(ast.iter_child_nodes(node)))
+        pending += reversed(list(_evaluated(node)))
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node in the order of their evaluation, without the targets of comprehensions."""
+    match node:
+        case ast.comprehension():
+            yield from (node.iter, *node.ifs)
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+            yield from (*node.generators, node.elt)
+        case ast.DictComp():
+            yield from (*node.generators, node.key, node.value)
+        case ast.Assign():
+            yield from (node.value, *node.targets)
+        case ast.NamedExpr():
+            yield from (node.value, node.target)
+        case ast.For() | ast.AsyncFor():
+            yield from (node.iter, node.target, *node.body, *node.orelse)
+        case _:
+            yield from ast.iter_child_nodes(node)
+
+
+def looks_at_tracebacks(tree: ast.Module) -> bool:
+    """Tell whether the text of a cell has to do with tracebacks, in which compiled code would be seen."""
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        if name in _TRACEBACKS:
+            return True
+    return False
 
 
 def _is_plain(value: object) -> bool:

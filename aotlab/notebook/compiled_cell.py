@@ -494,7 +494,7 @@ class CompiledCell(Views):
             used = tuple([each for each in names if each in compiled])
             reason = ""
             refused = [refusals[each] for each in names if each in refusals]
-            reasons = [*refused, *part.reasons]
+            reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
             if part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
             elif part.interrupted:
@@ -607,7 +607,7 @@ def _recompiled(reason: str) -> str:
 
 def _plain_names(text: str) -> str:
     """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
-    return re.sub(r"'?\b[GL]\['(\w+)'\]([\w.\[\]]*)'?", r"`\1\2`", text)
+    return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
 
 
 def _clause(reason: str) -> str:

@@ -49,6 +49,8 @@ def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]
             error.__traceback__ = failed[1]
             exc_tuple = (type(error), error, failed[1])
             kwargs["tb_offset"] = 0
+            if failed[1] is None:  # an error in the syntax: none of the cell has run
+                kwargs["running_compiled_code"] = False
         elif error is not None:
             cleaned(error)  # what went through a compiled function or its backward later on
         show(exc_tuple, *args, **kwargs)

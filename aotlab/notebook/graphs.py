@@ -165,9 +165,9 @@ class CapturedGraph:
         return result
 
     def inputs(self) -> tuple[Any, ...] | None:
-        """Return the inputs of the latest compilation, None if one of them is gone."""
+        """Return the inputs of the latest compilation, None in the place of one that is gone; None before any."""
         found = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
-        return None if not found or any(each is None for each in found) else tuple(found)
+        return tuple(found) if found else None
 
     def take_back(self) -> bool:
         """Give the inputs back the values that they had before the first call; False if that cannot be done."""
@@ -219,6 +219,9 @@ class CapturedGraph:
 
     def _remember(self, args: Sequence[Any], result: Any) -> None:
         """Keep what the report needs of a call that an entry served for the first time, without keeping it alive."""
+        for each in args:
+            if isinstance(each, Tensor):
+                internals.unmark_static(each)
         self._inputs = tuple(weakref.ref(each) if isinstance(each, Tensor) else each for each in args)
         for entry in self.compiled.entries:
             if entry.number in self._results or not entry.calls:

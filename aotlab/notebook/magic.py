@@ -13,8 +13,10 @@ compiled and checked against eager before it is used; the report above the cell'
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
+import keyword
 import re
 import types
 import warnings
@@ -48,6 +50,7 @@ def _parser() -> Any:
         "A cell of statements is captured by Dynamo where it computes with tensors, compiled, compared with eager, and "
         "run. A cell that only imports things and defines functions compiles each of them for its later calls; its "
         "report grows with them.",
+        formatter_class=argparse.HelpFormatter,
     )
     add = parser.add_argument
     add("-o", "--output", metavar="NAME", help="the variable that is to hold the report")
@@ -105,7 +108,7 @@ def parse(line: str) -> Options | None:
     if found.help:
         print(help_text())
         return None
-    if found.output is not None and not found.output.isidentifier():
+    if found.output is not None and (not found.output.isidentifier() or keyword.iskeyword(found.output)):
         raise ShellUsageError(f"-o {found.output}: that is no name of a variable")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", found.device):
         raise ShellUsageError(f"--device {found.device}: it is none of auto, cpu, cuda, cuda:N")
@@ -165,7 +168,11 @@ class Magic:
         number = _prompt_number(shell)
         source = "\n" * raw[: len(raw) - len(body)].count("\n") + shell.transform_cell(body)
         file = shell.compile.cache(source, number, raw_code=raw)
-        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=file))
+        try:
+            tree = shell.transform_ast(shell.compile.ast_parse(source, filename=file))
+        except SyntaxError as error:
+            self._session.failed = (error, None)
+            raise
         self._check(tree, options)
 
         key = (line, raw, shell.ast_node_interactivity)

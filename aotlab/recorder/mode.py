@@ -20,7 +20,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.graphs import Phase
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
-from aotlab.recorder.places import user_line, user_place
+from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.tape import Operation, Tape, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
@@ -263,6 +263,7 @@ def is_tracing() -> bool:
 
 def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
     """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
+    located(place)
     if _active:
         _active[-1].place = place
         _active[-1].meta = meta

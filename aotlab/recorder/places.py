@@ -5,6 +5,8 @@ from __future__ import annotations
 import linecache
 import sys
 import sysconfig
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -17,7 +19,16 @@ _HERE = Path(__file__).parents[1]
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _ENGINE = tuple(
     str(_HERE / name)
-    for name in ("recorder", "stages", "frontends", "pipeline.py", "cache.py", "api.py", "torch_internals.py")
+    for name in (
+        "recorder",
+        "stages",
+        "frontends",
+        "pipeline.py",
+        "cache.py",
+        "api.py",
+        "torch_internals.py",
+        "notebook",
+    )
 )
 
 
@@ -77,7 +88,19 @@ def user_place() -> Place | None:
     return None
 
 
+_located = threading.local()
+
+
+def located(place: Callable[[], UserLine | None] | None) -> None:
+    """Say where the running op comes from, for frontends that know better than the stack; None: ask the stack."""
+    _located.place = place
+
+
 def user_line() -> UserLine | None:
-    """Return the line of the innermost user frame, for an error."""
+    """Return the user's line that is running, for an error."""
+    known = getattr(_located, "place", None)
+    line = known() if known is not None else None
+    if line is not None:
+        return line
     place = user_place()
     return None if place is None else place()

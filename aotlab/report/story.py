@@ -99,7 +99,7 @@ def _why(part: CellPart, frames: Mapping[str, Frame], breaks: Sequence[Break]) -
     if part.how == "compiled":
         stops = [each for each in breaks if each.line is not None and part.first_line <= each.line <= part.last_line]
         # A part's reason is that of its first break; the breaks themselves know the line, too.
-        reasons = [f"Python took over at line {each.line}: {each.reason}" for each in stops] or [
+        reasons = [f"Python took over at line {each.line}: {each.reason.rstrip('.')}" for each in stops] or [
             f"not all of it was captured: {reason}" for reason in reasons
         ]
     for reason in reasons:

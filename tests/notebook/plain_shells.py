@@ -1,19 +1,23 @@
-"""Plain IPython shells with the extension, for tests of the magic that need no kernel; and what a cell must not touch."""
+"""Plain IPython shells with the extension, for tests that need no kernel; and what a cell must not touch."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import types
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+
+from tests.notebook import shells
+from tests.notebook.shells import Notebook
 
 
 def plain_shell(*, loaded: bool = True) -> InteractiveShell:
@@ -87,9 +91,7 @@ def process_state() -> dict[str, object]:
 
 
 @contextmanager
-def interrupted(
-    owner: Any, name: str, when: Callable[..., bool] = lambda *_args, **_named: True
-) -> AbstractContextManager[None]:
+def interrupted(owner: Any, name: str, when: Callable[..., bool] = lambda *_args, **_named: True) -> Iterator[None]:
     """Let a function of the engine be interrupted by the user, once, at the first call that ``when`` holds for."""
     original = getattr(owner, name)
     done: list[bool] = []
@@ -106,3 +108,26 @@ def interrupted(
     finally:
         setattr(owner, name, original)
     assert done, f"{name} was not called"
+
+
+@contextmanager
+def kernel_notebook(*, loaded: bool = True) -> Iterator[Notebook]:
+    """Start a kernel without sockets, as `tests.notebook.shells` does for its runs; its loop is the current one."""
+    with shells._process_kept():
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            notebook = shells._notebook_with_streams()
+            if loaded:
+                notebook.shell.run_line_magic("load_ext", "aotlab")
+            yield notebook
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def run_in_kernel(notebook: Notebook, text: str, *, ok: bool = True) -> dict[str, Any]:
+    """Run one cell in the kernel of `kernel_notebook`; return its reply."""
+    reply: dict[str, Any] = asyncio.get_event_loop().run_until_complete(notebook.execute(text))
+    assert not ok or reply["status"] == "ok", (text, reply)
+    return reply

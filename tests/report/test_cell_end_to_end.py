@@ -14,7 +14,6 @@ pytest.importorskip("IPython")
 
 from IPython.core.interactiveshell import InteractiveShell
 
-import aotlab
 from aotlab.notebook import graphs
 from aotlab.report import Report
 from aotlab.report.html import fragment
@@ -44,7 +43,7 @@ def run() -> Iterator[Run]:
         return report
 
     yield cell
-    aotlab.enable()
+    shell.run_cell("%unload_ext aotlab").raise_error()
 
 
 def test_slices_are_readable(run: Run) -> None:

@@ -146,14 +146,15 @@ def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
     frame = replace(told.frames[0], line=line, refusals=())
     rows = (
         GraphBreakRow(frame="/tmp/ipykernel_7/8.py:6", reason="Unsupported\n  Explanation: calls `G['x'].t_`."),
+        GraphBreakRow(frame="/tmp/ipykernel_7/8.py:8", reason="of other lines"),
         GraphBreakRow(frame="/tmp/ipykernel_7/9.py:5", reason="elsewhere"),
     )
     made = replace(told, frames=(frame,), graph_break_rows=rows)
     assert Tables(fragment(made)).of("The")[2][2] == (
-        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: Unsupported: calls `x.t_`."
+        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: Unsupported: calls `x.t_`"
     )
-    assert "2 graph breaks, where Python took over, first at line 6 (Unsupported: calls `x.t_`)." in made.verdict
-    other = replace(made, graph_break_rows=rows[1:])
+    assert "3 graph breaks, where Python took over, first at line 6 (Unsupported: calls `x.t_`)." in made.verdict
+    other = replace(made, graph_break_rows=rows[2:])
     assert "1 graph break, where Python took over, at notebook cell, line 5 (elsewhere)." in other.verdict
     assert Tables(fragment(other)).of("The")[2][2] == "lines 5–6: 2 graphs, 4 calls"
 
