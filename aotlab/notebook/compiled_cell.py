@@ -34,6 +34,10 @@ from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Sto
 from aotlab.report.views import Views
 
 
+#: Torch's optimizers end a graph before their step, on purpose; nothing is left uncompiled by it.
+_BREAK = "User-inserted graph break"
+
+
 class CellRecording(Recording):
     """A recording that hears only of the graphs of one cell."""
 
@@ -46,13 +50,22 @@ class CellRecording(Recording):
         """Tell whether an entry belongs to this cell."""
         return entry in self._entries
 
+    def frames_without(self, report: Report, numbers: set[int]) -> tuple[Frame, ...]:
+        """Return the frames of ``report``, but for those of the functions ``numbers`` of which nothing was compiled."""
+        kept = [
+            frame
+            for frame, (number, _) in zip(report.frames, list(self._frames), strict=False)
+            if number not in numbers or any(graph.status == "compiled" for graph in frame.graphs)
+        ]
+        return (*kept, *report.frames[len(self._frames) :])
+
     def hear(self, event: observe.Event) -> None:
         """Take note of an event, if it is about this cell."""
         match event:
             case observe.CompileStarted() | observe.Called():
                 mine = event.function_id in self.numbers
             case observe.GraphBreak():
-                mine = self.inside
+                mine = self.inside and not (_BREAK in event.reason and "/torch/" in event.frame)
             case _:
                 mine = getattr(event, "entry", None) in self._entries
         if mine:
@@ -218,6 +231,8 @@ class CompiledCell(Views):
         def piece_by_piece() -> Any:
             if not pieces:
                 part.replaced = True
+                whole = {graph.name for graph in part.graphs}
+                self._families = {code: each for code, each in self._families.items() if each[1] not in whole}
                 pieces.extend(self._region(each, (region.number, i)) for i, each in enumerate(region.pieces))
             result = None
             for each in pieces:
@@ -308,7 +323,7 @@ class CompiledCell(Views):
             self.recording.inside = False
             self._note_recompiles(part)
             for reason, count in internals.dynamo_reasons().items():
-                if count > before.get(reason, 0):
+                if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):
                     part.reasons[_clause(reason)] = None
             live.changed(self.identifier)
 
@@ -408,7 +423,9 @@ class CompiledCell(Views):
                 for entry in graph.compiled.entries
                 if graph.recompiled is not None and entry.reason is None
             }
-            frames = tuple([self._frame(frame, why) for frame in base.frames])
+            # What was refused as a whole and then taken piece by piece is told by the pieces.
+            numbers = {graph.compiled.number for part in self._parts.values() if part.replaced for graph in part.graphs}
+            frames = tuple([self._frame(frame, why) for frame in self.recording.frames_without(base, numbers)])
             rows: list[VerificationRow] = []
             notes = dict.fromkeys(base.notes) | self._notes
             for graph in graphs:

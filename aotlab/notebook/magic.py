@@ -45,7 +45,7 @@ NAME = "aotcompile"
 
 def _parser() -> Any:
     parser: Any = magic_arguments.MagicArgumentParser(  # type: ignore[no-untyped-call]  # IPython's, not annotated
-        f"%%{NAME}",
+        NAME,
         description="Compile a cell with aotlab. What it does stays what eager does; a report says what happened. "
         "A cell of statements is captured by Dynamo where it computes with tensors, compiled, compared with eager, and "
         "run. A cell that only imports things and defines functions compiles each of them for its later calls; its "
@@ -93,7 +93,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 def help_text() -> str:
     """Return the options, explained."""
-    return str(_PARSER.format_help())
+    text = str(_PARSER.format_help())
+    return f"usage: %%{text[text.index(NAME) :]}"
 
 
 def parse(line: str) -> Options | None:

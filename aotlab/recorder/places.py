@@ -98,7 +98,7 @@ def located(place: Callable[[], UserLine | None] | None) -> None:
 
 def user_line() -> UserLine | None:
     """Return the user's line that is running, for an error."""
-    known = getattr(_located, "place", None)
+    known: Callable[[], UserLine | None] | None = getattr(_located, "place", None)
     line = known() if known is not None else None
     if line is not None:
         return line

@@ -55,6 +55,8 @@ class FakeComm {
   }
 
   close(): { done: Promise<unknown> } {
+    // As JupyterLab's: whoever closes it is called back as well.
+    this.onClose({});
     this.isDisposed = true;
     return { done: Promise.resolve() };
   }
@@ -248,6 +250,39 @@ test('a kernel without aotlab is asked once, however many reports the notebook h
   assert.equal(session.kernel.comms.length, 1);
   assert.deepEqual(sources.map(each => each.live), [false, false, false]);
   connections.forEach(each => each.dispose());
+});
+
+test('a report that comes after the question was sent asks for itself: aotlab may have come with it', async () => {
+  const before = reportSource('before');
+  const first = connect(before);
+  await settle();
+  assert.deepEqual(session.kernel.comms.map(comm => comm.opened), [{ identifier: 'before' }]);
+  const second = connect();
+  await settle();
+  session.kernel.comms[0]?.onClose({});
+  await live();
+  assert.equal(before.live, false);
+  [first, second].forEach(each => each.dispose());
+});
+
+test('a report that goes away while it asks for all does not silence the others', async () => {
+  const first = connect(reportSource('gone'));
+  const second = connect();
+  first.dispose();
+  await live();
+  assert.deepEqual(session.kernel.comms.at(-1)?.opened, { identifier: 'r-1' });
+  second.dispose();
+});
+
+test('nor does one that goes away between the question and the answer', async () => {
+  const first = connect(reportSource('gone'));
+  const second = connect();
+  await settle();
+  assert.equal(session.kernel.comms.length, 1);
+  first.dispose();
+  await live();
+  assert.deepEqual(session.kernel.comms.at(-1)?.opened, { identifier: 'r-1' });
+  second.dispose();
 });
 
 test('once a kernel has answered, the other reports ask too', async () => {

@@ -2314,6 +2314,25 @@ _cell(
 _cell("system exit", "y = x * 2\nraise SystemExit(3)\nz = 1", setup=_X, after="print(y, 'z' in globals())")
 _cell("keyboard interrupt", "y = x * 2\nraise KeyboardInterrupt\nz = 1", setup=_X, after="print(y, 'z' in globals())")
 _cell(
+    "an interrupt",
+    "x.add_(1)\ny = x * 2\nsignal.raise_signal(signal.SIGINT)\nx.zero_()",
+    setup=(_X, "import signal"),
+    after="print(x, y)",
+)
+_cell(
+    "an interrupt inside a function",
+    """
+    def busy(v):
+        w = v * 2
+        signal.raise_signal(signal.SIGINT)
+        return w + 1
+    y = x + 1
+    z = busy(y)
+    """,
+    setup=(_X, "import signal"),
+    after="print(y, 'z' in globals())",
+)
+_cell(
     "exception group",
     "y = x * 2\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])",
     setup=_X,

@@ -167,8 +167,9 @@ class Notebook:
         """Tell to which cell a file belongs: its number, and how many of its lines are not the user's."""
         if file in self.files:
             return self.files[file]
-        # A magic may have given its own file a cell's name, as tracebacks show it.
-        name = self.shell.compile.format_code_name(file)
+        # A magic may have given its own file a cell's name, as tracebacks show it. Syntax errors leave the folder out.
+        known = (each for each in self.shell.compile._filename_map if os.path.basename(each) == os.path.basename(file))
+        name = self.shell.compile.format_code_name(next(known, file))
         match = re.fullmatch(r"In\[(\d+)\]", name[1]) if name is not None else None
         return (int(match[1]), self.shifts.get(int(match[1]), 0)) if match else None
 

@@ -7,11 +7,13 @@ shown in `tests.notebook.test_shells`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+import aotlab
 from tests.notebook.cells import CELLS, Cell
-from tests.notebook.shells import Notebook, differences, heap_frozen, ours, run
+from tests.notebook.shells import Notebook, Run, differences, heap_frozen, ours, run
 
 pytest.importorskip("aotlab.notebook.magic", reason="the magic is not there")
 
@@ -31,40 +33,54 @@ def aotlab_loaded(notebook: Notebook) -> None:
     assert not notebook.messages
 
 
+def aotlab_off(notebook: Notebook) -> None:
+    """Load the extension and switch compilation off."""
+    aotlab_loaded(notebook)
+    aotlab.disable()
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_a_cell_is_under_the_magic_what_it_is_in_eager(
     cell: Cell, record_property: Callable[[str, object], None]
 ) -> None:
     """Nothing that a user can observe tells the two runs apart, and what can be compiled was compiled."""
-    eager = run(cell)
-    magic = run(cell, aotlab_loaded)
-
-    found = differences(eager, magic)
-    assert not found, "\n".join(found)
-    assert not [line for moment in magic.moments for line in ours(moment)]
-
-    # The report, where one is to be expected.
-    ran = cell.eager is None and "SyntaxError" not in eager.moments[0].facts.get("error: last", "")
-    shown = [len(moment.reports) for moment in magic.moments]
-    once = 0 if "--quiet" in cell.options or cell.above or not ran else 1
-    assert [once] * (1 + cell.again) + [0] * len(cell.after) == (shown if ran else [0] * len(shown))
-    if once:
-        # It stands above the cell's result.
-        kinds = [output[0] for output in magic.moments[0].outputs[: magic.moments[0].reports[0]]]
-        assert "execute_result" not in kinds
-    if not ran:
+    eager, magic = run(cell), run(cell, aotlab_loaded)
+    _assert_the_same(eager, magic)
+    _assert_reports_are_shown(cell, eager, magic)
+    if magic.report is None:
+        assert not cell.captures
         return
-    assert magic.report is not None
-    graphs = [graph for frame in magic.report.frames for graph in frame.graphs if graph.status == "compiled"]
+    graphs = _compiled_graphs(magic)
+    verdict = str(magic.report.verdict)
+    assert "NOT equal to eager: " not in verdict
+    if not graphs:
+        assert verdict.startswith("Nothing was compiled"), verdict
     if cell.captures:
         _compiled[cell.name] = len(graphs)
         record_property("compiled_graphs", len(graphs))
-        assert graphs, str(magic.report.verdict)
-    if not graphs:
-        assert str(magic.report.verdict).startswith("Nothing was compiled"), str(magic.report.verdict)
+        assert graphs, verdict
     if cell.again:
         assert magic.unique == 0, "Dynamo compiled again for an unchanged cell"
-        assert all(graph.reused for graph in graphs), "an unchanged cell compiled again"
+        assert all(graph.reused for graph in graphs), "an unchanged cell was compiled again"
+
+
+@pytest.mark.parametrize("cell", CELLS[::4], ids=lambda cell: cell.name)
+def test_a_notebook_of_nothing_but_magic_cells_is_what_it_is_in_eager(cell: Cell) -> None:
+    """Cells under the magic meet each other's functions, classes, hooks and graphs, and nothing tells the runs apart."""
+    _assert_the_same(run(cell), run(cell, aotlab_loaded, everywhere=True))
+
+
+@pytest.mark.parametrize("cell", CELLS[1::16], ids=lambda cell: cell.name)
+def test_switched_off_nothing_is_compiled_and_all_is_the_same(cell: Cell) -> None:
+    """After `aotlab.disable` a cell runs as in eager, and its report says that nothing was compiled."""
+    try:
+        eager, magic = run(cell), run(cell, aotlab_off)
+    finally:
+        aotlab.enable()
+    _assert_the_same(eager, magic)
+    if magic.report is not None:
+        assert not _compiled_graphs(magic)
+        assert str(magic.report.verdict).startswith("Nothing was compiled")
 
 
 def test_the_share_of_cells_that_were_compiled_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,4 +93,29 @@ def test_the_share_of_cells_that_were_compiled_is_printed(capsys: pytest.Capture
             f"\ncells that compiled something: {compiled} of {len(_compiled)} that Dynamo can capture; "
             f"the suite has {len(CELLS)} cells"
         )
-    assert len(_compiled) == compiled, sorted(name for name, count in _compiled.items() if not count)
+    assert compiled == len(_compiled), sorted(name for name, count in _compiled.items() if not count)
+
+
+def _assert_the_same(eager: Run, magic: Run) -> None:
+    found = differences(eager, magic)
+    assert not found, "\n".join(found)
+    assert not [line for moment in magic.moments for line in ours(moment)]
+
+
+def _assert_reports_are_shown(cell: Cell, eager: Run, magic: Run) -> None:
+    """The report is displayed once for each run of the cell, above its result, and never in other cells."""
+    syntax_error = "SyntaxError" in eager.moments[0].facts.get("error: last", "")
+    if syntax_error or "IndentationError" in eager.moments[0].facts.get("error: last", "") or cell.eager is not None:
+        return  # it did not run
+    runs = 1 + cell.again
+    once = not cell.above and "--quiet" not in cell.options
+    for moment in magic.moments[:runs]:
+        assert len(moment.reports) == once
+        for place in moment.reports:
+            assert "execute_result" not in [output[0] for output in moment.outputs[:place]]
+    for moment in magic.moments[runs:]:
+        assert not moment.reports
+
+
+def _compiled_graphs(magic: Run) -> list[Any]:
+    return [graph for frame in magic.report.frames for graph in frame.graphs if graph.status == "compiled"]

@@ -102,7 +102,7 @@ def test_a_kernel_is_left_as_it_was() -> None:
         for _ in range(2):
             shell.run_line_magic("load_ext", "aotlab")
             assert live.TARGET in manager.targets
-            assert 1 == [each.__module__ for each in shell.events.callbacks["post_run_cell"]].count(live.__name__)
+            assert [each.__module__ for each in shell.events.callbacks["post_run_cell"]].count(live.__name__) == 1
         shell.run_line_magic("unload_ext", "aotlab")
         assert before == installed(shell)
         assert targets == manager.targets
@@ -377,8 +377,8 @@ def test_quiet_displays_nothing() -> None:
         run_in_kernel(notebook, "import torch\nx = torch.ones(3)")
         notebook.messages.clear()
         run_in_kernel(notebook, "%%aotcompile -o report --backend eager --quiet\nprint('printed')\nx + 1")
-        assert ["execute_result"] == [m["type"] for m in notebook.messages if m["type"] != "stream"]
-        assert "printed\n" == "".join(m["text"] for m in notebook.messages if m["type"] == "stream")
+        assert [m["type"] for m in notebook.messages if m["type"] != "stream"] == ["execute_result"]
+        assert "".join(m["text"] for m in notebook.messages if m["type"] == "stream") == "printed\n"
         assert compiled(notebook.shell.user_ns["report"]) == ["line 3"]
 
 

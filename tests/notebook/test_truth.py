@@ -47,7 +47,8 @@ CELLS = {
     "gradients that are kept": STEP.replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
     "gradients that add up": STEP.replace("optimizer.zero_grad()\n", ""),
     "three steps in a loop": "for step in range(3):\n" + "".join(f"    {line}\n" for line in STEP.splitlines()),
-    "a step in Python's hands": STEP + "with torch.no_grad():\n    model[3].bias.data[0] = 1.0\n    untouched.add_(1)\n",
+    "a step in Python's hands": STEP
+    + "with torch.no_grad():\n    model[3].bias.data[0] = 1.0\n    untouched.add_(1)\n",
 }
 
 
@@ -64,6 +65,7 @@ def shell() -> InteractiveShell:
 
 
 def execute(shell: InteractiveShell, text: str) -> None:
+    """Run a cell, and raise what it raises."""
     result = shell.run_cell(text)
     result.raise_error()
 
@@ -120,7 +122,7 @@ def test_the_step_is_compiled(shell: InteractiveShell) -> None:
     execute(shell, SETUP + OPTIMIZERS["Adam"] + "\n" + STEP)
     execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP)
     report = shell.user_ns["report"]
-    assert ["line 3", "line 5"] == [frame.name for frame in report.frames]
+    assert [frame.name for frame in report.frames] == ["line 3", "line 5"]
     graphs = report.inputs[report.inputs["graph"].notna() & report.inputs["mutates_data"].fillna(False).astype(bool)]
     weights = set(graphs[graphs["frame"] == "line 5"]["name"])
     assert {"model.0.weight", "optimizer.state[model.0.weight]['exp_avg']"} <= weights

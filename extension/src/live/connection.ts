@@ -16,12 +16,12 @@ import type { ReportSource } from './source';
 /** The comm target that aotlab registers in the kernel. */
 export const TARGET = 'aotlab.report';
 
-/** How long to wait for a thread of the kernel's that answers while a cell runs, in milliseconds. */
+/** How long to wait for what a kernel may never give, in milliseconds. */
 const SUBSHELL_MS = 2000;
 
 type Session = NotebookPanel['sessionContext'];
 
-/** Whether a kernel's aotlab answers, for kernels that are being asked: many reports ask only once. */
+/** Whether a kernel's aotlab answers, for kernels that are about to be asked: reports that were there ask only once. */
 const asking = new WeakMap<Kernel.IKernelConnection, Promise<boolean>>();
 
 export class Connection implements Disposable {
@@ -117,33 +117,35 @@ export class Connection implements Disposable {
         answer = resolve;
       });
       asking.set(kernel, answered);
-      void answered.then(() => asking.delete(kernel));
     }
     try {
-      await subshell(kernel, comm);
-      if (round !== this.round) {
-        answer(false);
-        close(comm, kernel);
-        return;
+      await Promise.race([subshell(kernel, comm), later(SUBSHELL_MS)]);
+    } finally {
+      if (earlier === undefined) {
+        // A report that comes from now on may come with aotlab, which this question does not find yet.
+        asking.delete(kernel);
       }
-      comm.onMsg = message => {
-        answer(true);
-        this.receive(message.content.data, comm);
-      };
-      comm.onClose = () => {
-        answer(false);
-        if (this.comm === comm) {
-          this.comm = null;
-          this.source.leave();
-        }
-      };
-      quietly(comm.open({ identifier: this.source.identifier }).done);
       // A kernel that says nothing at all must not keep other reports waiting.
       void later(SUBSHELL_MS).then(() => answer(true));
-    } catch (error) {
-      answer(false);
-      throw error;
     }
+    if (round !== this.round) {
+      answer(true);
+      close(comm, kernel);
+      return;
+    }
+    comm.onMsg = message => {
+      answer(true);
+      this.receive(message.content.data, comm);
+    };
+    comm.onClose = () => {
+      // If it was us who closed it, nothing is known of the kernel.
+      answer(this.comm !== comm);
+      if (this.comm === comm) {
+        this.comm = null;
+        this.source.leave();
+      }
+    };
+    quietly(comm.open({ identifier: this.source.identifier }).done);
   }
 
   private receive(data: unknown, comm: Kernel.IComm): void {
@@ -182,13 +184,13 @@ export class Connection implements Disposable {
   }
 }
 
-/** Wait until the comm's own thread in the kernel is there, where the kernel has such. */
+/** Wait until the comm's own thread in the kernel is there, where the kernel has such; it answers while a cell runs. */
 async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<void> {
   await kernel.info;
   if (kernel.supportsSubshells) {
     // JupyterLab's comms have this promise, though their interface does not name it.
     const started: unknown = 'subshellStarted' in comm ? comm.subshellStarted : undefined;
-    await Promise.race([Promise.resolve(started).catch(() => undefined), later(SUBSHELL_MS)]);
+    await Promise.resolve(started).catch(() => undefined);
   }
 }
 

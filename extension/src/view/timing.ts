@@ -67,7 +67,9 @@ function rank(order: readonly string[], name: string): number {
 /** What was measured of one graph; its phases share a scale, so that forward and backward can be compared too. */
 function group(rows: readonly TimingRow[]): HTMLElement {
   const [first] = rows;
-  const scale = Math.max(...rows.map(row => Math.max(row.p90_ns, row.median_ns)), 1);
+  // On a busy machine the slowest tenth may take a hundred times the median: the bars must still be seen.
+  const longest = Math.max(...rows.map(row => row.median_ns), 1);
+  const scale = Math.min(Math.max(...rows.map(row => row.p90_ns), longest), 2 * longest);
   const phases = [...new Set(rows.map(row => row.phase))].sort((a, b) => rank(PHASES, a) - rank(PHASES, b));
   const name = [
     first?.frame === null || first === undefined ? '' : short(first.frame),
@@ -100,7 +102,7 @@ function bar(row: TimingRow, scale: number, eager: number): HTMLElement {
   length.style.width = `${(100 * row.median_ns) / scale}%`;
   const whisker = h('i', { class: 'al-whisker' });
   whisker.style.left = `${(100 * row.p10_ns) / scale}%`;
-  whisker.style.width = `${(100 * Math.max(row.p90_ns - row.p10_ns, 0)) / scale}%`;
+  whisker.style.width = `${(100 * Math.max(Math.min(row.p90_ns, scale) - row.p10_ns, 0)) / scale}%`;
   const about = `10 % ${duration(row.p10_ns)}, median ${duration(row.median_ns)}, 90 % ${duration(row.p90_ns)}`;
   const ratio = eager > 0 && row.engine !== 'eager' ? `${(row.median_ns / eager).toFixed(2)}× eager` : '';
   return h(

@@ -1,0 +1,244 @@
+"""Which statements of a cell are worth handing to Dynamo, and the reasons that the report gives for the others."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from aotlab.notebook.classify import LONGEST_UNROLLED, Scope, bound_names, differentiates_twice
+
+
+@pytest.fixture(scope="module")
+def namespace() -> dict[str, Any]:
+    """Make the variables of a notebook."""
+    model = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "torch": torch,
+        "nn": nn,
+        "np": np,
+        "x": torch.ones(2),
+        "model": model,
+        "layers": nn.ModuleList([model]),
+        "opt": sgd,
+        "adam": torch.optim.Adam(model.parameters()),
+        "schedule": torch.optim.lr_scheduler.StepLR(sgd, 1),
+        "array": np.ones(2),
+        "items": [1, 2],
+        "n": 3,
+        "many": LONGEST_UNROLLED + 1,
+    }
+
+
+def statement(text: str) -> ast.stmt:
+    (found,) = ast.parse(text).body
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = x + 1",
+        "x += 1",
+        "x[0] = 1",
+        "y, *rest = x",
+        "(y := x + 1)",
+        "y = x if n else -x",
+        "y = [v * 2 for v in x]",
+        "y = sum(v for v in x)",
+        "y = model(x).sum()",
+        "items.append(x * 2)",
+        "opt.step()",
+        "if n > 2:\n    y = x + 1\nelse:\n    y = x - 1",
+        "with torch.no_grad():\n    y = x + 1",
+        "with torch.autocast('cpu'):\n    y = x @ x",
+        "for i in range(3):\n    x.add_(i)",
+        "for i in range(n):\n    x.add_(i)",
+        f"for i in range({LONGEST_UNROLLED}):\n    x.add_(i)",
+        "for layer in layers:\n    y = layer(x)",
+        "for a, b in zip(items, layers):\n    y = b(x) * a",
+        "y = unknown(x)",
+    ],
+)
+def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> None:
+    """Computation with tensors is handed over, also in branches, short loops, comprehensions and grad modes."""
+    scope = Scope(namespace)
+    found = statement(text)
+    assert scope.refusal(found, in_loop=False) is None
+    assert scope.tensorish(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import os", "imports"),
+        ("from os import path", "imports"),
+        ("def f(v):\n    return v", "defines a function"),
+        ("async def f(v):\n    return v", "defines a function"),
+        ("class A:\n    pass", "defines a class"),
+        ("y = lambda v: v + x", "makes a function"),
+        ("y = (v for v in x)", "makes a generator"),
+        ("y = await x", "awaits"),
+        ("y: float = x.sum()", "is annotated"),
+        ("del x", "deletes"),
+        ("global z", "declares names"),
+        ("try:\n    y = x + 1\nexcept ValueError:\n    pass", "handles exceptions"),
+        ("match n:\n    case 3:\n        y = x + 1", "matches patterns"),
+        ("raise ValueError", "raises"),
+        ("assert x.sum() > 0", "asserts"),
+        ("while n:\n    x.add_(1)", "loops until something changes"),
+        ("for i in range(3):\n    if x.sum() > i:\n        break", "may be left early"),
+        ("for i in range(3):\n    y = x + i\nelse:\n    y = x", "has an else"),
+        ("for v in x:\n    v.add_(1)", "loops over something whose length shows when it runs"),
+        ("for i in range(many):\n    x.add_(i)", f"loops {LONGEST_UNROLLED + 1} times"),
+        ("with open('f') as f:\n    y = x + 1", "enters a context"),
+        ("print(x + 1)", "calls print"),
+        ("y = input()", "calls input"),
+        ("y = eval('x + 1')", "calls eval"),
+        ("x.sum().backward()", "calls .backward()"),
+        ("y = x.sum().item()", "calls .item()"),
+        ("y = x.numpy()", "calls .numpy()"),
+        ("y = x.tolist()", "calls .tolist()"),
+        ("x.requires_grad_()", "calls .requires_grad_()"),
+        ("x.register_hook(print)", "calls .register_hook()"),
+        ("opt.zero_grad()", "calls .zero_grad()"),
+        ("schedule.step()", "steps a scheduler"),
+        ("model.train()", "calls .train()"),
+        ("model.to('cpu')", "moves a module"),
+        ("x.grad = None", "assigns to .grad"),
+        ("x.data = x + 1", "assigns to .data"),
+        ("x.requires_grad = True", "assigns to .requires_grad"),
+        ("torch.manual_seed(0)", "calls torch.manual_seed"),
+        ("torch.set_default_dtype(torch.float64)", "calls torch.set_default_dtype"),
+        ("torch.save(x, 'f')", "calls torch.save"),
+        ("y = torch.compile(model)", "calls torch.compile"),
+        ("y = torch.ones(2, requires_grad=True)", "makes a leaf"),
+        ("y = nn.Linear(2, 2)", "makes a Linear"),
+        ("y = nn.Parameter(x)", "makes a Parameter"),
+        ("y = np.ones(2)", "calls numpy"),
+        ("y = x + array", "works on a ndarray"),
+    ],
+)
+def test_what_is_left_to_python_and_why(namespace: dict[str, Any], text: str, reason: str) -> None:
+    """What Dynamo cannot capture, or would do otherwise than eager, stays Python's, and the report can say why."""
+    assert reason == Scope(namespace).refusal(statement(text), in_loop=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["k = 3", "k = n + 1", "n += 1", "y = x", "y = len(items)", "pass", "'words'", "dtype = torch.float32"]
+)
+def test_what_is_not_worth_a_region(namespace: dict[str, Any], text: str) -> None:
+    """Statements in which no tensor is computed make no region of their own."""
+    scope = Scope(namespace)
+    assert scope.refusal(statement(text), in_loop=False) is None
+    assert not scope.tensorish(statement(text))
+
+
+def test_an_inner_statement_counts(namespace: dict[str, Any]) -> None:
+    """A statement is left to Python for what any of its parts is."""
+    assert Scope(namespace).refusal(statement("if n:\n    y = x + 1\n    print(y)"), in_loop=False) == "calls print"
+    # a loop's own break leaves the loop only
+    assert Scope(namespace).refusal(statement("for i in items:\n    y = [v for v in x]"), in_loop=False) is None
+
+
+def test_optimizers_that_round_otherwise_when_captured(namespace: dict[str, Any]) -> None:
+    """Where results have to be eager's bits, Adam's step stays Python's; for Inductor's kernels it does not."""
+    found = statement("adam.step()")
+    reason = "steps Adam, whose captured form rounds otherwise than eager"
+    assert reason == Scope(namespace, exact=True).refusal(found, in_loop=False)
+    assert Scope(namespace, exact=False).refusal(found, in_loop=False) is None
+    assert Scope(namespace, exact=True).refusal(statement("opt.step()"), in_loop=False) is None
+
+
+def test_derivatives_of_derivatives(namespace: dict[str, Any]) -> None:
+    """A cell that takes them is left to Python, for compiled graphs cannot be differentiated twice."""
+    for text, expected in {
+        "torch.autograd.grad(x.sum(), x, create_graph=True)": True,
+        "torch.autograd.grad(x.sum(), x, create_graph=False)": False,
+        "torch.autograd.grad(x.sum(), x)": False,
+        "y.backward(create_graph=n)": True,
+        "torch.autograd.functional.hessian(f, x)": True,
+        "from torch.func import jacobian": True,
+        "y = x + 1": False,
+    }.items():
+        assert expected == differentiates_twice(ast.parse(text)), text
+    assert "derivatives of derivatives" in str(
+        Scope(namespace, twice=True).refusal(statement("y = x + 1"), in_loop=False)
+    )
+
+
+def test_a_name_means_what_the_cell_has_made_it(namespace: dict[str, Any]) -> None:
+    """What the cell binds itself hides what the notebook, or Python, calls so."""
+    scope = Scope(namespace)
+    scope.learn(statement("n = x.sum()"))
+    assert scope.tensorish(statement("k = n")) is False  # a copy of a name computes nothing
+    assert scope.tensorish(statement("k = n + 1"))
+    scope.learn(statement("n = 5"))
+    assert not scope.tensorish(statement("k = n + 1"))
+    assert scope.refusal(statement("print(x)"), in_loop=False) == "calls print"
+    scope.learn(statement("print = torch.sum"))
+    assert scope.refusal(statement("y = print(x)"), in_loop=False) is None
+    assert not scope.tensorish(statement("y = len(items)"))
+    scope.learn(statement("len = model"))
+    assert scope.tensorish(statement("y = len(items)"))
+
+
+def test_a_number_that_changes_in_each_round(namespace: dict[str, Any]) -> None:
+    """Dynamo would compile anew for each value: in a loop of Python's, such statements stay Python's."""
+    scope = Scope(namespace)
+    scope.kinds["step"] = "varying"
+    reason = "depends on `step`, which is another number in each round"
+    assert reason == scope.refusal(statement("y = x * step"), in_loop=True)
+    assert scope.refusal(statement("y = x * n"), in_loop=True) is None
+    assert scope.refusal(statement("y = x * step"), in_loop=False) is None
+
+
+def test_the_names_that_statements_bind() -> None:
+    """Every way to bind a name counts, in the order of the text; scopes within do not."""
+    text = """
+a = b = 1
+c, (d, *e) = x
+f: int = 1
+g += 1
+for h in i: j = 1
+with k as l: pass
+def m(): n = 1
+class o: p = 1
+import q.r, s as t
+from u import v as w
+(y := 1)
+[z for zz in x if (aa := zz)]
+try: pass
+except E as bb: cc = 1
+match x:
+    case {"k": dd, **ee}: pass
+    case [ff, *gg]: pass
+    case A(hh) as ii: pass
+del jj
+lambda kk: (ll := kk)
+x.attribute = 1
+x[0] = 1
+"""
+    expected = "a b c d e f g h j l m o q t w y aa bb cc dd ee ff gg hh ii jj"
+    assert sorted(expected.split()) == sorted(bound_names(ast.parse(text).body))
+    assert list(bound_names(ast.parse("b = 1\na = 2\nb = 3").body)) == ["b", "a"]
+
+
+def test_the_namespace_is_only_looked_at(namespace: dict[str, Any]) -> None:
+    """Nothing of the user's is called, and properties are not read, to tell what a name means."""
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"{name} was read")
+
+        def __bool__(self) -> bool:
+            raise AssertionError("it was asked for its truth")
+
+    scope = Scope({**namespace, "watched": Watched()})
+    assert scope.refusal(statement("y = watched.value + x"), in_loop=False) is None
+    assert scope.tensorish(statement("y = watched.value + x"))
