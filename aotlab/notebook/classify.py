@@ -283,7 +283,7 @@ class Scope:
         name = function.attr
         if isinstance(owner, types.ModuleType) and _package_of(owner.__name__) == "torch":
             if name in _PLAIN_TORCH or name.startswith(("set_", "manual_seed", "use_")):
-                yield f"calls torch.{name}"
+                yield f"calls {ast.unparse(function)}"
         elif name in _PLAIN_METHODS or name.startswith("register_"):
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
@@ -319,7 +319,9 @@ def differentiates_twice(tree: ast.Module) -> bool:
     """Tell whether the text of a cell asks for derivatives that can be differentiated again."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "create_graph":
-            return not (isinstance(node.value, ast.Constant) and node.value.value is False)
+            never = isinstance(node.value, ast.Constant) and node.value.value is False
+            if not never:
+                return True
         if isinstance(node, ast.Attribute | ast.alias):
             name = node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
             if name in _DERIVATIVES:

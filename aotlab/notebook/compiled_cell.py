@@ -33,7 +33,6 @@ from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
 from aotlab.report.views import Views
 
-
 #: Torch's optimizers end a graph before their step, on purpose; nothing is left uncompiled by it.
 _BREAK = "User-inserted graph break"
 
@@ -215,6 +214,7 @@ class CompiledCell(Views):
             device=self._device,
             verify=self.options.verify,
             progress=lambda text: self.say(text),
+            refused=lambda text: part.reasons.setdefault(text),
         )
         self.recording.numbers.add(traced.compiled.number)
         part.graphs.append(traced)
@@ -396,6 +396,11 @@ class CompiledCell(Views):
         ):
             self.say(f"compiling with {self.options.backend}")
 
+    def show_in(self, shown: Shown) -> None:
+        """Show the report in the output of the present run."""
+        self.shown, self._shown_state = shown, self._state()
+        shown.report(self.report())
+
     def show(self) -> None:
         """Show the report where the cell's output is, if it has changed since it was shown."""
         state = self._state()
@@ -511,6 +516,7 @@ class CompiledCell(Views):
             used = tuple([each for each in names if each in compiled])
             reason = ""
             refused = [refusals[each] for each in names if each in refusals]
+            refused += [graph.refused for graph in part.graphs if graph.refused is not None]
             reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
             if part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
@@ -619,7 +625,12 @@ def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
 def _recompiled(reason: str) -> str:
     """Word Dynamo's reason for compiling a piece of code again."""
     lines = [re.sub(r"^\d+/\d+: ", "", line.strip("- ").strip()) for line in reason.splitlines()]
-    return _plain_names("; ".join(dict.fromkeys(line for line in lines if line)))
+    kept: list[str] = []
+    for line in lines:
+        if line.startswith("User stack trace"):
+            break
+        kept.append(line.partition("  # ")[0].strip())
+    return _plain_names("; ".join(dict.fromkeys(line for line in kept if line)))
 
 
 def _plain_names(text: str) -> str:

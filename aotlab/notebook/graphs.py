@@ -110,6 +110,7 @@ class CapturedGraph:
         self.unverified: dict[int, str] = {}
         self.served = 0
         self.failure: str | None = None
+        self.refused: str | None = None
         self.surprising = False
         self.asked = False
         self._undo: list[tuple[Tensor, Tensor]] | None = None
@@ -140,14 +141,18 @@ class CapturedGraph:
         # The first call tells whether the code around the graph raises: then what the graph wrote is taken back.
         values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
         before = len(self.compiled.entries)
+        versions = _versions(args)
         random = torch.get_rng_state() if not before or self._random() else None
         try:
             result = self.compiled(*args)
         except RefusedError as error:
+            self.refused = str(error)
             if self._at_the_beginning():
                 raise RunInstead(refused=True) from error
             return self.graph(*args)
-        except Exception as error:  # noqa: BLE001  # whatever it is, eager tells what it would have been
+        except Exception as error:  # whatever it is, eager tells what it would have been
+            if versions != _versions(args):
+                raise  # something was written: what follows cannot be taken back
             self.failure = f"{type(error).__name__}: {error}"
             # The graph is functional: what failed in it has changed nothing.
             if random is not None:
@@ -358,6 +363,10 @@ def _is_machinery(frame: types.FrameType) -> bool:
 
 def _stock(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    return [each._version for each in values if isinstance(each, Tensor) and not each.is_inference()]
 
 
 def _is_plain(value: object) -> bool:

@@ -221,8 +221,7 @@ class Magic:
             cell.say = _nobody
             if options.output is not None:
                 shell.user_ns[options.output] = cell if cell.code.defines_only else cell.report()
-            cell.shown = shown
-            cell.show()
+            cell.show_in(shown)
             live.changed(cell.identifier)
         return None if _ends_with_semicolon(shell, body) else result
 

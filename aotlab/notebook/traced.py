@@ -16,12 +16,22 @@ from aotlab import pipeline
 from aotlab import torch_internals as internals
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Entry
+from aotlab.errors import RefusedError
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partitioners import default_partition
 from aotlab.recorder import is_tracing
 from aotlab.stages.runtime import MISS
 from aotlab.verification import Comparison, compare
+
+
+class _Comparing(threading.local):
+    """Whether this thread compares a function with eager: functions that it calls run eagerly then."""
+
+    on = False
+
+
+_comparing = _Comparing()
 
 
 class _NotebookFunction(FunctionTarget):
@@ -55,6 +65,8 @@ class TracedFunction:
         Whether an entry is compared with eager before it is used.
     progress
         Hears what is being done.
+    refused
+        Hears why a call is not compiled.
     """
 
     compilation = ""
@@ -71,6 +83,7 @@ class TracedFunction:
         device: torch.device | None,
         verify: bool,
         progress: Callable[[str], None],
+        refused: Callable[[str], None],
     ) -> None:
         self.name = name
         self.function = function
@@ -78,6 +91,7 @@ class TracedFunction:
         self.unverified: dict[int, str] = {}
         self.served = 0
         self.failure: str | None = None
+        self.refused: str | None = None
         self.surprising = False
         self._backend = backend
         self._device = device
@@ -85,9 +99,17 @@ class TracedFunction:
         self._progress = progress
         self._target = _NotebookFunction(function, name)
         options = pipeline.Options(backend=backend, partitioner=default_partition, keep_inference_input_mutations=True)
+
+        def compile_call(*given: Any) -> Entry:
+            try:
+                return pipeline.compile_call(options, *given)
+            except RefusedError as error:
+                refused(str(error))  # what is refused before anything is traced makes no event that names the function
+                raise
+
         self.compiled = CompiledFunction(
             self._target,
-            partial(pipeline.compile_call, options),
+            compile_call,
             on_refusal="eager",
             backend_name=backend.name,
             number=number,
@@ -97,8 +119,8 @@ class TracedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call of the user's."""
-        if is_tracing():
-            return self.function(*args, **kwargs)  # becomes part of what calls it
+        if is_tracing() or _comparing.on:
+            return self.function(*args, **kwargs)  # is part of what calls it
         here = self._target.here
         here.eager = False
         random = torch.get_rng_state()
@@ -147,6 +169,7 @@ class TracedFunction:
 
             return call
 
+        _comparing.on = True
         try:
             # What the function prints was printed by the trace already.
             with contextlib.redirect_stdout(io.StringIO()):
@@ -162,6 +185,8 @@ class TracedFunction:
         except Exception as error:  # noqa: BLE001  # arguments that cannot be copied are no reason not to run
             self.unverified[entry.number] = f"its arguments cannot be copied: {error}"
             return None
+        finally:
+            _comparing.on = False
         if missed:
             self.unverified[entry.number] = "copies of its arguments do not meet its guards"
             return None

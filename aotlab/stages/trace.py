@@ -255,6 +255,11 @@ def run(
             _check_containers(call, values, args, kwargs)
             storages = StorageNumbers()
             infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
+            for info, item in zip(infos, inputs, strict=True):
+                if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
+                    # the epilogue, outside of the function's inference mode, could not write it
+                    text = f"`{item.name}` was made under inference_mode and is written"
+                    raise RefusedError(text, argument=item.name)
             check_inputs(infos)
             names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)

@@ -9,9 +9,6 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import hostile, training_step
 
-# One worker of xdist runs them all, in order: they share a server, and a browser.
-pytestmark = pytest.mark.xdist_group("browser-static")
-
 
 def html_only(report: Report) -> dict[str, object]:
     """Return the report's bundle without its JSON."""

@@ -9,9 +9,6 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import HOSTILE
 
-# One worker of xdist runs them all, in order: they share a server, and a browser.
-pytestmark = pytest.mark.xdist_group("browser-kernel")
-
 SETUP = "%load_ext aotlab\nimport torch\nx = torch.zeros(4)"
 STEP = "%%aotcompile --backend eager\nx.add_(1)\ny = x[1:] * 2"
 # Within another widget a dashboard is a widget, not the report that our renderer draws.
@@ -53,12 +50,17 @@ def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
 
 
 def test_restarted_kernel(lab: Lab, extension: None) -> None:
-    """Reports of the kernel before are still shown, and not live; what runs in the new one is."""
+    """Reports of the kernel before are still shown, and not live; what runs in the new one is.
+
+    The two compiled cells have the same text, so that they share what was compiled; each has a report of its own.
+    """
     write_notebook(lab.server.root / "restart.ipynb", [SETUP, STEP, STEP])
     lab.open("restart.ipynb")
     lab.run_all()
     old, new = (lab.cell(index).locator(DRAWN) for index in (1, 2))
-    lab.cell(2).locator(f"{DRAWN}[data-live=true]").wait_for()
+    for index in (1, 2):
+        lab.cell(index).locator(f"{DRAWN}[data-live=true]").wait_for()
+    assert old.get_attribute("data-identifier") != new.get_attribute("data-identifier")
     before = tables(old, "inputs")
     lab.restart_kernel()
     for index in (1, 2):

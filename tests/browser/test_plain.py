@@ -6,9 +6,6 @@ import pytest
 
 from tests.browser.lab import THEMES, Lab, write_notebook
 
-# One worker of xdist runs them all, in order: they share a server, and a browser.
-pytestmark = pytest.mark.xdist_group("browser-static")
-
 
 def test_plain_notebook(lab: Lab) -> None:
     """A notebook without aotlab runs, follows the theme, survives a reload and can be saved."""

@@ -21,9 +21,6 @@ from tests.browser.looks import hard_to_read
 from tests.browser.reference import Reference, reference
 from tests.browser.server import CHECKOUT
 
-# One worker of xdist runs them all, in order: they share a server, and a browser.
-pytestmark = pytest.mark.xdist_group("browser-start")
-
 NOTEBOOK = CHECKOUT / "notebooks" / "00_start.ipynb"
 
 
@@ -119,7 +116,8 @@ def test_known_answers(ran: Lab) -> None:
     step = tables(report_of(ran, "step"), "inputs")
     written = {row["name"] for rows in step.values() for row in rows if row["mutates_data"] == "yes"}
     assert {"model.weight", "model.bias"} == written
-    assert report_of(ran, "refused").get_attribute("data-state") == "nothing"
+    states = {name: report_of(ran, name).get_attribute("data-state") for name in ("first", "step", "refused")}
+    assert states == {"first": "verified", "step": "verified", "refused": "nothing"}
 
 
 def test_report_stands_above_the_result(ran: Lab) -> None:

@@ -9,9 +9,6 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import hostile, training_step
 
-# One worker of xdist runs them all, in order: they share a server, and a browser.
-pytestmark = pytest.mark.xdist_group("browser-static")
-
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "untrusted"])
 def test_report_without_a_kernel(lab: Lab, trusted: bool, extension: None) -> None:

@@ -6,7 +6,7 @@ shown in `tests.notebook.test_shells`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -39,38 +39,44 @@ def aotlab_off(notebook: Notebook) -> None:
     aotlab.disable()
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def _params(cells: Sequence[Cell]) -> list[Any]:
+    marks = {cell.name: pytest.mark.xfail(strict=True, reason=cell.known) for cell in cells if cell.known}
+    return [pytest.param(cell, id=cell.name, marks=marks.get(cell.name, ())) for cell in cells]
+
+
+@pytest.mark.parametrize("cell", _params(CELLS))
 def test_a_cell_is_under_the_magic_what_it_is_in_eager(
     cell: Cell, record_property: Callable[[str, object], None]
 ) -> None:
     """Nothing that a user can observe tells the two runs apart, and what can be compiled was compiled."""
     eager, magic = run(cell), run(cell, aotlab_loaded)
+    graphs = _compiled_graphs(magic)
+    if cell.captures:
+        _compiled[cell.name] = len(graphs)
+        record_property("compiled_graphs", len(graphs))
     _assert_the_same(eager, magic)
     _assert_reports_are_shown(cell, eager, magic)
     if magic.report is None:
         assert not cell.captures
         return
-    graphs = _compiled_graphs(magic)
     verdict = str(magic.report.verdict)
     assert "NOT equal to eager: " not in verdict
     if not graphs:
         assert verdict.startswith("Nothing was compiled"), verdict
     if cell.captures:
-        _compiled[cell.name] = len(graphs)
-        record_property("compiled_graphs", len(graphs))
-        assert graphs, verdict
+        assert bool(graphs) == (not cell.refused), verdict
     if cell.again:
         assert magic.unique == 0, "Dynamo compiled again for an unchanged cell"
         assert all(graph.reused for graph in graphs), "an unchanged cell was compiled again"
 
 
-@pytest.mark.parametrize("cell", CELLS[::4], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", _params([cell for cell in CELLS if not cell.known][::4]))
 def test_a_notebook_of_nothing_but_magic_cells_is_what_it_is_in_eager(cell: Cell) -> None:
-    """Cells under the magic meet each other's functions, classes, hooks and graphs, and nothing tells the runs apart."""
+    """Cells under the magic meet each other's functions, classes, hooks and graphs; nothing tells the runs apart."""
     _assert_the_same(run(cell), run(cell, aotlab_loaded, everywhere=True))
 
 
-@pytest.mark.parametrize("cell", CELLS[1::16], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", _params([cell for cell in CELLS if not cell.known][1::16]))
 def test_switched_off_nothing_is_compiled_and_all_is_the_same(cell: Cell) -> None:
     """After `aotlab.disable` a cell runs as in eager, and its report says that nothing was compiled."""
     try:
@@ -84,16 +90,17 @@ def test_switched_off_nothing_is_compiled_and_all_is_the_same(cell: Cell) -> Non
 
 
 def test_the_share_of_cells_that_were_compiled_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the cells that Dynamo can capture, all compile something; the share is printed, for this process."""
+    """Of the cells that Dynamo can capture, all compile something but what is refused; prints this process's share."""
     if not _compiled:
         pytest.skip("no cell was run in this process")
+    refused = {cell.name: cell.refused for cell in CELLS if cell.refused and cell.name in _compiled}
     compiled = sum(count > 0 for count in _compiled.values())
     with capsys.disabled():
         print(
-            f"\ncells that compiled something: {compiled} of {len(_compiled)} that Dynamo can capture; "
-            f"the suite has {len(CELLS)} cells"
+            f"\ncells that compiled something: {compiled} of {len(_compiled)} that Dynamo can capture "
+            f"(refused: {', '.join(refused) or 'none'}); the suite has {len(CELLS)} cells"
         )
-    assert compiled == len(_compiled), sorted(name for name, count in _compiled.items() if not count)
+    assert compiled == len(_compiled) - len(refused), sorted(name for name, count in _compiled.items() if not count)
 
 
 def _assert_the_same(eager: Run, magic: Run) -> None:
@@ -103,7 +110,7 @@ def _assert_the_same(eager: Run, magic: Run) -> None:
 
 
 def _assert_reports_are_shown(cell: Cell, eager: Run, magic: Run) -> None:
-    """The report is displayed once for each run of the cell, above its result, and never in other cells."""
+    """Assert that the report is displayed once for each run of the cell, above its result, and in no other cell."""
     syntax_error = "SyntaxError" in eager.moments[0].facts.get("error: last", "")
     if syntax_error or "IndentationError" in eager.moments[0].facts.get("error: last", "") or cell.eager is not None:
         return  # it did not run
@@ -118,4 +125,5 @@ def _assert_reports_are_shown(cell: Cell, eager: Run, magic: Run) -> None:
 
 
 def _compiled_graphs(magic: Run) -> list[Any]:
-    return [graph for frame in magic.report.frames for graph in frame.graphs if graph.status == "compiled"]
+    frames = () if magic.report is None else magic.report.frames
+    return [graph for frame in frames for graph in frame.graphs if graph.status == "compiled"]
