@@ -176,6 +176,9 @@ class Scope:
         """
         if self._twice:
             return "is part of a cell that takes derivatives of derivatives, which compiled graphs do not have yet"
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(value, ast.Attribute) and value.attr == "grad":
+            return "looks at a gradient"
         return next(self._objections(statement, in_loop=in_loop, depth=0), None)
 
     def receiver(self, statement: ast.stmt, *, in_loop: bool) -> ast.expr | None:

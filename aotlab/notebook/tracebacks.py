@@ -54,9 +54,17 @@ def _frames(traceback: types.TracebackType | None, cell_file: str | None) -> lis
     every = list(walk(traceback))
     first = next((i for i, each in enumerate(every) if each.tb_frame.f_code.co_filename == cell_file), 0)
     kept: list[types.TracebackType] = []
+    in_backward = False
     for each in every[first:]:
         code = each.tb_frame.f_code
-        if code.co_filename.startswith(_MACHINERY) or code.co_filename.startswith("<eval_with_key>"):
+        if in_backward and code.co_filename.startswith((_TORCH, _OURS, "<aotlab")):
+            continue
+        if code.co_filename.startswith((_OURS, "<aotlab")) and kept and _is(kept[-1], "autograd/function.py"):
+            # Our backward, called by autograd's engine: in eager the engine's own call is the last frame.
+            del kept[-1]
+            in_backward = True
+            continue
+        if code.co_filename.startswith((*_MACHINERY, "<aotlab")) or code.co_filename.startswith("<eval_with_key>"):
             continue
         above = kept[-1].tb_frame.f_code if kept else None
         if code.co_name.startswith(RESUME_PREFIX) and above is not None and above.co_filename == code.co_filename:
@@ -67,6 +75,10 @@ def _frames(traceback: types.TracebackType | None, cell_file: str | None) -> lis
         else:
             kept.append(each)
     return kept
+
+
+def _is(traceback: types.TracebackType, name: str) -> bool:
+    return traceback.tb_frame.f_code.co_filename == str(Path(_TORCH) / name)
 
 
 def _is_part(outer: types.CodeType, inner: types.CodeType) -> bool:

@@ -25,7 +25,7 @@ THEMES = ("JupyterLab Light", "JupyterLab Dark")
 #: Errors on the console that are JupyterLab's own, each with the reason why it says nothing about aotlab.
 OWN_ERRORS = {
     "Could not restore the debugger state: Canceled future": "its debugger's question to a kernel that goes away",
-    r"(?s)'removeChild' on 'Node'.*/static/lab/jlab_core\S+\s*$": "its splash screen, removed twice by two changes of theme",
+    r"(?s)'removeChild' on 'Node'.*/static/lab/jlab_core\S+\s*$": "its splash, removed by two theme changes",
     r"(?s)reading 'kernel'.*jupyter-widgets/jupyterlab-manager": "ipywidgets expects a kernel of every notebook",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from aotlab import observe
 from aotlab.notebook import graphs
 from aotlab.notebook.compiled_cell import CompiledCell
+from aotlab.notebook.extension import unload_ipython_extension
 from aotlab.notebook.playground import TORCH, Playground
 from aotlab.stages import capture, compile, partition, runtime, trace
 from tests.notebook.plain_shells import (
@@ -91,7 +92,7 @@ def test_names_and_settings_are_eagers(name: str) -> None:
         tensors = {key: value.tolist() for key, value in shell.user_ns.items() if isinstance(value, torch.Tensor)}
         weights = [parameter.tolist() for parameter in shell.user_ns["model"].parameters()]
         found.append((names(shell), tensors, weights, outcome))
-        if above and "end" not in name:
+        if above and name != "an error of shapes":  # which Dynamo meets before it has a graph
             assert compiled(shell.user_ns["report"]) != []
         shell.run_line_magic("unload_ext", "aotlab")
     assert found[0] == found[1]
@@ -155,21 +156,17 @@ def test_an_interrupt_while_compiling(shell: InteractiveShell, stage: str) -> No
     """What had run has run; the statements that were being compiled have not begun; the cell can run again."""
     execute(shell, cell("warm = x + 1"))
     before, known, values = process_state(), names(shell), shell.user_ns["x"].clone()
-    version = shell.user_ns["x"]._version
     owner, function = STAGES[stage]
-    with interrupted(owner, function, lambda *_args, **_named: "a" in shell.user_ns):
+    with interrupted(owner, function, lambda *_args, **_named: type(shell.user_ns.get("a")) is torch.Tensor):
         error = failing(shell, cell(INTERRUPTED))
     assert isinstance(error, KeyboardInterrupt)
-    assert [*known, "a"] == [name for name in names(shell) if not name.startswith("_i")] + [
-        name for name in known if name.startswith("_i")
-    ] or {"a"} == {name for name in set(names(shell)) - set(known) if not name.startswith("_i")}
+    assert {"a"} == {name for name in set(names(shell)) - set(known) if not name.startswith("_i")}
     torch.testing.assert_close(shell.user_ns["x"], values + 1, rtol=0, atol=0)
-    assert version + 1 == shell.user_ns["x"]._version
     assert all(parameter.grad is None for parameter in shell.user_ns["model"].parameters())
     assert [key for key, value in before.items() if value != process_state()[key]] == []
     report = shell.user_ns["report"]
     assert report.cell.error == "KeyboardInterrupt"
-    assert compiled(report) == ["lines 2–3"]
+    assert "lines 2–3" in compiled(report)
 
     printed(shell, cell(INTERRUPTED))
     again = values + 2
@@ -195,23 +192,28 @@ def test_an_interrupt_while_running(shell: InteractiveShell) -> None:
 
 def test_an_interrupt_in_a_compiled_graph(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no error of the compiled form: the cell ends with it, and eager does not run the region instead."""
-    execute(shell, cell("y = x * 2"))
-    run: list[Callable[..., Any]] = [graphs.CapturedGraph.__call__]
+    original = runtime.run
 
-    def interrupt(*_args: Any) -> Any:
-        raise KeyboardInterrupt
+    def interrupting(*args: Any) -> Any:
+        record, run = original(*args)
+        served: list[bool] = []
 
-    report = shell.user_ns["report"]
-    execute(shell, "del y")
-    del run
-    with monkeypatch.context() as patch:
-        patch.setattr(CompiledCell, "compiling", interrupt)
-        error = failing(shell, cell("y = x * 2"))
+        def interrupted_once(*given: Any) -> Any:
+            if len(served) == 1:  # the first call is the verification's
+                served.append(True)
+                raise KeyboardInterrupt
+            served.append(True)
+            return run(*given)
+
+        return record, interrupted_once
+
+    monkeypatch.setattr(runtime, "run", interrupting)
+    error = failing(shell, cell("x.add_(1)\ny = x * 2"))
     assert isinstance(error, KeyboardInterrupt)
     assert "y" not in shell.user_ns
-    assert report is not None
-    execute(shell, cell("y = x * 2"))
-    assert "y" in shell.user_ns
+    assert shell.user_ns["x"][0, 0].item() == 0.0
+    execute(shell, cell("x.add_(1)\ny = x * 2"))
+    assert shell.user_ns["y"][0, 0].item() == 2.0
 
 
 # --- two shells --------------------------------------------------------------------------------------------------
@@ -219,6 +221,7 @@ def test_an_interrupt_in_a_compiled_graph(shell: InteractiveShell, monkeypatch: 
 
 def test_two_shells_do_not_hear_each_other() -> None:
     """The same cell in two shells of one process: two reports, neither with the other's graphs, calls or names."""
+    heard = observe._listeners
     one, two = plain_shell(), plain_shell()
     try:
         for each in (one, two):
@@ -243,9 +246,9 @@ def test_two_shells_do_not_hear_each_other() -> None:
         execute(two, cell("v = x + 1"))
         assert compiled(two.user_ns["report"]) == ["line 2"]
     finally:
-        one.run_line_magic("unload_ext", "aotlab") if "aotlab" in one.extension_manager.loaded else None
-        two.run_line_magic("unload_ext", "aotlab")
-    assert not observe.listening()
+        for each in (one, two):
+            unload_ipython_extension(each)
+    assert heard == observe._listeners
 
 
 def test_a_cell_does_not_hear_other_compilations(shell: InteractiveShell) -> None:

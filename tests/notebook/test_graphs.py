@@ -1,0 +1,235 @@
+"""The graphs of a cell: served again, checked against eager, and, where they fail, eager's errors and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("IPython")
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from aotlab import observe
+from aotlab.report.verdict import verdict
+from aotlab.stages import runtime
+from aotlab.verification.mutants import MUTANTS
+from tests.notebook.plain_shells import cell, compiled, execute, failing, plain_shell, printed
+
+SETUP = """
+import torch
+torch.manual_seed(0)
+x = torch.arange(6.0).reshape(2, 3)
+w = torch.ones(3, requires_grad=True)
+table = torch.nn.Embedding(4, 2)
+"""
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """Make a shell with the extension and some tensors."""
+    made = plain_shell()
+    execute(made, SETUP)
+    yield made
+    made.run_line_magic("unload_ext", "aotlab")
+
+
+def compilations(run: Callable[[], object]) -> int:
+    """Count the compilations that begin while ``run`` runs."""
+    begun: list[observe.Event] = []
+
+    def hear(event: observe.Event) -> None:
+        if isinstance(event, observe.CompileStarted):
+            begun.append(event)
+
+    with observe.listen(hear):
+        run()
+    return len(begun)
+
+
+# --- again -------------------------------------------------------------------------------------------------------
+
+
+def test_an_unchanged_cell_compiles_nothing(shell: InteractiveShell) -> None:
+    """The second run is served by the first one's graphs; report and verdict say that they are reused."""
+    text = cell("a = x + 1\nprint(end='')\nb = [row.sum() for row in a]\nfor _ in range(40):\n    x.add_(1)")
+    first = compilations(lambda: execute(shell, text))
+    assert first >= 2
+    assert {False} == {graph.reused for frame in shell.user_ns["report"].frames for graph in frame.graphs}
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert compilations(lambda: execute(shell, text)) == 0
+    assert graphs == torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    report = shell.user_ns["report"]
+    assert {True} == {graph.reused for frame in report.frames for graph in frame.graphs}
+    assert report.verdict.startswith("Nothing new was compiled: ")
+    assert len(report.recompiles) == 0
+    assert shell.user_ns["x"][0, 0].item() == 80.0
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ("y = x + 1\n", "--quiet --no-verify"),
+        ("y = x + 1\n", "--quiet --name other"),
+        ("y = x + 2\n", "--quiet"),
+        ("y = x + 1  # a remark\n", "--quiet"),
+    ],
+)
+def test_a_changed_cell_compiles_again(shell: InteractiveShell, body: str, options: str) -> None:
+    """Another option or another text is another cell, with a report of its own."""
+    execute(shell, cell("y = x + 1\n"))
+    first = shell.user_ns["report"]
+    assert compilations(lambda: execute(shell, cell(body, options))) == 1
+    assert first.identifier != shell.user_ns["report"].identifier
+    assert [graph.reused for frame in shell.user_ns["report"].frames for graph in frame.graphs] == [False]
+
+
+def test_other_tensors_are_a_reason_to_compile_again(shell: InteractiveShell) -> None:
+    """An unchanged cell with an input of another shape compiles once more, and the report says why."""
+    text = cell("y = x + 1\n")
+    execute(shell, text)
+    execute(shell, "x = torch.ones(5)")
+    assert compilations(lambda: execute(shell, text)) == 1
+    (reason,) = shell.user_ns["report"].recompiles["reason"]
+    assert "x" in reason
+    assert shell.user_ns["y"].tolist() == [2.0] * 5
+    assert compilations(lambda: execute(shell, text)) == 0
+
+
+# --- what is not equal to eager ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mutant", "body"),
+    [
+        ("epilogue skipped", "x.add_(1)\ny = x * 2"),
+        ("wrong mutated value", "x.add_(1)\ny = x * 2"),
+        ("mutation hidden from autograd", "v = w * 1\nv.mul_(v)\nloss = v.sum()"),
+    ],
+)
+def test_a_broken_engine_changes_no_result(shell: InteractiveShell, mutant: str, body: str) -> None:
+    """With a bug in the engine the cell's results are eager's; the report says what differs and that it is not used."""
+    (broken,) = (each for each in MUTANTS if each.name == mutant)
+    expected: dict[str, Any] = {}
+    exec(SETUP + body, expected)
+    with broken.installed():
+        execute(shell, cell(body))
+    for name in ("x", "y", "loss", "w"):
+        if name in expected:
+            torch.testing.assert_close(shell.user_ns[name], expected[name], rtol=0, atol=0)
+    report = shell.user_ns["report"]
+    assert verdict(report.report()).state == "different"
+    assert "its compiled form differs from eager" in report.frames[0].refusals[0].message
+    assert not report.verification["equal"].all()
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every compiled form add one to its first result."""
+    original = runtime.run
+
+    def sabotaged(*args: Any) -> Any:
+        record, run = original(*args)
+
+        def run_wrong(*given: Any) -> Any:
+            result = run(*given)
+            return (result[0] + 1, *result[1:]) if isinstance(result, tuple | list) else result
+
+        return record, run_wrong
+
+    monkeypatch.setattr(runtime, "run", sabotaged)
+
+
+def test_a_wrong_graph_is_not_used(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also again and again, and in a loop; beside what is compiled rightly the verdict begins with the difference."""
+    execute(shell, cell("fine = x + 1"))
+    wrong(monkeypatch)
+    text = cell("for _ in range(40):\n    x.add_(1)\n    y = x * 2")
+    for run in (1, 2):
+        execute(shell, text)
+        assert 40.0 * run == shell.user_ns["x"][0, 0].item()
+        assert 80.0 * run == shell.user_ns["y"][0, 0].item()
+        report = shell.user_ns["report"]
+        assert verdict(report.report()).state == "different"
+        assert [graph for frame in report.frames for graph in frame.graphs if graph.calls] == []
+
+
+def test_without_verification_it_is(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sabotage is one: unverified, the wrong result is the cell's, and the verdict says that nobody looked."""
+    wrong(monkeypatch)
+    execute(shell, cell("y = x * 2", "--quiet --no-verify"))
+    assert shell.user_ns["y"][0, 0].item() == 1.0
+    assert "not verified" in shell.user_ns["report"].verdict
+
+
+# --- errors in compiled code -------------------------------------------------------------------------------------
+
+#: The third round asks for a row that is not there.
+LOOP = """\
+for index in indices:
+    x.add_(1)
+    row = table(index)
+    x.mul_(2)
+    print('round')
+    seen.append(row.sum().item())
+"""
+
+
+def test_an_error_in_the_third_round(shell: InteractiveShell) -> None:
+    """A graph that served two rounds fails in the third: bindings, tensors, prints and the error are eager's."""
+    indices = "indices = [torch.tensor([0]), torch.tensor([1]), torch.tensor([9]), torch.tensor([2])]\nseen = []\n"
+    expected: dict[str, Any] = {}
+    exec(SETUP + indices, expected)
+    with pytest.raises(IndexError) as caught:
+        exec(LOOP.replace("print('round')", "pass"), expected)
+    execute(shell, indices)
+    error = failing(shell, cell(LOOP))
+    assert (type(caught.value), str(caught.value)) == (type(error), str(error))
+    assert compiled(shell.user_ns["report"])
+    assert expected["seen"] == shell.user_ns["seen"]
+    for name in ("x", "row", "index"):
+        torch.testing.assert_close(shell.user_ns[name], expected[name], rtol=0, atol=0)
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    assert lines[0][1] == 4
+    assert [file for file, _ in lines if "/aotlab/" in file or "_dynamo" in file] == []
+
+
+def test_random_numbers_after_an_error(shell: InteractiveShell) -> None:
+    """What a failing graph has drawn is drawn once: the numbers that follow are eager's."""
+    body = "noise = torch.rand(2)\nrow = table(index) + torch.rand(1)"
+    execute(shell, "index = torch.tensor([1])")
+    execute(shell, cell(body))
+    execute(shell, "index = torch.tensor([9])\ntorch.manual_seed(5)")
+    failing(shell, cell(body))
+    after = torch.rand(3)
+    expected: dict[str, Any] = {}
+    exec(SETUP + "index = torch.tensor([9])\ntorch.manual_seed(5)", expected)
+    with pytest.raises(IndexError):
+        exec(body, expected)
+    torch.testing.assert_close(after, torch.rand(3), rtol=0, atol=0)
+    torch.testing.assert_close(shell.user_ns["noise"], expected["noise"], rtol=0, atol=0)
+
+
+def test_an_error_of_the_compiled_form_alone(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the compiled form raises nobody sees: eager's result counts, and the report has a note."""
+    original = runtime.run
+
+    def failing_run(*args: Any) -> Any:
+        record, _run = original(*args)
+
+        def fail(*_given: Any) -> Any:
+            raise RuntimeError("a kernel is broken")
+
+        return record, fail
+
+    monkeypatch.setattr(runtime, "run", failing_run)
+    shown, _ = printed(shell, cell("x.add_(1)\ny = x * 2", "--quiet --no-verify"))
+    assert shown == ""
+    assert shell.user_ns["y"][0, 0].item() == 2.0
+    assert shell.user_ns["x"][0, 0].item() == 1.0
+    assert any("a kernel is broken" in note for note in shell.user_ns["report"].notes)
