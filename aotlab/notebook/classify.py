@@ -210,6 +210,9 @@ class Scope:
                 manager = item.context_expr
                 if not (isinstance(manager, ast.Call) and self.value(manager.func) in _GRAD_MODES):
                     yield "enters a context"
+        elif isinstance(node, ast.Compare):
+            if any(isinstance(each, ast.In | ast.NotIn) for each in node.ops) and self.tensorish(node):
+                yield "looks for a thing in others"
         elif isinstance(node, ast.Call):
             yield from self._call(node)
             if len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp) and self._consumes(node.func):
@@ -280,6 +283,11 @@ class Scope:
         package = _package_of(getattr(value, "__module__", None))
         if package in _FOREIGN:
             yield f"calls {package}"
+        # Of tensors Dynamo takes the larger elements, and compares elements, where Python takes and compares objects.
+        if isinstance(function, ast.Name) and function.id in ("max", "min") and any(map(self.tensorish, node.args)):
+            yield f"calls {function.id}"
+        if isinstance(function, ast.Attribute) and function.attr in ("count", "index", "remove"):
+            yield f"calls .{function.attr}()"
         if not isinstance(function, ast.Attribute):
             return
         owner = self.value(function.value)

@@ -286,6 +286,8 @@ class CompiledCell(Views):
         inside = [code for code in frames if code.co_filename == self.file]
         if not frames or frames[-1].co_filename != self.file or len(inside) != 1 or inside[0].co_name != "<module>":
             return False
+        if part.reasons:  # Dynamo broke the frame off, and before the break it has bound names and changed objects
+            return False
         if inside[0] is region.code:  # Dynamo has left it to Python, and every statement has had its effect
             return False
         graphs = [each for each in part.graphs if isinstance(each, CapturedGraph)]
@@ -428,8 +430,9 @@ class CompiledCell(Views):
                 for entry in graph.compiled.entries
                 if graph.recompiled is not None and entry.reason is None
             }
-            # What was refused as a whole and then taken piece by piece is told by the pieces.
-            numbers = {graph.compiled.number for part in self._parts.values() if part.replaced for graph in part.graphs}
+            # What was refused as a whole and then taken piece by piece is told by the pieces, unless it was wrong.
+            replaced = [graph for part in self._parts.values() if part.replaced for graph in part.graphs]
+            numbers = {each.compiled.number for each in replaced if not _differs(each)}
             frames = tuple([self._frame(frame, why) for frame in self.recording.frames_without(base, numbers)])
             rows: list[VerificationRow] = []
             notes = dict.fromkeys(base.notes) | self._notes
@@ -520,7 +523,7 @@ class CompiledCell(Views):
             reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
             if part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
-            elif part.interrupted:
+            elif part.interrupted and part.calls <= 1:
                 how, reason = "not run", "interrupted while it was being compiled or run"
             elif not part.calls and part.function is not None:
                 how, reason = "not run", "a function that was not called yet"
@@ -540,6 +543,10 @@ class CompiledCell(Views):
 
     def _is_function(self, lines: PythonLines) -> bool:
         return any(part.function is not None and part.first_line == lines.first_line for part in self._parts.values())
+
+
+def _differs(graph: CapturedGraph | TracedFunction) -> bool:
+    return any(not row.equal for comparisons in graph.verified.values() for row in comparisons)
 
 
 def _in_order(namespace: dict[str, Any], names: Sequence[str]) -> None:

@@ -366,7 +366,7 @@ def _stock(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _versions(values: Sequence[Any]) -> list[int]:
-    return [each._version for each in values if isinstance(each, Tensor) and not each.is_inference()]
+    return [internals.version_of(each) for each in values if isinstance(each, Tensor) and not each.is_inference()]
 
 
 def _is_plain(value: object) -> bool:

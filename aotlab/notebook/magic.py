@@ -176,7 +176,7 @@ class Magic:
             raise
         self._check(tree, options)
 
-        key = (line, raw, shell.ast_node_interactivity)
+        key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "")
         shown = Shown(shell, quiet=options.quiet)
         cell = self._session.find(key)
         again = cell is not None

@@ -97,7 +97,7 @@ class _Watched:
         tensor = self.tensor()
         if tensor is None or tensor.is_inference():
             return None
-        if tensor._version != self.version:
+        if internals.version_of(tensor) != self.version:
             return tensor
         bits = _bits(tensor) if self.bits is not None else None
         return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
@@ -135,7 +135,7 @@ class Watch:
             _Watched(
                 name=name,
                 tensor=weakref.ref(tensor),
-                version=tensor._version,
+                version=internals.version_of(tensor),
                 bits=kept.get(id(tensor)),
                 layout=_layout(tensor),
             )

@@ -50,17 +50,13 @@ def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
 
 
 def test_restarted_kernel(lab: Lab, extension: None) -> None:
-    """Reports of the kernel before are still shown, and not live; what runs in the new one is.
-
-    The two compiled cells have the same text, so that they share what was compiled; each has a report of its own.
-    """
-    write_notebook(lab.server.root / "restart.ipynb", [SETUP, STEP, STEP])
+    """Reports of the kernel before are still shown, and not live; what runs in the new one is, also a second time."""
+    write_notebook(lab.server.root / "restart.ipynb", [SETUP, STEP, STEP + "\nz = y + 1"])
     lab.open("restart.ipynb")
     lab.run_all()
     old, new = (lab.cell(index).locator(DRAWN) for index in (1, 2))
     for index in (1, 2):
         lab.cell(index).locator(f"{DRAWN}[data-live=true]").wait_for()
-    assert old.get_attribute("data-identifier") != new.get_attribute("data-identifier")
     before = tables(old, "inputs")
     lab.restart_kernel()
     for index in (1, 2):
@@ -73,6 +69,18 @@ def test_restarted_kernel(lab: Lab, extension: None) -> None:
         assert lab.cell(2).locator(".jp-OutputArea-output").count() == 1
     assert old.get_attribute("data-live") == "false"
     assert old.get_attribute("data-identifier") != new.get_attribute("data-identifier")
+
+
+def test_equal_cells(lab: Lab, extension: None) -> None:
+    """Two cells of the same text share what was compiled, and each has a report of its own run."""
+    write_notebook(lab.server.root / "equal.ipynb", [SETUP, STEP, STEP])
+    lab.open("equal.ipynb")
+    lab.run_all()
+    for index in (1, 2):
+        report = lab.cell(index).locator(f"{DRAWN}[data-live=true]")
+        report.wait_for()
+        assert lab.cell(index).locator(".jp-OutputArea-output").count() == 1
+        assert f"In [{index + 1}]" in panel(report, "overview").inner_text()
 
 
 def test_two_notebooks(lab: Lab, extension: None) -> None:

@@ -23,6 +23,7 @@ import torch
 torch.manual_seed(0)
 x = torch.arange(6.0).reshape(2, 3)
 w = torch.ones(3, requires_grad=True)
+h = w * 1
 table = torch.nn.Embedding(4, 2)
 """
 
@@ -104,9 +105,9 @@ def test_other_tensors_are_a_reason_to_compile_again(shell: InteractiveShell) ->
 @pytest.mark.parametrize(
     ("mutant", "body"),
     [
-        ("epilogue skipped", "x.add_(1)\ny = x * 2"),
-        ("wrong mutated value", "x.add_(1)\ny = x * 2"),
-        ("mutation hidden from autograd", "v = w * 1\nv.mul_(v)\nloss = v.sum()"),
+        ("epilogue skipped", "x.add_(1)\nloss = (x * w).sum()"),
+        ("wrong mutated value", "x.add_(1)\nloss = (x * w).sum()"),
+        ("mutation hidden from autograd", "h.mul_(2)\nloss = h.sum()"),
     ],
 )
 def test_a_broken_engine_changes_no_result(shell: InteractiveShell, mutant: str, body: str) -> None:
@@ -116,12 +117,13 @@ def test_a_broken_engine_changes_no_result(shell: InteractiveShell, mutant: str,
     exec(SETUP + body, expected)
     with broken.installed():
         execute(shell, cell(body))
-    for name in ("x", "y", "loss", "w"):
-        if name in expected:
-            torch.testing.assert_close(shell.user_ns[name], expected[name], rtol=0, atol=0)
+    for name in ("x", "loss", "h"):
+        torch.testing.assert_close(shell.user_ns[name], expected[name], rtol=0, atol=0)
     report = shell.user_ns["report"]
     assert verdict(report.report()).state == "different"
-    assert "its compiled form differs from eager" in report.frames[0].refusals[0].message
+    refusals = [refusal.message for frame in report.frames for refusal in frame.refusals]
+    assert any(message.startswith("its compiled form differs from eager") for message in refusals)
+    assert report.verdict.startswith(("NOT equal to eager, so not used: ", "Nothing was compiled: "))
     assert not report.verification["equal"].all()
 
 
