@@ -310,7 +310,11 @@ class CompiledFunction:
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise
-        objection = self._accept(entry, args, kwargs) if self._accept is not None else None
+        try:
+            objection = self._accept(entry, args, kwargs) if self._accept is not None else None
+        except BaseException as error:
+            self._failed(number, started, error, "raised")
+            raise
         if objection is not None:
             self._refused.append((entry.state, objection))
             rejected = RefusedError(objection)

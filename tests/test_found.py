@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RandomOpError
+from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RandomOpError, RefusedError
 from tests.engine_helpers import compiled, leaf, same
 
 FACTOR = 2
@@ -180,3 +180,59 @@ def test_a_refused_trace_puts_settings_back():
     with pytest.raises(EscapeError):
         compiled(f)(torch.ones(2))
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_an_output_that_was_written_through_a_view_is_no_view():
+    """What only the graph knows as a view reaches the caller as a tensor of its own, which may be written in place."""
+
+    def f(w):
+        x = torch.ones(3)
+        y = x.view(3)
+        y.add_(1)
+        return x, y, (w * y).sum()
+
+    w = leaf(3)
+    for function in (f, compiled(f)):
+        x, y, _ = function(w)
+        assert y._base is x
+        assert not x._is_view()
+        x.mul_(w)
+        assert y.grad_fn is not None
+
+
+def test_foreach_writes_move_version_counters():
+    """An in-place op on a list of tensors counts as a write to each of them, as in eager."""
+
+    def f(a, b, factor):
+        torch._foreach_mul_([a, b], factor)
+        torch._foreach_add_([a], 1)
+
+    assert same(f, torch.ones(3), torch.ones(2), torch.tensor(0.5))
+
+
+def test_a_written_inference_tensor_is_refused_before_it_is_written():
+    """The epilogue could not write it without eager's error, which comes after the write: nothing is written twice."""
+    with torch.inference_mode():
+        x = torch.ones(3)
+
+    def f(x):
+        with torch.inference_mode():
+            x.add_(1)
+
+    with pytest.raises(RefusedError, match="`x` was made under inference_mode and is written"):
+        compiled(f)(x)
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_disabled_functions_run_eagerly_and_come_back():
+    """`aotlab.disable` switches compiled functions off; `aotlab.enable` brings their entries back."""
+    f = compiled(lambda x: x + 1)
+    f(torch.ones(2))
+    aotlab.disable()
+    try:
+        f(torch.ones(3))
+        assert (1, 1) == (f.calls.eager, len(f.entries))
+    finally:
+        aotlab.enable()
+    f(torch.ones(2))
+    assert (2, 1) == (f.calls.compiled, len(f.entries))

@@ -25,7 +25,7 @@ _UNKNOWN = object()
 LONGEST_UNROLLED = 16
 
 _FOREIGN = frozenset((
-    "IPython", "PIL", "collections", "copy", "csv", "dataclasses", "enum", "datetime", "io", "ipywidgets",
+    "IPython", "PIL", "aotlab", "collections", "copy", "csv", "dataclasses", "enum", "datetime", "io", "ipywidgets",
     "json", "logging", "matplotlib", "numpy", "os", "pandas", "pathlib", "pickle", "plotly", "random",
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
@@ -61,6 +61,9 @@ _CONTAINERS = (list, dict, tuple, set, frozenset, int, float, str, bool, range, 
 #: The optimizers whose step is the same arithmetic when Dynamo captures it. The others compute their corrections in
 #: Python's doubles in eager, and in tensors when captured.
 _CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop)
+#: How reasons end for which computations with tensors are left out: these lines count as run eagerly.
+LEFT_OUT = ("which compiled graphs do not have yet", "whose captured form rounds otherwise than eager")
+
 _DERIVATIVES = frozenset({"hessian", "hvp", "jvp", "vhp"})
 _TRACEBACKS = frozenset({"__traceback__", "exc_info", "format_exc", "print_exc", "traceback"})
 
@@ -175,7 +178,7 @@ class Scope:
             Whether Python runs it round by round of a loop.
         """
         if self._twice:
-            return "is part of a cell that takes derivatives of derivatives, which compiled graphs do not have yet"
+            return f"is part of a cell that takes derivatives of derivatives, {LEFT_OUT[0]}"
         value = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(value, ast.Attribute) and value.attr == "grad":
             return "looks at a gradient"
@@ -301,7 +304,7 @@ class Scope:
             yield "steps a scheduler"
         elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact:
             if type(owner) not in _CAPTURED_EXACTLY:
-                yield f"steps {type(owner).__name__}, whose captured form rounds otherwise than eager"
+                yield f"steps {type(owner).__name__}, {LEFT_OUT[1]}"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 

@@ -21,6 +21,7 @@ from aotlab.errors import UsageError
 from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
+from aotlab.notebook.classify import LEFT_OUT
 from aotlab.notebook.graphs import CapturedGraph, RunInstead, dynamo_callable, title_of
 from aotlab.notebook.names import Watch, named_tensors
 from aotlab.notebook.options import Options
@@ -533,6 +534,8 @@ class CompiledCell(Views):
                 how, reason = "compiled", next(iter(reasons), "")
             elif reasons:
                 how, reason = "eager", reasons[0]
+            elif part.function is not None:
+                how, reason = "eager", "Dynamo captured nothing of its first call, and does not look at it again"
             else:
                 how, reason = "python", "no computation with tensors"
             parts.append(
@@ -572,7 +575,7 @@ def _python_part(lines: PythonLines, reached: int) -> CellPart:
     return CellPart(
         first_line=lines.first_line,
         last_line=lines.last_line,
-        how="python" if run else "not run",
+        how="not run" if not run else "eager" if lines.reason.endswith(LEFT_OUT) else "python",
         reason=lines.reason if run else "",
     )
 
