@@ -81,6 +81,7 @@ class _Part:
     function: str | None = None
     calls: int = 0
     off: bool = False
+    mended: bool = False
     interrupted: bool = False
     replaced: bool = False
     graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
@@ -241,7 +242,11 @@ class CompiledCell(Views):
             return result
 
         def call() -> Any:
+            nonlocal function, compiled
             part.calls += 1
+            if part.mended:
+                part.mended = False
+                part.reasons.clear()
             if not config.enabled:
                 part.off = True
                 return function()
@@ -258,7 +263,12 @@ class CompiledCell(Views):
             except RunInstead as instead:
                 refused = instead.refused
             except Exception as error:
-                if not self._undone(error, region, part, served):
+                ran = function.__code__
+                # Dynamo does not look again at code that raised; the next run, with the mistake mended, is new to it.
+                function = types.FunctionType(region.code.replace(), namespace)
+                compiled = self._compile(function, part)
+                part.mended = True
+                if not self._undone(error, ran, part, served):
                     cleaned(error, self.file)
                     raise
                 torch.set_rng_state(random)
@@ -277,7 +287,7 @@ class CompiledCell(Views):
 
         return call
 
-    def _undone(self, error: Exception, region: RegionCode, part: _Part, served: Mapping[int, int]) -> bool:
+    def _undone(self, error: Exception, ran: types.CodeType, part: _Part, served: Mapping[int, int]) -> bool:
         """Tell whether a region that raised has had no effect, so that it can run once more, eagerly.
 
         Dynamo binds names when a frame has run, not when it comes to their statements. Where the region's own frame
@@ -289,7 +299,7 @@ class CompiledCell(Views):
             return False
         if part.reasons:  # Dynamo broke the frame off, and before the break it has bound names and changed objects
             return False
-        if inside[0] is region.code:  # Dynamo has left it to Python, and every statement has had its effect
+        if inside[0] is ran:  # Dynamo has left it to Python, and every statement has had its effect
             return False
         graphs = [each for each in part.graphs if isinstance(each, CapturedGraph)]
         active = [each for each in graphs if each.served > served.get(id(each), 0)]
@@ -510,7 +520,11 @@ class CompiledCell(Views):
                 )
 
     def _cell_parts(self, frames: Sequence[Frame]) -> list[CellPart]:
-        compiled = {frame.name for frame in frames if any(graph.status == "compiled" for graph in frame.graphs)}
+        compiled = {
+            frame.name
+            for frame in frames
+            if frame.calls.compiled and any(graph.status == "compiled" for graph in frame.graphs)
+        }
         refusals = {frame.name: frame.refusals[0].message for frame in frames if frame.refusals}
         parts: list[CellPart] = []
         for part in list(self._parts.values()):

@@ -162,6 +162,7 @@ def test_derivatives_of_derivatives(namespace: dict[str, Any]) -> None:
         "torch.autograd.grad(x.sum(), x, create_graph=True)": True,
         "torch.autograd.grad(x.sum(), x, create_graph=False)": False,
         "torch.autograd.grad(x.sum(), x)": False,
+        "grad(x, w, create_graph=False)\ngrad(x, w, create_graph=True)": True,
         "y.backward(create_graph=n)": True,
         "torch.autograd.functional.hessian(f, x)": True,
         "torch.autograd.functional.jacobian(f, x)": False,
