@@ -231,8 +231,8 @@ def test_disabled_functions_run_eagerly_and_come_back():
     aotlab.disable()
     try:
         f(torch.ones(3))
-        assert (1, 1) == (f.calls.eager, len(f.entries))
+        assert (f.calls.eager, len(f.entries)) == (1, 1)
     finally:
         aotlab.enable()
     f(torch.ones(2))
-    assert (2, 1) == (f.calls.compiled, len(f.entries))
+    assert (f.calls.compiled, len(f.entries)) == (2, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -119,10 +120,13 @@ class Scope:
         self._exact = exact
         self._twice = twice
         self.kinds: dict[str, Kind] = {}
+        self._imported: dict[str, object] = {}
 
     def value(self, node: ast.AST) -> object:
         """Return what a name, or a chain of attributes of modules and classes, means before the cell runs."""
         if isinstance(node, ast.Name):
+            if node.id in self._imported:
+                return self._imported[node.id]
             if node.id in self.kinds:
                 return _UNKNOWN
             if node.id in self._namespace:
@@ -140,8 +144,12 @@ class Scope:
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and not self.tensorish(statement):
             kind = "python"
         for name in bound_names([statement]):
+            self._imported.pop(name, None)
             if not (self.kinds.get(name) == "varying" and kind == "python"):
                 self.kinds[name] = kind
+
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            self._imported.update(_imports(statement))
 
     def tensorish(self, node: ast.AST) -> bool:
         """Tell whether evaluating ``node`` may compute with tensors."""
@@ -352,6 +360,18 @@ def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
         pending += reversed(list(_evaluated(node)))
+
+
+def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, object]]:
+    """Yield what an import will bind, as far as it is known before it runs; of other modules the name is known."""
+    for each in statement.names:
+        if isinstance(statement, ast.Import):
+            module = each.name if each.asname else each.name.partition(".")[0]
+            yield each.asname or module, sys.modules.get(module, types.ModuleType(module))
+        elif statement.module is not None and each.name != "*" and not statement.level:
+            owner = sys.modules.get(statement.module)
+            unknown = types.ModuleType(f"{statement.module}.{each.name}")
+            yield each.asname or each.name, vars(owner).get(each.name, _UNKNOWN) if owner is not None else unknown
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:

@@ -207,6 +207,10 @@ class CompiledCell(Views):
         self._parts[name] = part
         return self._trace(function, part) if self.options.frontend == "direct" else self._compile(function, part)
 
+    def compile_again(self, function: types.FunctionType, part: _Part) -> Any:
+        """Hand a function of which nothing was captured to Dynamo once more, as new code."""
+        return self._compile(function, part)
+
     def _trace(self, function: types.FunctionType, part: _Part) -> TracedFunction:
         traced = TracedFunction(
             function,

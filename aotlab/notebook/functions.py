@@ -12,6 +12,9 @@ from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.tracebacks import cleaned
 
+#: How often a function is handed to Dynamo anew of which no call has been captured yet.
+MOST_TRIES = 8
+
 
 def compiled_function(cell: CompiledCell, name: str, function: object, lines: tuple[int, int]) -> object:
     """Return ``function`` so that its calls compile, and appear in the report of ``cell``.
@@ -26,9 +29,16 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
     call = cell.compile_function(function, name, lines)
     part = cell.part_of(name)
 
+    tries = 0
+
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        nonlocal call, tries
+        if part.calls and not part.graphs and tries < MOST_TRIES:
+            # Dynamo does not look again at code of which it captured nothing, though another call may compute.
+            tries += 1
+            call = cell.compile_again(_copied(function), part)
         part.calls += 1
         part.off = not config.enabled
         if not config.enabled:
@@ -47,3 +57,13 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
     # Code that Dynamo captures and that calls this function gets the function, not what surrounds it here.
     wrapper._torchdynamo_inline = function  # type: ignore[attr-defined]  # Dynamo's convention
     return wrapper
+
+
+def _copied(function: types.FunctionType) -> types.FunctionType:
+    """Return the same function with code of its own."""
+    code = function.__code__.replace()
+    copied = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__, copied.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return copied
