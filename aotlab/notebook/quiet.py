@@ -7,12 +7,16 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from aotlab import torch_internals as internals
 
 #: Warnings from files with these parts are the compilers', not the user's.
-_MACHINERY = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/fx/", "/aotlab/")
+_MACHINERY = (
+    *(f"/torch/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "fx")),
+    str(Path(__file__).resolve().parents[1]),
+)
 
 
 class _Collect(logging.Filter):

@@ -17,6 +17,7 @@ import atexit
 import builtins
 import functools
 import gc
+import hashlib
 import io
 import logging
 import os
@@ -42,6 +43,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from jupyter_client.session import Session
 from traitlets.config import Config
 
+import aotlab
 from tests.notebook.cells import Cell
 from tests.notebook.portrait import REPORT_MIME, digest, plain, portrait
 
@@ -56,7 +58,10 @@ _CELL_FILE = re.compile(r"((?:[^\s\"'<]*ipykernel_\d+[/\\]+|(?<=\())\d+\.py)(?:(
 _RUN_CODE = re.compile(r'  \|   File "[^"]*interactiveshell\.py", line \d+, in run_code\n.*\n')
 _ARROW = re.compile(r"-+> (\d+) ?(.*)")
 #: Frames that nobody wants to see in their traceback.
-_OURS = re.compile(r"torch/_dynamo|torch/_inductor|torch/fx|torch/_functorch|/aotlab/|run_cell_magic")
+_OURS = re.compile(
+    r"torch/_dynamo|torch/_inductor|torch/fx|torch/_functorch|run_cell_magic|"
+    + re.escape(os.path.dirname(aotlab.__file__) + os.sep)
+)
 #: What `%load_ext` may change, and what other tests of this process may have changed.
 _RELATIVE = frozenset(
     {
@@ -159,9 +164,10 @@ class Notebook:
         self.files[name] = self.files[os.path.basename(name)] = (number, shift)
         self.shifts[number] = shift
         parent = self.kernel.session.msg("execute_request", {"code": text})
-        parent["metadata"]["cellId"] = f"cell-{number}"
+        cell_id = f"cell-{hashlib.sha1(text.encode()).hexdigest()}"  # to run a text again is to run the same cell again
+        parent["metadata"]["cellId"] = cell_id
         self.kernel.set_parent([b"cells"], parent)
-        return await self.kernel.do_execute(text, False, True, cell_id=f"cell-{number}", cell_meta={})
+        return await self.kernel.do_execute(text, False, True, cell_id=cell_id, cell_meta={})
 
     def place(self, file: str) -> tuple[int, int] | None:
         """Tell to which cell a file belongs: its number, and how many of its lines are not the user's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("IPython")
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
+import aotlab
 from aotlab import observe
 from aotlab.report.verdict import verdict
 from aotlab.stages import runtime
@@ -26,6 +28,9 @@ w = torch.ones(3, requires_grad=True)
 h = w * 1
 table = torch.nn.Embedding(4, 2)
 """
+
+#: Where aotlab lies; a checkout or an environment may be called so, too.
+PACKAGE = os.path.dirname(aotlab.__file__) + os.sep
 
 
 @pytest.fixture
@@ -198,7 +203,7 @@ def test_an_error_in_the_third_round(shell: InteractiveShell) -> None:
         lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
     assert lines[0][1] == 4
-    assert [file for file, _ in lines if "/aotlab/" in file or "_dynamo" in file] == []
+    assert [file for file, _ in lines if file.startswith(PACKAGE) or "_dynamo" in file] == []
 
 
 def test_random_numbers_after_an_error(shell: InteractiveShell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 pytest.importorskip("IPython")
 
 from IPython.core.interactiveshell import InteractiveShell
+
+from aotlab.notebook import unload_ipython_extension
 
 SETUP = """
 import torch
@@ -53,7 +56,7 @@ CELLS = {
 
 
 @pytest.fixture
-def shell() -> InteractiveShell:
+def shell() -> Iterator[InteractiveShell]:
     """Make a shell of its own, and let Dynamo forget what earlier tests compiled of torch's optimizers."""
     torch._dynamo.reset()
     made = InteractiveShell()
@@ -61,7 +64,8 @@ def shell() -> InteractiveShell:
     module = types.ModuleType("__main__")
     made.user_module, made.user_ns = module, vars(module)
     made.init_user_ns()
-    return made
+    yield made
+    unload_ipython_extension(made)
 
 
 def execute(shell: InteractiveShell, text: str) -> None:
