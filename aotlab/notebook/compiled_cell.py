@@ -34,6 +34,9 @@ from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
 from aotlab.report.views import Views
 
+#: How often a region that raises is compiled anew: one that raises in every round of a loop stays eager at last.
+MOST_ERRORS = 8
+
 #: Torch's optimizers end a graph before their step, on purpose; nothing is left uncompiled by it.
 _BREAK = "User-inserted graph break"
 
@@ -82,6 +85,7 @@ class _Part:
     calls: int = 0
     off: bool = False
     mended: bool = False
+    errors: int = 0
     interrupted: bool = False
     replaced: bool = False
     graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
@@ -269,9 +273,10 @@ class CompiledCell(Views):
             except Exception as error:
                 ran = function.__code__
                 # Dynamo does not look again at code that raised; the next run, with the mistake mended, is new to it.
-                function = types.FunctionType(region.code.replace(), namespace)
-                compiled = self._compile(function, part)
-                part.mended = True
+                if part.errors < MOST_ERRORS:
+                    function = types.FunctionType(region.code.replace(), namespace)
+                    compiled = self._compile(function, part)
+                    part.mended, part.errors = True, part.errors + 1
                 if not self._undone(error, ran, part, served):
                     cleaned(error, self.file)
                     raise
