@@ -43,3 +43,16 @@ def fresh_dynamo() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print, over all test processes, how many of the cells that Dynamo can capture compiled something."""
+    graphs = [
+        value
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in getattr(report, "user_properties", ())
+        if name == "compiled_graphs" and report.when == "call"
+    ]
+    if graphs:
+        compiled = sum(count > 0 for count in graphs)
+        terminalreporter.write_line(f"cells that compiled something: {compiled} of {len(graphs)} that can be captured")
