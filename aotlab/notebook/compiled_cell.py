@@ -277,13 +277,14 @@ class CompiledCell(Views):
                     function = types.FunctionType(region.code.replace(), namespace)
                     compiled = self._compile(function, part)
                     part.mended, part.errors = True, part.errors + 1
-                if not self._undone(error, ran, part, served):
+                undone = self._undone(error, ran, part, served)
+                self.settle(part)
+                if not undone:
                     cleaned(error, self.file)
                     raise
                 torch.set_rng_state(random)
             else:
-                for graph in part.graphs:
-                    graph.settle()
+                self.settle(part)
                 _in_order(namespace, [name for name in region.bound if name not in before and name in namespace])
                 return result
             if refused and region.pieces:
@@ -295,6 +296,12 @@ class CompiledCell(Views):
             return result
 
         return call
+
+    def settle(self, part: _Part) -> None:
+        """Let go of what was kept to take the writes of graphs back: the code around them has run."""
+        for graph in part.graphs:
+            if isinstance(graph, CapturedGraph):
+                graph.settle()
 
     def _undone(self, error: Exception, ran: types.CodeType, part: _Part, served: Mapping[int, int]) -> bool:
         """Tell whether a region that raised has had no effect, so that it can run once more, eagerly.
@@ -327,6 +334,7 @@ class CompiledCell(Views):
             try:
                 yield
             finally:
+                self._names = None
                 live.changed(self.identifier)
             return
         before = internals.dynamo_reasons()
@@ -343,6 +351,7 @@ class CompiledCell(Views):
             raise
         finally:
             self.recording.inside = False
+            self._names = None  # it holds the notebook's tensors
             self._note_recompiles(part)
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):

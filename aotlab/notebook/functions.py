@@ -51,6 +51,8 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
         except BaseException as error:
             cleaned(error, cell.file)
             raise
+        finally:
+            cell.settle(part)
 
     signature: Any = wrapper
     signature.__defaults__, signature.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

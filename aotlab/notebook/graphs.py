@@ -120,7 +120,7 @@ class CapturedGraph:
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
         self._progress = progress
-        self._written: dict[int, Callable[[], list[tuple[str, Tensor | None]]]] = {}
+        self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
         self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
         self._target = NotebookTarget(graph, name, names)
         self.compiled = compile_graph(
@@ -205,7 +205,7 @@ class CapturedGraph:
 
     def written(self) -> dict[str, Tensor | None]:
         """Return the inputs that its entries write, by name; None for one that is gone."""
-        return {name: tensor for each in self._written.values() for name, tensor in each()}
+        return {name: tensor() for each in self._written.values() for name, tensor in each}
 
     def result_names(self, known: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
         """Return, by entry, what the notebook calls the results that reports call ``out[0]`` and so on."""
@@ -235,12 +235,11 @@ class CapturedGraph:
             self._results[entry.number] = [weakref.ref(v) if isinstance(v, Tensor) else None for v in values]
             infos = entry.records["trace"].metadata.input_info
             kept = entry.records["dedupe"].kept
-            flat = [
+            self._written[entry.number] = [
                 (info.name, weakref.ref(args[kept[info.index]]))
                 for info in infos
                 if info.mutates_data or info.mutates_metadata
             ]
-            self._written[entry.number] = lambda flat=flat: [(name, tensor()) for name, tensor in flat]  # type: ignore[misc]
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Compare a new entry with eager on copies of the inputs; say what speaks against it."""

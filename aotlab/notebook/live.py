@@ -403,8 +403,8 @@ class _Idle:
                 job = self._jobs.popleft()
             try:
                 job()
-            except (Exception, KeyboardInterrupt):  # noqa: BLE001
-                # Jobs tell the viewers themselves. What is left would end the kernel's loop, and the kernel with it.
+            except (Exception, KeyboardInterrupt):  # noqa: BLE001  # it would end the kernel's loop, and the kernel with it
+                # Jobs tell the viewers themselves.
                 continue
 
     def forget_cells(self) -> None:

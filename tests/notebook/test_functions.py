@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -331,3 +332,28 @@ def test_what_is_refused_before_it_is_traced(shell: InteractiveShell) -> None:
     report = define(shell, "def double(v):\n    return v * 2", "--quiet --frontend direct")
     execute(shell, "y = double(torch.ones(3, device='meta'))")
     assert parts(report) == {2: ("eager", "`v` is on the meta device: a trace cannot represent it")}
+
+
+def test_a_function_keeps_no_argument_alive() -> None:
+    """What is kept to take a first call's writes back is let go when the call has ended."""
+    import weakref
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from aotlab.notebook import load_ipython_extension, unload_ipython_extension
+
+    shell = InteractiveShell()
+    shell.history_manager.enabled = False
+    load_ipython_extension(shell)
+    try:
+        shell.run_cell("import torch").raise_error()
+        shell.run_cell(
+            "%%aotcompile --backend eager --quiet\ndef f(v):\n    v.mul_(2)\n    return v.sum()\n"
+        ).raise_error()
+        shell.run_cell("w = torch.ones(3)\ns = f(w)").raise_error()
+        alive = weakref.ref(shell.user_ns["w"])
+        shell.run_cell("del w").raise_error()
+        gc.collect()
+        assert alive() is None
+    finally:
+        unload_ipython_extension(shell)
