@@ -93,6 +93,8 @@ class Generator:
         self.results: dict[int, str] = {}  # forward output → expression
         self.outputs: dict[int, str] = {}  # the user's output → expression
         self.written: set[int] = set()  # which of the trace's writes are done
+        self.hooked: set[int] = set()  # which of the trace's hooks are registered
+        self.made_carriers: set[str] = set()
         self.counted = False  # whether the versions of inputs that the graph writes are seen to
         self.heads: list[str] = []
         # an entry that takes a synthetic base is for calls that share memory in the very same way
@@ -112,12 +114,14 @@ class Generator:
             self._call_segments()
         else:
             self._call_forward()
+            self._hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
             self._mutations(self.results)
         if self._settles():
             w.add("saved.remember_versions()")
         outputs = self._outputs(self.results)
+        self._hooks("input", "owner", "root", "output")
         self._grad_mode_left()
         w.add(f"return {self._nest(outputs)}")
         source = "\n".join([*self.heads, "def run(args, kwargs):", *body]) + "\n"
@@ -402,6 +406,7 @@ class Generator:
         )  # fmt: skip
         w.namespace["SavedValues"] = SavedValues
         w.add(f"saved = SavedValues({self._saved_expression(count)})")
+        self._hooks("input", "owner")
         self._keep_old_histories()
         for i in range(count):
             if i not in trace.roots:
@@ -432,7 +437,28 @@ class Generator:
             self._segment_class(number, anchored=anchored)
             self.results.update(zip(positions, names, strict=True))
             self._own_nodes(positions, self.results, len(results))
+            self.made_carriers.update(results)
             self._mutations(self.results)
+            self._hooks("root", "carrier")
+
+    def _hooks(self, *kinds: str) -> None:
+        """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
+        for n, (kind, source, function) in enumerate(self.parts.trace.hooks):
+            if n in self.hooked or source.kind not in kinds:
+                continue
+            if source.kind == "carrier" and f"carrier_{source.index}" not in self.made_carriers:
+                continue
+            if source.kind == "root" and self.parts.trace.roots[source.index] not in self.results:
+                continue
+            if kind == "retain_grad" and "output" not in kinds:
+                continue  # it follows its tensor through writes, so the last moment is as good as the first
+            self.hooked.add(n)
+            target = self._through(source, set())
+            if kind == "retain_grad":
+                self.w.add(f"{target}.retain_grad()")
+            else:
+                method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
+                self.w.add(f"{target}.{method}({self.w.constant('hook', function)})")
 
     def _keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
