@@ -293,6 +293,43 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
     return counts
 
 
+def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
+    """Say for each tensor which autograd nodes keep it or an alias of it, as bits that mean what those of the masks mean.
+
+    A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
+    saved something else.
+    """
+    by_storage: dict[int, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_storage.setdefault(internals.storage_key(tensor), []).append(i)
+    found = [0] * len(tensors)
+    for node, bit in bits.items():
+        for kept in internals.saved_tensors_of(node):
+            for i in by_storage.get(internals.storage_key(kept), ()):
+                if internals.share_version(kept, tensors[i]):
+                    found[i] |= 1 << bit
+    return found
+
+
+def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
+    """Number the autograd nodes that hold saved tensors; all are one where there is a single entry in all."""
+    lone = sum(len(part.entries) for part in parts) == 1
+    bits: dict[Any, int] = {}
+    for part in parts:
+        stops = set(part.stops)
+        entered: set[Any] = set()
+        todo = [node for node, _ in part.entries]
+        while todo:
+            node = todo.pop()
+            if node in entered or not part.has(node):
+                continue
+            entered.add(node)
+            if internals.saves_tensors(node):
+                bits[node] = 0 if lone else len(bits)
+            todo += [edge[0] for edge in next_edges(node) if edge not in stops]
+    return bits
+
+
 def reachable(segment: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
     stops = set(segment.stops)
@@ -312,16 +349,11 @@ def reachable(segment: Segment) -> set[Edge]:
     return found
 
 
-def state_masks(parts: Sequence[Segment]) -> list[list[int]]:
-    """Say for each entry of each segment which autograd nodes that hold saved tensors it reaches there, as bits.
-
-    Where there is a single entry in all it is enough to know whether there is any such node.
-    """
-    numbers: dict[Any, int] = {}
-    holds: dict[Any, bool] = {}
-    lone = sum(len(part.entries) for part in parts) == 1
+def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there."""
     masks = []
     for part in parts:
+        stops = set(part.stops)
         own = []
         for start, _ in part.entries:
             mask = 0
@@ -332,13 +364,9 @@ def state_masks(parts: Sequence[Segment]) -> list[list[int]]:
                 if node in entered or not part.has(node):
                     continue
                 entered.add(node)
-                if node not in holds:
-                    holds[node] = internals.saves_tensors(node)
-                if holds[node]:
-                    mask |= 1 << numbers.setdefault(node, len(numbers))
-                    if lone:
-                        break
-                todo += [edge[0] for edge in next_edges(node) if edge not in part.stops]
+                if node in bits:
+                    mask |= 1 << bits[node]
+                todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)
         masks.append(own)
     return masks

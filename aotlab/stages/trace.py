@@ -41,7 +41,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, reachable, segments, state_masks
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, node_bits, reachable, segments, state_masks, watches
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -156,6 +156,8 @@ class Trace:
         The kept inputs whose offset in their storage the function looked at.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
+    watch
+        The inputs and outputs that such nodes keep, with a mask of these nodes.
     """
 
     tape: Tape
@@ -178,6 +180,7 @@ class Trace:
     sources: dict[Edge, Source]
     full: dict[int, list[Tensor | None]]
     state_masks: list[list[int]]
+    watch: dict[Source, int]
     backward_error: BaseException | None
     out_spec: Any
     out_constants: dict[int, Any]
@@ -531,6 +534,11 @@ def _finish(
     else:
         slots = [list(part.exits) for part in parts]
 
+    bits = node_bits(parts)
+    watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
+    wrappers_of = [i.wrapper for i in inputs] + list(outputs.tensors.values())
+    watch = {source: mask for source, mask in zip(watched, watches(bits, wrappers_of), strict=True) if mask}
+
     metadata = ViewAndMutationMeta(
         input_info=infos,
         output_info=tuple(outputs.infos),
@@ -561,7 +569,8 @@ def _finish(
         connected=[[way is not None for way in own] for own in slots],
         sources=known,
         full={},
-        state_masks=state_masks(parts),
+        state_masks=state_masks(parts, bits),
+        watch=watch,
         backward_error=None,
         out_spec=out_spec,
         out_constants=outputs.constants,
