@@ -333,6 +333,11 @@ def call_by_fake_mode(
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 
 
+def disable_torch_function() -> AbstractContextManager[None]:
+    """Keep function modes from seeing what we ourselves call."""
+    return torch._C.DisableTorchFunction()
+
+
 def disable_autocast() -> AbstractContextManager[None]:
     """Keep autocast from casting again what a trace under autocast has cast already."""
     return torch._C._DisableAutocast()

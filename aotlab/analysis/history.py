@@ -35,8 +35,25 @@ Edge = tuple[Any, int]
 
 def edge_of(tensor: Tensor) -> Edge:
     """Return where the gradient of ``tensor`` goes."""
+    if tensor.grad_fn is None:
+        # what torch's own function does for a leaf costs an op, and there may be hundreds of parameters
+        with torch.enable_grad():
+            found: Edge = _Look.apply(tensor).grad_fn.next_functions[0]  # type: ignore[no-untyped-call]  # untyped in torch
+        return found
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
+
+
+class _Look(torch.autograd.Function):
+    """Hangs a node behind a tensor, to see what its gradient goes to."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
 
 
 def next_edges(node: Any) -> list[Edge]:
