@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.reached import PLAIN, Reached, reached_state, same_value
+from aotlab.reach import reached_state
+from aotlab.reached import Reached
+from aotlab.values import is_plain, same_value
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -119,10 +121,10 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     PythonValueError
         If its state could change without a check seeing it.
     """
-    if isinstance(value, PLAIN):
+    if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
-        outside = [item.name for item in reached_state(value)]
+        outside = [item.name for item in reached_state(value) if item.is_outside(value)]
         if outside:
             raise PythonValueError(
                 f"`{name}` is a function that reads `{outside[0]}` from outside",
@@ -194,6 +196,10 @@ class CallState:
         What the function reads besides its arguments.
     overlapping
         Pairs of positions whose bytes overlap, where they are not the same object.
+    function_modes
+        How many default devices are set.
+    nesting
+        The nesting of the arguments, as torch keeps it.
     """
 
     structure: str
@@ -203,8 +209,8 @@ class CallState:
     settings: tuple[tuple[str, Any], ...]
     reached: tuple[Reached, ...] = field(repr=False)
     overlapping: tuple[tuple[int, int], ...] = ()
-    default_device_mode: bool = False
     function_modes: int = 0
+    nesting: Any = field(default=None, repr=False)
 
 
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
@@ -264,15 +270,13 @@ def check_surroundings() -> int:
     return count
 
 
-def call_state(
-    *, structure: str, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]
-) -> CallState:
+def call_state(*, nesting: Any, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]) -> CallState:
     """Take the state of a call.
 
     Parameters
     ----------
-    structure
-        The nesting of the arguments, as text.
+    nesting
+        The nesting of (args, kwargs).
     names, values
         The flat arguments, lifted parameters and buffers first.
     reached
@@ -300,7 +304,8 @@ def call_state(
             leaves.append(value_facts(value, name))
             same_as.append(i)
     return CallState(
-        structure=structure,
+        structure=internals.call_text(nesting),
+        nesting=nesting,
         names=tuple(names),
         leaves=tuple(leaves),
         same_as=tuple(same_as),
@@ -345,12 +350,10 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         return "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
     for item in then.reached:
         if not item.holds():
-            if item.how == "value":
-                text = f"is {item.read()!r} where the compiled entry expects {item.expected!r}"
-            else:
-                text = "is another object" if item.how == "identity" else "is another object or has other contents"
-            return f"`{item.name}`, which the function reads, {text}"
-    if then.structure != now.structure:
+            return item.change()
+    if not internals.same_nesting(then.nesting, now.nesting):
+        if then.structure == now.structure:  # two classes of one name, or keys that look the same
+            return f"the arguments are nested as {now.structure} in containers or by keys of another type than expected"
         return f"the arguments are nested as {now.structure} where the compiled entry expects {then.structure}"
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
@@ -385,7 +388,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
 
 def distance(then: CallState, now: CallState) -> int:
     """Count in how many facts two calls differ, to find the entry that a call is nearest to."""
-    if then.structure != now.structure or len(then.leaves) != len(now.leaves):
+    if not internals.same_nesting(then.nesting, now.nesting) or len(then.leaves) != len(now.leaves):
         return 1000
     found = sum(a != b for a, b in zip(then.settings, now.settings, strict=True))
     found += sum(not item.holds() for item in then.reached)
@@ -398,9 +401,6 @@ def distance(then: CallState, now: CallState) -> int:
         else:
             found += 10
     return found
-
-
-_SAME = {"identity": "the same object", "contents": "the same object with the same contents"}
 
 
 def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
@@ -428,8 +428,5 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
     if mutates and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     rows += [("setting", name, f"{name} is {_show(value)}") for name, value in state.settings]
-    rows += [
-        ("reached", r.name, f"`{r.name}` is {r.expected!r}" if r.how == "value" else f"`{r.name}` is {_SAME[r.how]}")
-        for r in state.reached
-    ]
+    rows += [("reached", item.name, item.sentence()) for item in state.reached]
     return tuple(rows)

@@ -489,7 +489,7 @@ def test_closure_container():
     assert g(torch.ones(1)).item() == 3.0
     factors[1][0] = 7.0
     assert g(torch.ones(1)).item() == 7.0
-    assert "`factors`" in g.recompiles[0]
+    assert "`factors[1][0]`" in g.recompiles[0]
 
 
 def test_default_value():
@@ -521,7 +521,7 @@ def test_global_value(monkeypatch):
         assert g(torch.ones(1)).item() == 6.0
         assert g.recompiles == ("`SCALE`, which the function reads, is 6.0 where the compiled entry expects 2.0",)
     assert held(torch.ones(1)).item() == 9.0
-    assert "`SETTINGS`" in held.recompiles[0]
+    assert "`SETTINGS['parts'][0]`" in held.recompiles[0]
 
 
 def test_global_function_is_replaced(monkeypatch):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.leaks import Watch
-from aotlab.reached import Reached, fast_check, reached_objects, reached_state
+from aotlab.reach import reached_objects, reached_state
+from aotlab.reached import Reached, fast_check
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -69,14 +70,7 @@ class FunctionTarget:
         if leak is not None:
             watch.restore()
             raise _leak(leak)
-        for item in before:
-            if not item.holds():
-                item.put_back()
-                raise LeakedTensorError(
-                    f"the function changes `{item.name}`",
-                    why="a compiled call would not",
-                    suggestion="return the new value",
-                )
+        _check_unchanged(before, watch)
         return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,6 +97,25 @@ def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
                 why="they would run at trace time only",
                 suggestion="register hooks on parameters instead",
             )
+
+
+def _check_unchanged(reached: Sequence[Reached], watch: Watch) -> None:
+    """Refuse a function that changed what it read; what it assigned is put back.
+
+    Raises
+    ------
+    LeakedTensorError
+        With the name of the first thing that changed.
+    """
+    changed = [item for item in reached if not item.holds()]
+    name = changed[0].present_name() if changed else ""
+    if changed:
+        for item in changed:
+            item.put_back()
+        watch.restore()
+        raise LeakedTensorError(
+            f"the function changes `{name}`", why="a compiled call would not", suggestion="return the new value"
+        )
 
 
 def _leak(place: str) -> LeakedTensorError:
@@ -132,8 +145,6 @@ class ModuleTarget:
         """List where the parameters and buffers are kept."""
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
         self._names: list[tuple[str, ArgumentKind]] = []
-        self._links: list[tuple[dict[str, Any], str, nn.Module]] = []
-        self._sizes: list[tuple[dict[str, Any], int]] = []
         self._modules = list(self.module.named_modules(remove_duplicate=True))
         holders: tuple[tuple[Callable[[nn.Module], dict[str, Tensor | None]], ArgumentKind], ...] = (
             (internals.parameters_held, "parameter"),
@@ -142,15 +153,10 @@ class ModuleTarget:
         for holder, kind in holders:
             for path, module in self._modules:
                 held = holder(module)
-                self._sizes.append((held, sum(v is not None for v in held.values())))
                 for key, tensor in held.items():
                     if tensor is not None:
                         self._slots.append((held, key))
                         self._names.append((f"{path}.{key}" if path else key, kind))
-        for _, module in self._modules:
-            children = internals.children_held(module)
-            self._sizes.append((children, sum(v is not None for v in children.values())))
-            self._links += [(children, key, child) for key, child in children.items() if child is not None]
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters and buffers."""
@@ -171,38 +177,14 @@ class ModuleTarget:
         return reached_state(self.module)
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
-        links, sizes = self._links, self._sizes
-        state = [item for item in reached_state(self.module) if item.name.rpartition(".")[2] != "training"]
-        state_holds = fast_check(state)
-        flags = [(module, module.training) for _, module in self._modules]
-        forwards = [(vars(module), vars(module).get("forward")) for _, module in self._modules]
-        hooks = [internals.hooks_held(module) for module, _ in flags]
-        hooked = [(held, list(held.values())) for pair in hooks for held in pair]
-
-        def check() -> bool:
-            for held, key, child in links:
-                if held.get(key) is not child:
-                    return False
-            for held, count in sizes:
-                if len(held) != count and sum(v is not None for v in held.values()) != count:
-                    return False
-            for module, training in flags:
-                if module.training is not training:
-                    return False
-            for attributes, forward in forwards:
-                if attributes.get("forward") is not forward:
-                    return False
-            if state_holds is not None and not state_holds():
-                return False
-            return all(list(held.values()) == had if held else not had for held, had in hooked)
-
-        return check
+        """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""
+        return fast_check(reached_state(self.module))
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
         refuse_backward_hooks(self._modules)
         before = [held[key] for held, key in self._slots]
+        reached = reached_state(self.module)
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
         watch = Watch([(path or "self", module) for path, module in self._modules])
         try:
@@ -233,6 +215,7 @@ class ModuleTarget:
                         module.__dict__[key] = was[key]
                     else:
                         del module.__dict__[key]
+        _check_unchanged(reached, watch)
         if replaced:
             raise LeakedTensorError(
                 f"the module assigns to its `{replaced[0]}`",

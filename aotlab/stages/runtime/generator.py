@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
     ViewStep,
 )
-from aotlab.reached import same_value
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
@@ -30,6 +30,7 @@ from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
 from aotlab.stages.trace import Trace
+from aotlab.values import same_value
 
 _METHODS = {
     "aten.t.default": "t",
@@ -123,6 +124,10 @@ class Generator:
             f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
+        function = getattr(target, "function", None)
+        if isinstance(function, FunctionType):
+            known = w.constant("function", function), w.constant("code", function.__code__)
+            conditions.append(f"{known[0]}.__code__ is not {known[1]}")
         if state.function_modes:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
@@ -194,7 +199,11 @@ class Generator:
                 self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
             return
         w.add(f"leaves, nesting = {w.constant('tree_flatten', internals.flatten)}((args, kwargs))")
-        self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
+        expected = w.constant("expected_nesting", call.spec)
+        if internals.has_keys(call.spec.child(0)) or internals.has_keys(call.spec.child(1)):
+            self._miss([f"not {w.constant('same_nesting', internals.same_nesting)}(nesting, {expected})"])
+        else:
+            self._miss([f"nesting != {expected}"])
         for i in range(call.lifted_count, len(call.values)):
             self._unpack_leaf(f"leaves[{i - call.lifted_count}]", i)
 
@@ -205,7 +214,11 @@ class Generator:
                 self._unpack_value(item, f"{expression}[{i}]", position)
         elif type(value) is dict:
             keys = self.w.constant("keys", tuple(value))
-            self._miss([f"type({expression}) is not dict", f"tuple({expression}) != {keys}"])
+            conditions = [f"type({expression}) is not dict", f"tuple({expression}) != {keys}"]
+            if value:  # a member of an enum of strings equals the string
+                types = self.w.constant("key_types", [str] * len(value))
+                conditions.append(f"[*map(type, {expression})] != {types}")
+            self._miss(conditions)
             for i, item in enumerate(value.values()):
                 self._unpack_value(item, f"{expression}[{keys}[{i}]]", position)
         else:
