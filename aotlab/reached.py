@@ -327,6 +327,9 @@ class Reached:
         if self.how == "absent":
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
+        if self.expected is MISSING:
+            text = f"is {shown(now)} where the compiled entry expects nothing"
+            return f"{_quoted(self.name)}, which the function reads, {text}"
         where, text = self.name, "is another object"
         if self.how == "value":
             text = f"is {shown(now)} where the compiled entry expects {shown(self.expected)}"
@@ -338,18 +341,24 @@ class Reached:
             where, text = found
         elif now is MISSING:
             text = "is missing"
-        return f"`{where}`, which the function reads, {text}"
+        return f"{_quoted(where)}, which the function reads, {text}"
 
     def sentence(self) -> str:
         """Say what the entry assumes."""
         if self.how == "value":
-            return f"`{self.name}` is {shown(self.expected)}"
+            return f"{_quoted(self.name)} is {shown(self.expected)}"
         if self.how == "absent":
             assert isinstance(self.place, Absent)
             return f"`{self.name.replace('…', ', '.join(sorted(self.place.names)))}` is missing"
         if self.how == "optional":
             return f"`{self.name}` is {'None' if self.expected else 'there'}"
-        return f"`{self.name}` is the same object" + (" with the same contents" if self.how == "contents" else "")
+        return f"{_quoted(self.name)} is the same object" + (
+            " with the same contents" if self.how == "contents" else ""
+        )
+
+
+def _quoted(name: str) -> str:
+    return name if name.startswith(("the ", "default ", "one of ", "an item ")) else f"`{name}`"
 
 
 #: What the quick readings raise where something is gone; the careful ones then decide.
