@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.reach import reached_state
+from aotlab.reach import is_library, is_library_module, reached_state
 from aotlab.reached import Reached
-from aotlab.values import is_plain, same_value
+from aotlab.values import is_plain, same_value, shown
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -42,20 +42,22 @@ class TensorFacts:
     is_conj: bool
     is_neg: bool
     offset: int
+    may_be_written: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """A Python argument: compared by type and value, or by identity where ``by_identity``."""
+    """A Python argument: compared by type and value, or by identity (and ``code``) where ``by_identity``."""
 
     type: type
     value: Any
     by_identity: bool
+    code: types.CodeType | None = None
 
     def matches(self, other: ValueFacts) -> bool:
         """Compare as the compiled check does."""
         if self.by_identity or other.by_identity:
-            return self.value is other.value
+            return self.value is other.value and self.code is other.code
         return self.type is other.type and bool(same_value(self.value, other.value))
 
 
@@ -77,6 +79,7 @@ def tensor_facts(tensor: Tensor) -> TensorFacts:
         is_conj=tensor.is_conj(),
         is_neg=tensor.is_neg(),
         offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
+        may_be_written=internals.may_be_written(tensor),
     )
 
 
@@ -132,7 +135,11 @@ def value_facts(value: Any, name: str) -> ValueFacts:
                 suggestion="call it by name inside the function, where what it reads is guarded",
                 argument=name,
             )
-    if isinstance(value, (*_BY_IDENTITY, types.FunctionType)):
+        return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
+    own = (isinstance(value, type) and not is_library(value)) or (
+        isinstance(value, types.ModuleType) and not is_library_module(value)
+    )
+    if isinstance(value, _BY_IDENTITY) and not own:
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
@@ -363,9 +370,17 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                     return f"`{name}` " + words.format(now=_show(is_now), then=_show(was))
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             if not before.matches(after):
-                return f"`{name}` is {after.value!r} where the compiled entry expects {before.value!r}"
+                if before.value is after.value:
+                    return f"`{name}` has other code than the compiled entry expects"
+                return f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
         else:
             return f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+        if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+            if before.may_be_written and not after.may_be_written:
+                return f"`{name}` is a view that autograd does not let be written, and the function writes to an input"
+            if before.may_be_written != after.may_be_written:
+                return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
     for i in offsets:
         earlier, later = then.leaves[i], now.leaves[i]
         if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:
@@ -386,16 +401,19 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     return None
 
 
-def distance(then: CallState, now: CallState) -> int:
+def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets: Sequence[int] = ()) -> int:
     """Count in how many facts two calls differ, to find the entry that a call is nearest to."""
     if not internals.same_nesting(then.nesting, now.nesting) or len(then.leaves) != len(now.leaves):
         return 1000
     found = sum(a != b for a, b in zip(then.settings, now.settings, strict=True))
+    found += then.function_modes != now.function_modes
     found += sum(not item.holds() for item in then.reached)
     found += sum(a != b for a, b in zip(then.same_as, now.same_as, strict=True))
-    for before, after in zip(then.leaves, now.leaves, strict=True):
+    found += mutates and then.overlapping != now.overlapping
+    for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)
+            found += i in offsets and before.offset != after.offset
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             found += not before.matches(after)
         else:

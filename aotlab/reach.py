@@ -16,6 +16,7 @@ documented exclusion, as is the state of generators, files and objects written i
 from __future__ import annotations
 
 import builtins
+import contextvars
 import functools
 import sys
 import types
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.code_names import names_in
-from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size
+from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
 from aotlab.values import CONTAINERS, MANY, MISSING, is_array, is_plain, snapshot
 
 _LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
@@ -184,6 +185,13 @@ class _Walk:
                 self._function(value)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._todo.append((label, value.__wrapped__))
+        elif isinstance(value, contextvars.ContextVar):
+            variable = Variable(value)
+            held = variable.read()
+            if held is MISSING:
+                self._guard(f"{label}.get()", variable, MISSING, "identity")
+            else:
+                self._visit(f"{label}.get()", held, variable)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value))
         elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
@@ -252,6 +260,9 @@ class _Walk:
 
     def _class(self, kind: type) -> None:
         """Go through the methods of a class that the code could call, or make an object of."""
+        for each in type.mro(type(kind)):
+            if not is_library(each):
+                self._things.setdefault(id(each), (each.__name__, each))
         for each in kind.__mro__:
             if is_library(each):
                 continue

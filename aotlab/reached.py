@@ -7,6 +7,7 @@ the comparisons of one entry as one straight-line function.
 from __future__ import annotations
 
 import builtins
+import contextvars
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ __all__ = [
     "Place",
     "Reached",
     "Size",
+    "Variable",
     "fast_check",
     "same_value",
 ]
@@ -197,6 +199,31 @@ class KeywordDefault(Place):
     def text(self, constant: Constant) -> str:
         """Write the reading."""
         return f"{constant(self.function)}.__kwdefaults__[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Place):
+    """The value of a context variable in the present context."""
+
+    owner: contextvars.ContextVar[Any]
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("variable", id(self.owner))
+
+    def read(self) -> Any:
+        """Get it."""
+        return self.owner.get(MISSING)
+
+    def write(self, value: Any) -> bool:
+        """Set it, where there was a value."""
+        if value is not MISSING:
+            self.owner.set(value)
+        return value is not MISSING
+
+    def text(self, constant: Constant) -> str:
+        """Write the call."""
+        return f"{constant(self.owner)}.get(MISSING)"
 
 
 @dataclass(frozen=True, slots=True)

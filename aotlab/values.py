@@ -39,7 +39,7 @@ def is_plain(value: Any) -> bool:
     """Tell whether a value is what it is: of a plain type, and without attributes that could change."""
     if isinstance(value, PLAIN):
         return isinstance(value, enum.Enum) or not getattr(value, "__dict__", None)
-    return is_scalar(value)
+    return is_scalar(value) or (type(value) is frozenset and all(map(is_plain, value)))
 
 
 def is_scalar(value: Any) -> bool:
@@ -66,7 +66,7 @@ def same_value(a: Any, b: Any) -> bool:
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if isinstance(a, (slice, range)):
         return all(same_value(x, y) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step)))
-    if isinstance(a, (tuple, list)):
+    if isinstance(a, (tuple, list, frozenset)):  # a set's order shows, too
         return len(a) == len(b) and all(map(same_value, a, b))
     if isinstance(a, dict):
         return len(a) == len(b) and all(map(same_value, a, b)) and all(map(same_value, a.values(), b.values()))

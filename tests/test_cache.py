@@ -51,6 +51,69 @@ def test_the_reason_is_told_against_the_nearest_entry():
     assert f.recompiles[1] == "`x` has shape (4,) where the compiled entry expects (2,)"
 
 
+def test_the_nearest_entry_by_what_else_counts():
+    """Settings, what is reached, identity and an offset that is read count for which entry is nearest, too."""
+    scale = 1.0
+
+    def program(x, y):
+        return x * scale + y * y.storage_offset()
+
+    f = compiled(program)
+    base = torch.arange(8.0)
+
+    def call(start, size=2, *, grad=True, same=False):
+        with torch.set_grad_enabled(grad):
+            y = base[start : start + size]
+            x = y if same else torch.ones(size)
+            assert torch.equal(f(x, y), program(x, y))
+
+    call(0)
+    call(1, 3, grad=False)
+    call(0, 3, grad=False)
+    assert f.recompiles[-1] == "`y` begins at element 0 of its storage where the compiled entry expects 1"
+    call(0, 3)
+    assert (
+        f.recompiles[-1] == "`x` has shape (3,) where the compiled entry expects (2,)"
+        or "grad mode" in f.recompiles[-1]
+    )
+    scale = 2.0
+    call(1, 3, grad=False)
+    assert f.recompiles[-1] == "`scale`, which the function reads, is 2.0 where the compiled entry expects 1.0"
+    call(1, 3, grad=False, same=True)
+    assert f.recompiles[-1] == "`y` is the same tensor as `x`; the compiled entry expects two"
+    assert len(f.entries) == 6
+    assert f.calls.eager == 0
+
+
+def test_limit_after_other_kinds_of_reasons():
+    """The limit counts entries of all kinds; afterwards every call is still right, and old entries serve."""
+    scale = 1.0
+
+    def program(x):
+        return x * scale
+
+    with config.patch(recompile_limit=3):
+        f = compiled(program)
+        for scale in (1.0, 2.0, 3.0):
+            assert f(torch.ones(1)).item() == scale
+        scale = 4.0
+        with pytest.warns(RuntimeWarning, match=r"compiled 3 times.*the last reason: `scale`, which"):
+            assert f(torch.ones(1)).item() == 4.0
+        for scale in (1.0, 2.0, 5.0, 3.0):
+            assert f(torch.ones(1)).item() == scale
+        assert (f.calls.compiled, f.calls.eager) == (6, 2)
+
+
+def test_refusals_that_are_remembered_are_few():
+    """A function that is refused in ever new forms remembers the latest of them only, and stays right."""
+    with config.patch(fallback="eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f = compiled(lambda x, n: x * (x.sum().item() + n))
+        for n in range(80):
+            assert f(torch.ones(1), n).item() == 1.0 + n
+        assert len(f._refused) == 64
+
+
 def test_repr_and_name():
     """A compiled function says what it is and keeps the function's name."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -385,6 +386,7 @@ VALUES = [
     (slice(0, 1), slice(0, True), "`y` is slice(0, True, None) where the compiled entry expects slice(0, 1, None)"),
     (range(2), range(3), "`y` is range(0, 3) where the compiled entry expects range(0, 2)"),
     (torch.float32, torch.float64, "`y` is torch.float64 where the compiled entry expects torch.float32"),
+    (frozenset((1, 2)), frozenset((True, 2)), "`y` is frozenset({True, 2}) where the compiled entry expects frozens"),
     (np.float32(1), np.float64(1), "`y` is "),
     (np.int64(1), np.int64(2), "`y` is "),
     (np.float64("nan"), np.float64(0), "`y` is "),
@@ -422,6 +424,47 @@ def test_value_behind_dynamo(first, second, reason):
         return x * (2 if y else 3), y
 
     dynamo_two_calls(f, lambda: (var([1.0, 2.0], grad=True), first), lambda: (var([1.0, 2.0], grad=True), second))
+
+
+def test_code_of_a_function_that_is_passed():
+    """A function argument is compared by identity and code."""
+
+    def twice(x):
+        return x * 2
+
+    change, undo = set_attribute(twice, "__code__", (lambda x: x * 3).__code__)
+    two_calls(
+        lambda x, y: y(x),
+        lambda: (var([1.0, 2.0], grad=True), twice),
+        reason="`y` has other code than the compiled entry expects",
+        change=change,
+        undo=undo,
+    )
+
+
+def test_classes_and_modules_of_the_users_are_refused():
+    """A class or module that is passed could change without a check seeing it; torch's own are compared by identity."""
+    for value in (Settings, module_of_the_users):
+        with pytest.raises(PythonValueError, match="`y` is a"):
+            compiled(lambda x, y: x * 2)(torch.ones(2), value)
+    two_calls(
+        lambda x, y: (x * 2, y.__name__),
+        lambda: (torch.ones(2), nn.Linear),
+        lambda: (torch.ones(2), nn.ReLU),
+        reason="`y` is <class 'torch.nn.modules.activation.ReLU'> where the compiled entry expects <class",
+    )
+
+
+def test_a_view_that_may_not_be_written():
+    """A view made under no_grad, after a compiled call that writes: eager's error."""
+    f = compiled(lambda x: x.mul_(2))
+    f(var([1.0, 2.0], grad=True, nonleaf=True))
+    base = var([1.0, 2.0], grad=True, nonleaf=True)
+    with torch.no_grad():
+        view = base[:]
+    with pytest.raises(RuntimeError, match="created in no_grad mode"):
+        f(view)
+    assert base.tolist() == [1.0, 2.0]
 
 
 class Decorated(int):
@@ -649,6 +692,23 @@ class Frozen:
     scale: float = 2.0
 
 
+class Meta(type):
+    """A metaclass with a property."""
+
+    @property
+    def doubled(cls):
+        """Read an attribute of the class."""
+        return cls.single * 2
+
+
+class OfMeta(metaclass=Meta):
+    """A class whose attribute its metaclass reads."""
+
+    single = 1.0
+
+
+variable: contextvars.ContextVar[float] = contextvars.ContextVar("variable", default=2.0)
+variable.set(2.0)
 config = Settings()
 space = types.SimpleNamespace(scale=2.0, step=0, weights=[1.0, 2.0])
 slotted = Slotted()
@@ -684,6 +744,11 @@ def shadowed(x):
 def by_getattr(x):
     """Read an attribute by a name that does not stand in the code as one."""
     return x * getattr(config, "sc" + "ale") * getattr(space, "missing", 1)
+
+
+def roundabout(x):
+    """Read by a metaclass, and from the context."""
+    return x * OfMeta.doubled * variable.get()
 
 
 def plainly(x):
@@ -775,6 +840,10 @@ REACHED = {
         f"the class of config, {READ} another object",
     ),
     "static method": (by_methods, set_item(globals(), "SCALE", 3.0), f"`SCALE`, {READ} 3.0 {EXPECTS} 2.0"),
+    "metaclass": (roundabout, set_attribute(OfMeta, "single", 3.0), f"`OfMeta.single`, {READ} 3.0 {EXPECTS} 1.0"),
+    "context variable": (
+        roundabout, (lambda: variable.set(3.0), lambda: variable.set(2.0)), f"`variable.get()`, {READ} 3.0 {EXPECTS}",
+    ),
     "getattr": (by_getattr, set_attribute(config, "scale", 3.0), f"`config.scale`, {READ} 3.0 {EXPECTS} 2.0"),
 }  # fmt: skip
 
@@ -1100,6 +1169,21 @@ def test_module_in_a_closure(grad):
         ),
     ):
         two_calls(f, lambda: (var([1.0, -2.0], grad=grad),), reason=reason, change=change, undo=undo)
+
+
+def test_parameters_of_other_names():
+    """A parameter is taken away and one of another name is added: as many as before, and no error of ours."""
+    block = nn.Linear(2, 2)
+    x = torch.tensor([1.0, 2.0])
+    f = compiled(block)
+    assert torch.equal(f(x), block(x))
+    del block.bias
+    block.other = nn.Parameter(torch.ones(2))
+    block.bias = None
+    block.register_parameter("third", None)
+    assert torch.equal(f(x), block(x))
+    assert len(f.compiled.recompiles) == 1
+    assert "bias" in f.compiled.recompiles[0] or "the number of parameters" in f.compiled.recompiles[0]
 
 
 # --- a function that changes what it reads -----------------------------------------------------------------------

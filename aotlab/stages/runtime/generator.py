@@ -240,7 +240,10 @@ class Generator:
         name, value = self.expressions[position], facts.value
         if facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else self.w.constant(name, value)
-            self._miss([f"{name} is not {expected}"])
+            conditions = [f"{name} is not {expected}"]
+            if facts.code is not None:
+                conditions.append(f"{name}.__code__ is not {self.w.constant(f'code_of_{name}', facts.code)}")
+            self._miss(conditions)
         elif type(value) in (int, str):
             self._miss([f"type({name}) is not {type(value).__name__}", f"{name} != {value!r}"])
         else:
