@@ -21,6 +21,7 @@ import functools
 import sys
 import types
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -41,14 +42,29 @@ _NOT_CALLED = frozenset(
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a function may read besides its arguments, and the objects in which it could leave something behind."""
+
+    state: tuple[Reached, ...]
+    objects: tuple[tuple[str, Any], ...]
+
+
+def reach(function: Any) -> Reach:
+    """Collect what ``function`` can reach.
+
+    Raises
+    ------
+    PythonValueError
+        It reads an array too large to be compared at every call.
+    """
+    walk = _Walk(function)
+    return Reach(state=walk.result(), objects=tuple(walk.objects))
+
+
 def reached_state(function: Any) -> tuple[Reached, ...]:
     """Collect what ``function`` may read besides its arguments."""
-    return _Walk(function).result()
-
-
-def reached_objects(function: Any) -> tuple[tuple[str, Any], ...]:
-    """Collect the objects, by name, in which ``function`` could leave something behind."""
-    return tuple(_Walk(function).objects)
+    return reach(function).state
 
 
 def _root(name: Any) -> str:

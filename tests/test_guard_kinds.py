@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
 from tests.engine_helpers import behind, compiled
@@ -1245,6 +1246,50 @@ def test_a_module_that_changes_what_it_reads():
     with pytest.raises(LeakedTensorError, match=r"the function changes `self\.config\.n`"):
         compiled(module)(torch.ones(2))
     assert module.config.n == 0
+
+
+def test_what_a_failed_trace_did_is_taken_back():
+    """A function that changes Python state and then cannot be traced: eager does it once, or nobody does."""
+    counts, history, table = types.SimpleNamespace(n=0), [], np.zeros(2)
+
+    def f(x):
+        counts.n += 1
+        history.append(counts.n)
+        table[0] += 1
+        counts.fresh = 1
+        return x * x.sum().item()
+
+    with pytest.raises(RefusedError):
+        compiled(f)(torch.ones(2))
+    assert (counts.n, history, table[0], hasattr(counts, "fresh")) == (0, [], 0.0, False)
+    with settings.patch(fallback="eager"), pytest.warns(RuntimeWarning, match="runs eagerly"):
+        compiled(f)(torch.ones(2))
+    assert (counts.n, history, table[0], counts.fresh) == (1, [1], 1.0, 1)
+
+
+def test_what_a_failed_trace_of_a_module_did_is_taken_back():
+    """The same for a module, its attributes, its objects and its globals."""
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.LSTM(2, 2)
+            self.n = 0
+            self.config = types.SimpleNamespace(n=0)
+
+        def forward(self, x):
+            self.n += 1
+            self.config.n += 1
+            OPTIONS["calls"] = 1
+            return self.linear(x)[0] * x.sum().item()
+
+    module = Counts()
+    weights = [*module.parameters()]
+    with pytest.raises(RefusedError):
+        compiled(module)(torch.ones(1, 1, 2))
+    assert (module.n, module.config.n, "calls" in OPTIONS) == (0, 0, False)
+    assert all(a is b for a, b in zip(module.parameters(), weights, strict=True))
+    assert torch.equal(module.linear(torch.ones(1, 1, 2))[0], module.linear(torch.ones(1, 1, 2))[0])
 
 
 def test_errors_in_guards_are_heard():
