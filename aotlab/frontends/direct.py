@@ -1,7 +1,8 @@
 """The direct frontend: trace the call itself.
 
-It sees what the call does, not what Python does around it. Besides the arguments, the closures, defaults and globals
-of the function and the ``training`` flags of modules are guarded; what other objects hold is a documented exclusion.
+It sees what the call does, not what Python does around it. Besides the arguments, what the function can read is
+guarded: closures, defaults, globals, modules, and the attributes of objects that its code mentions (`aotlab.reach` says
+what is not). A function that changes any of that is refused, and what a trace changed is taken back.
 """
 
 from __future__ import annotations
