@@ -370,6 +370,9 @@ class _Walk:
             held = vars(thing)
             wanted = held.keys() & self._names
             if self._by_string and not isinstance(thing, types.FunctionType):
+                if not isinstance(thing, (type, types.ModuleType)) and (id(thing), "") not in self._looked_at:
+                    self._looked_at.add((id(thing), ""))
+                    self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
                 wanted = {name for name in held if name in wanted or self._counts_by_string(thing, name, held[name])}
             for name in sorted(str(name) for name in wanted):
                 if (id(thing), name) in self._looked_at or (isinstance(thing, nn.Module) and name in _MODULE_OWN):

@@ -13,8 +13,10 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import gc
 import math
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from torch.utils import _pytree as pytree
 from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
+from aotlab.values import snapshot
 from tests.engine_helpers import behind, compiled
 
 ROOTS: list[torch.Tensor] = []
@@ -391,6 +394,8 @@ VALUES = [
     (np.float32(1), np.float64(1), "`y` is "),
     (np.int64(1), np.int64(2), "`y` is "),
     (np.float64("nan"), np.float64(0), "`y` is "),
+    (np.float32("nan"), np.float32(0), "`y` is "),
+    (np.float32(0.0), np.float32(-0.0), "`y` is "),
 ]
 
 
@@ -744,7 +749,7 @@ def shadowed(x):
 
 def by_getattr(x):
     """Read an attribute by a name that does not stand in the code as one."""
-    return x * getattr(config, "sc" + "ale") * getattr(space, "missing", 1)
+    return x * (getattr(config, "un" + "read") + 1) * getattr(space, "missing", 1)
 
 
 def roundabout(x):
@@ -797,7 +802,7 @@ REACHED = {
     "dict": (plainly, set_item(globals(), "OPTIONS", {"scale": 3.0, 1: [3.0, (4.0,)]}), "`OPTIONS['scale']`"),
     "dict grows": (plainly, set_item(OPTIONS, "new", 1), "`OPTIONS`, which the function reads, has 3 items"),
     "array": (plainly, set_item(ARRAY, 1, np.float32(7)), f"`ARRAY`, {READ} the same array with other contents"),
-    "another array": (plainly, set_item(globals(), "ARRAY", ARRAY + 1), f"`ARRAY`, {READ} another array"),
+    "another array": (plainly, set_item(globals(), "ARRAY", ARRAY.copy()), f"`ARRAY`, {READ} another array"),
     "helper": (plainly, set_item(globals(), "helper", triple), f"`helper`, {READ} another object"),
     "code": (plainly, set_attribute(helper, "__code__", triple.__code__), f"the code of helper, {READ} another"),
     "own code": (plainly, set_attribute(plainly, "__code__", (lambda x: x * 5).__code__), "the code of plainly"),
@@ -845,7 +850,8 @@ REACHED = {
     "context variable": (
         roundabout, (lambda: variable.set(3.0), lambda: variable.set(2.0)), f"`variable.get()`, {READ} 3.0 {EXPECTS}",
     ),
-    "getattr": (by_getattr, set_attribute(config, "scale", 3.0), f"`config.scale`, {READ} 3.0 {EXPECTS} 2.0"),
+    "getattr": (by_getattr, set_attribute(config, "unread", 3), f"`config.unread`, {READ} 3 {EXPECTS} 0"),
+    "getattr of nothing": (by_getattr, set_attribute(space, "missing", 3), "the number of attributes of space,"),
 }  # fmt: skip
 
 
@@ -963,6 +969,7 @@ def test_unread_attributes_do_not_count():
     space.step += 1
     config.inner.calls += 1
     f(torch.ones(2))
+    config.unread -= 1
     assert f.recompiles == ()
     assert [entry.calls for entry in f.entries] == [2]
 
@@ -1008,28 +1015,45 @@ def test_large_arrays_are_refused():
 
 
 def test_kind_of_a_tensor_outside():
-    """A tensor in a closure: its values cannot be used, its shape can, and is guarded; so is which tensor it is."""
-    held = [torch.ones(2)]
+    """A tensor in a closure: its values cannot be used, what it is can, and is guarded; so is which tensor it is."""
+    held, other = [torch.ones(2, 3)], torch.ones(2, 3)
 
     def f(x):
-        return x * held[0].shape[0]
+        return x * held[0].shape[0] * (2 if held[0] is other else 3)
 
+    change, undo = set_item(held, 0, other)
     two_calls(
         f,
         lambda: (var([1.0], grad=True),),
         reason="`held[0]`, which the function reads, is another object",
-        change=lambda: held.insert(0, torch.ones(3)) or held.pop(),
-        undo=nothing_back(held, held[0]),
+        change=change,
+        undo=undo,
+    )
+    two_calls(
+        f,
+        lambda: (var([1.0], grad=True),),
+        reason="`held[0]`, which the function reads, is the same tensor with another shape, dtype, place, or",
+        change=held[0].t_,
+        undo=lambda: held[0].t_() if held[0].shape == (3, 2) else None,
     )
 
 
-def nothing_back(held, first):
-    """Make an undo that puts the first tensor back."""
-
-    def undo():
-        held[:] = [first]
-
-    return undo
+def test_snapshots_keep_what_they_compare_by_identity():
+    """No other object can get the address of one that a snapshot knows; tensors are not kept alive by it."""
+    held = [object()]
+    known = snapshot(held)
+    for _ in range(20):
+        held.clear()
+        held.append(object())
+        assert not known.holds(held)
+    tensors = [torch.ones(2)]
+    known, reference = snapshot(tensors), weakref.ref(tensors[0])
+    assert known.holds(tensors)
+    tensors.clear()
+    gc.collect()
+    assert reference() is None
+    tensors.append(torch.ones(2))
+    assert not known.holds(tensors)
 
 
 # --- modules -----------------------------------------------------------------------------------------------------
