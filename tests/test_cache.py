@@ -85,6 +85,36 @@ def test_the_nearest_entry_by_what_else_counts():
     assert f.calls.eager == 0
 
 
+@pytest.mark.parametrize("what", ["scale", "offset", "same", "grad", "overlap"])
+def test_everything_counts_for_which_entry_is_nearest(what):
+    """Of two entries that differ in ``n`` from a call, the older one is nearest if the newer differs in more."""
+    scale = 1.0
+
+    def program(x, y, n):
+        if what == "overlap":
+            x.mul_(2)
+        return x * scale * n + y * (y.storage_offset() if what == "offset" else 1)
+
+    f = compiled(program)
+
+    def call(n, *, other):
+        nonlocal scale
+        scale = 2.0 if what == "scale" and other else 1.0
+        base = torch.arange(8.0)
+        x, y = base[0:2], base[4:6]
+        if what == "same":
+            y = x if other else y
+        elif other and what in ("offset", "overlap"):
+            y = base[5:7] if what == "offset" else base[1:3]
+        with torch.set_grad_enabled(not (what == "grad" and other)):
+            f(x, y, n)
+
+    call(1, other=False)
+    call(2, other=True)
+    call(3, other=False)
+    assert f.recompiles[1] == "`n` is 3 where the compiled entry expects 1"
+
+
 def test_limit_after_other_kinds_of_reasons():
     """The limit counts entries of all kinds; afterwards every call is still right, and old entries serve."""
     scale = 1.0
