@@ -263,6 +263,7 @@ def entered(*managers):
 def assigned(setter, value, read):
     """Make a (change, undo) pair that calls a setter."""
     before = read()
+    setter(before)  # on torch 2.15 setting what is set already leaves other settings than never setting it
     return lambda: setter(value), lambda: setter(before)
 
 
