@@ -1273,6 +1273,27 @@ def test_a_module_that_changes_what_it_reads():
     assert module.config.n == 0
 
 
+def test_a_backward_that_changes_what_it_reads():
+    """The backward of a user's autograd.Function is traced, too: if it changes Python objects, it is refused."""
+    seen = []
+
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(1)
+            return gradient * 2
+
+    f = compiled(lambda x: Counts.apply(x))
+    with pytest.raises(LeakedTensorError, match="the backward of a function changes `seen`"):
+        f(torch.ones(2, requires_grad=True))
+    assert seen == []
+    assert f(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_what_a_failed_trace_did_is_taken_back():
     """A function that changes Python state and then cannot be traced: eager does it once, or nobody does."""
     counts, history, table = types.SimpleNamespace(n=0), [], np.zeros(2)

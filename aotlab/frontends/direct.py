@@ -33,23 +33,46 @@ class _Reaching:
     """What a function reaches, looked up once for each compilation: by `reached`, which is asked first."""
 
     _found: Reach | None = None
+    _watch: Watch | None = None
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def new(self) -> Reach:
         """Look it up and remember it."""
-        self._found = reach(self._function)
+        self._found, self._watch = reach(self._function), None
         return self._found
 
     def known(self) -> Reach:
         """Return what was found for this compilation."""
         return self.new() if self._found is None else self._found
 
-    def last(self) -> Reach:
-        """Return it for the last time; nothing is kept."""
-        found, self._found = self.known(), None
-        return found
+    def watch(self, *more: tuple[str, Any]) -> Watch:
+        """Start to watch the objects that were found, and ``more``."""
+        self._watch = Watch([*more, *self.known().objects])
+        return self._watch
+
+    def check(self) -> Callable[[], bool] | None:
+        """Write the check of what was found, for the entry; nothing is kept.
+
+        Raises
+        ------
+        LeakedTensorError
+            It has changed since the function ran: the function's backward, which is run for the trace, did that.
+        """
+        found, watch = self.known(), self._watch
+        self._found = self._watch = None
+        changed = next((item for item in found.state if not item.holds()), None)
+        if changed is None:
+            return fast_check(found.state)
+        name = changed.present_name()
+        if watch is not None:
+            _undo(found.state, watch)
+        raise LeakedTensorError(
+            f"the backward of a function changes `{name}`",
+            why="a compiled backward would not",
+            suggestion="return the new value from the forward",
+        )
 
 
 class FunctionTarget:
@@ -82,14 +105,14 @@ class FunctionTarget:
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check that they are what they are now."""
-        return fast_check(self._reaching.last().state)
+        return self._reaching.check()
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and refuse one that changes what others can see."""
         found = self._reaching.known()
         modules = [(name, value) for name, value in found.objects if isinstance(value, nn.Module)]
         refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
-        watch = Watch(found.objects)
+        watch = self._reaching.watch()
         try:
             result = self.function(*args, **kwargs)
             leak = watch.leaked()
@@ -221,7 +244,7 @@ class ModuleTarget:
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""
-        return fast_check(self._reaching.last().state)
+        return self._reaching.check()
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
@@ -229,7 +252,7 @@ class ModuleTarget:
         before = [held[key] for held, key in self._slots]
         found = self._reaching.known()
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
-        watch = Watch([*((path or "self", module) for path, module in self._modules), *found.objects])
+        watch = self._reaching.watch(*((path or "self", module) for path, module in self._modules))
         try:
             result = self._run_with(lifted, before, args, kwargs)
             self._forget_caches(attributes)
