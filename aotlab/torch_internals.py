@@ -682,6 +682,21 @@ def saves_tensors(node: Any) -> bool:
         return True
 
 
+def saved_tensors_of(node: Any) -> list[Tensor]:
+    """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return list(node.saved_tensors)
+        found = [getattr(node, name, None) for name in _saved_names(type(node))]
+    except RuntimeError:
+        return []
+    flat: list[Tensor] = []
+    for item in found:
+        flat += [item] if isinstance(item, Tensor) else []
+        flat += [t for t in item if isinstance(t, Tensor)] if isinstance(item, (tuple, list)) else []
+    return flat
+
+
 def storage_key(tensor: Tensor) -> int:
     """Return a number that tensors on one storage share, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)
