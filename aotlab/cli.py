@@ -1,4 +1,4 @@
-"""The command line: ``aotlab demo | lab | bench engine | doctor``, also as ``python -m aotlab``.
+"""The command line: ``aotlab demo | lab | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
 
+    _add_fuzz(commands)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     engine = suites.add_parser(
@@ -124,6 +125,46 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--quick", action="store_true", help="do not try Inductor, which can take a minute")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    fuzz = commands.add_parser(
+        "fuzz",
+        allow_abbrev=False,
+        help="run random programs on an engine and compare with eager",
+        description="Draw small programs of views, in-place ops, aliases and grad modes, run them eagerly and on an "
+        "engine, and compare all that is observable. Failures are shrunk and saved as notebook cells. A run that was "
+        "stopped goes on where it was. The exit status is 1 if anything failed. Needs Hypothesis: "
+        "pip install 'aotlab[fuzz]'.",
+    )
+    fuzz.add_argument("--engine", choices=["aotlab", "upstream"], default="aotlab", help="default: aotlab")
+    fuzz.add_argument("--programs", type=_count, default=1000, metavar="N", help="how many (default: 1000)")
+    fuzz.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
+    fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
+    fuzz.add_argument("--grad", action="store_true", help="only programs with something to differentiate")
+    fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
+    fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
+    fuzz.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        default=Path("aotlab-fuzz"),
+        help="for failures and for the state by which a run goes on (default: ./aotlab-fuzz)",
+    )
+    fuzz.add_argument("--shrink", type=float, default=20.0, metavar="S", help="seconds for one failure (default: 20)")
+    fuzz.add_argument("--json", type=Path, metavar="PATH", help="write the table as JSON here; - for stdout instead")
+    fuzz.add_argument("--corpus", type=Path, metavar="FILE", help="add finished blocks to the counts in this file")
+    fuzz.add_argument("--carried", action="store_true", help="run nothing; print the total of --corpus")
+    fuzz.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, default=None, help="default: on a terminal only"
+    )
+    fuzz.set_defaults(command=_fuzz)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: a whole number from 1 on")
+    return int(text)
 
 
 def _device(text: str) -> str:
@@ -155,6 +196,41 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     return lab.run(
         directory=options.directory, port=options.port, browser=not options.no_browser, more=rest, out=sys.stdout
+    )
+
+
+def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    if options.carried and options.corpus is None:
+        raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
+    try:
+        import hypothesis  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise UsageError("fuzz needs Hypothesis: pip install 'aotlab[fuzz]'") from error
+    from aotlab.verification.fuzz import corpus
+    from aotlab.verification.fuzz.plan import Plan
+    from aotlab.verification.fuzz.run import carried_text, run
+
+    if options.carried:
+        print(carried_text(options.engine, *corpus.carried(corpus.load(options.corpus), options.engine)))
+        return OK
+    plan = Plan(
+        engine=options.engine,
+        programs=options.programs,
+        seed=options.seed,
+        grad=options.grad,
+        dynamo=options.dynamo,
+    )
+    return run(
+        plan,
+        save=options.save,
+        out=sys.stdout,
+        err=sys.stderr,
+        minutes=options.minutes,
+        jobs=options.jobs,
+        shrink=options.shrink,
+        json_path=options.json,
+        corpus_file=options.corpus,
+        progress=options.progress,
     )
 
 

@@ -74,6 +74,70 @@ def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatc
     assert calls == [["engine", "--quick", "--json", "figures.json", "--help"]]
 
 
+def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option of ``fuzz`` reaches the run, and its status is the command's."""
+    from aotlab.verification.fuzz import run as module
+    from aotlab.verification.fuzz.plan import Plan
+
+    calls: list[tuple[object, dict[str, object]]] = []
+
+    def run(plan: object, **options: object) -> int:
+        calls.append((plan, options))
+        return 1
+
+    monkeypatch.setattr(module, "run", run)
+    assert cli.main(["fuzz"]) == 1
+    words = "--engine upstream --programs 7 --seed 3 --grad --dynamo --minutes 1.5 --jobs 2 --save s --shrink 4"
+    cli.main(["fuzz", *words.split(), *["--json", "t.json", "--corpus", "c.json", "--no-progress"]])
+    always = {"out": sys.stdout, "err": sys.stderr}
+    assert calls == [
+        (
+            Plan(engine="aotlab", programs=1000, seed=0, grad=False, dynamo=False),
+            {
+                **always,
+                "save": Path("aotlab-fuzz"),
+                "minutes": None,
+                "jobs": 1,
+                "shrink": 20.0,
+                "json_path": None,
+                "corpus_file": None,
+                "progress": None,
+            },
+        ),
+        (
+            Plan(engine="upstream", programs=7, seed=3, grad=True, dynamo=True),
+            {
+                **always,
+                "save": Path("s"),
+                "minutes": 1.5,
+                "jobs": 2,
+                "shrink": 4.0,
+                "json_path": Path("t.json"),
+                "corpus_file": Path("c.json"),
+                "progress": False,
+            },
+        ),
+    ]
+
+
+def test_fuzz_prints_what_is_carried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--carried`` runs nothing and prints the total of the file, which has to be named."""
+    words = ["fuzz", "--carried"]
+    assert cli.main(words) == cli.WRONG_USAGE
+    assert "name it with --corpus" in capsys.readouterr().err
+    assert cli.main([*words, "--corpus", str(tmp_path / "none.json")]) == cli.OK
+    assert capsys.readouterr().out == "carried: 0 programs accepted by aotlab, the last 0 without a failure\n"
+
+
+def test_fuzz_says_that_it_needs_hypothesis(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Hypothesis the command ends with status 2 and says what to install."""
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    assert cli.main(["fuzz"]) == cli.WRONG_USAGE
+    assert capsys.readouterr().err == "aotlab: fuzz needs Hypothesis: pip install 'aotlab[fuzz]'\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,6 +147,9 @@ def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatc
         (["demo", "--devices", "cpu"], "unrecognized arguments: --devices cpu"),
         (["doctor", "extra"], "unrecognized arguments: extra"),
         (["bench"], "the following arguments are required: SUITE"),
+        (["fuzz", "--engine", "other"], "invalid choice: 'other'"),
+        (["fuzz", "--programs", "0"], "'0' is no count: a whole number from 1 on"),
+        (["fuzz", "--jobs", "-1"], "'-1' is no count: a whole number from 1 on"),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +229,7 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     empty.mkdir()
     done = bare(empty, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"^ {4}(\w+) ", done.stdout, re.MULTILINE) == ["demo", "lab", "bench", "doctor"]
+    assert re.findall(r"^ {4}(\w+) ", done.stdout, re.MULTILINE) == ["demo", "lab", "fuzz", "bench", "doctor"]
 
 
 def test_bare_checkout(bare_site: Path, tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ import torch
 
 from aotlab.errors import UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored
-from aotlab.verification.observables import Backward, Gradient, Observation, TensorState, observe
+from aotlab.verification.observables import (
+    Backward,
+    FinalState,
+    Gradient,
+    Observation,
+    TensorState,
+    observe,
+)
 
 #: Makes the callable to be observed from a function; it gets the copy of the function that is its side's own.
 Candidate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -33,6 +40,9 @@ Engine = Literal["aotlab", "upstream"]
 
 #: Units in the last place by which sums of a handful of rounded terms may differ in another order.
 SUMMATION = 8
+
+#: Kinds of values that autograd may have summed in another order.
+_SUMS = ("gradient", "step", "hook", "gradient afterwards")
 
 #: Decides about two values that are not within ``assert_close``'s defaults: whether they are near enough after all.
 Appeal = Callable[[str, torch.Tensor, torch.Tensor], bool]
@@ -267,16 +277,19 @@ def judge(
     appeal: Appeal | None = None,
     messages: bool = False,
     exact_gradients: bool = True,
+    terse: bool = False,
 ) -> list[Comparison]:
     """Compare two observations of one call, observable by observable.
 
     Autograd does not promise in which order it sums what several uses of a tensor contribute to its gradient. Where
     such a sum is rounded, ``exact_gradients=False`` allows `SUMMATION` units in the last place of the largest element.
 
+    ``terse=True`` leaves out what is equal, which is most of the work of writing it down.
+
     A refusal is a difference of its own kind, and so is every trace that it left on the arguments. When both raise,
     only the exceptions are compared: how far a program got before it raised is not kept.
     """
-    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients)
+    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, terse=terse)
     if actual.failure is not None and actual.failure.refused is not None:
         page.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
         for state in actual.tensors:
@@ -302,6 +315,8 @@ def judge(
         ", ".join(expected.differentiated) or "none",
         ", ".join(actual.differentiated) or "none",
     )
+    if not page.steps("before", expected, actual, messages):
+        return page.rows
     if actual.backward_failure is not None and actual.backward_failure.refused is not None:
         page.add(
             "refused", "backward", str(expected.backward_failure or "no refusal"), str(actual.backward_failure), False
@@ -314,23 +329,33 @@ def judge(
     for wanted in expected.gradients:
         if (wanted.leaf, wanted.step) in theirs:
             page.gradient(wanted, theirs[wanted.leaf, wanted.step])
+    page.hooks(expected, actual)
+    if not page.steps("after", expected, actual, messages):
+        return page.rows
+    for ours, other in _pairs(expected.finally_, actual.finally_):
+        page.finally_(ours, other)
     return page.rows
 
 
 class _Page:
     """The comparisons of one call, as they are written."""
 
-    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool) -> None:
+    def __init__(
+        self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, terse: bool = False
+    ) -> None:
         self.call = call
         self.exact = exact
         self.exact_gradients = exact_gradients
         self.appeal = appeal
+        self.terse = terse
         self.rows: list[Comparison] = []
 
     def add(
         self, kind: str, subject: str, expected: str, actual: str, equal: bool | None = None, sentence: str = ""
     ) -> None:
         same = expected == actual if equal is None else equal
+        if same and self.terse:
+            return
         if not same:
             where = f"call {self.call}: " if self.call > 1 else ""
             sentence = where + (sentence or _SENTENCES[kind].format(subject=subject, expected=expected, actual=actual))
@@ -353,6 +378,59 @@ class _Page:
         if messages and same:
             self.add("exception message", subject, expected.message, actual.message)
 
+    def steps(
+        self, when: Literal["before", "after"], expected: Observation, actual: Observation, messages: bool
+    ) -> bool:
+        """Compare what came of what the caller did; False if what follows cannot be compared."""
+        theirs = [step for step in actual.steps if step.when == when]
+        for left, right in zip([step for step in expected.steps if step.when == when], theirs, strict=False):
+            if right.failure is not None and right.failure.refused is not None:
+                self.add("refused", left.name, str(left.failure or "no refusal"), str(right.failure), False)
+                return False
+            if left.failure is not None or right.failure is not None:
+                self.exceptions(f"`{left.name}`", left.failure, right.failure, messages)
+                if left.differentiates or left.failure is None or right.failure is None:
+                    return False
+            elif len(left.values) != len(right.values):
+                self.add("step", left.name, f"{len(left.values)} tensors", f"{len(right.values)} tensors", False)
+            else:
+                for one, two in zip(left.values, right.values, strict=True):
+                    self._optional("step", left.name, f"{left.name}.{when}", one, two)
+        return True
+
+    def hooks(self, expected: Observation, actual: Observation) -> None:
+        """Compare which hooks were called, how often, with what, and in what order where the gradient dictates one."""
+        names = [tuple(call.name for call in side.hooks) for side in (expected, actual)]
+        if not any(names):
+            return
+        ours, theirs = (", ".join(sorted(each)) or "none" for each in names)
+        self.add("hook calls", "the caller", ours, theirs)
+        if ours != theirs:
+            return
+        for pair in expected.hook_order:
+            ours, theirs = (", ".join(name for name in side if name in pair) for side in names)
+            self.add("hook order", "the caller", ours, theirs)
+        for name in dict.fromkeys(names[0]):
+            calls = [[call for call in side.hooks if call.name == name] for side in (expected, actual)]
+            for number, (left, right) in enumerate(zip(*calls, strict=True)):
+                self._optional("hook", name, f"{name}.hook.{number}", left.value, right.value)
+
+    def finally_(self, left: FinalState, right: FinalState) -> None:
+        """Compare one tensor at the end, when the caller had done everything."""
+        self.add("state afterwards", left.name, left.text, right.text)
+        if left.text == right.text:
+            self._optional("value afterwards", left.name, f"{left.name}.finally", left.value, right.value)
+            self._optional("gradient afterwards", left.name, f"{left.name}.grad.finally", left.gradient, right.gradient)
+
+    def _optional(
+        self, kind: str, subject: str, key: str, left: torch.Tensor | None, right: torch.Tensor | None
+    ) -> None:
+        if left is None or right is None:
+            ours, theirs = ("None" if value is None else _preview(value) for value in (left, right))
+            self.add(kind, subject, ours, theirs, left is None and right is None)
+        else:
+            self._value(kind, subject, key, left, right)
+
     def tensor(self, left: TensorState, right: TensorState, expected: Observation, actual: Observation) -> None:
         name = left.name
         self.add("identity", name, left.same_as, right.same_as)
@@ -366,6 +444,8 @@ class _Page:
         self.add("device", name, str(left.spec.device), str(right.spec.device))
         self.add("requires_grad", name, str(left.spec.requires_grad), str(right.spec.requires_grad))
         self.add("is_leaf", name, str(left.spec.is_leaf), str(right.spec.is_leaf))
+        if left.retains_grad or right.retains_grad:
+            self.add("retains_grad", name, str(left.retains_grad), str(right.retains_grad))
         self.add("storage", name, left.shares_with, right.shares_with)
         if self.exact or left.role != "output":
             self.add("storage bytes", name, str(left.spec.storage_bytes), str(right.spec.storage_bytes))
@@ -375,16 +455,7 @@ class _Page:
 
     def gradient(self, left: Gradient, right: Gradient) -> None:
         subject = left.leaf if left.step == 0 else f"{left.leaf} after backward {left.step + 1}"
-        if left.value is None or right.value is None:
-            self.add(
-                "gradient",
-                subject,
-                "None" if left.value is None else _preview(left.value),
-                "None" if right.value is None else _preview(right.value),
-                left.value is None and right.value is None,
-            )
-            return
-        self._value("gradient", subject, f"{left.leaf}.grad.{left.step}", left.value, right.value)
+        self._optional("gradient", subject, f"{left.leaf}.grad.{left.step}", left.value, right.value)
 
     def _value(self, kind: str, subject: str, key: str, left: torch.Tensor, right: torch.Tensor) -> None:
         if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
@@ -392,13 +463,17 @@ class _Page:
             return
         if not self.exact:
             same = _close(left, right)
-        elif kind == "gradient":
+        elif kind in _SUMS:
             same = _same_sum(left, right, 0 if self.exact_gradients else SUMMATION)
         else:
             same = _identical(left, right)
         if not same and self.appeal is not None:
             same = self.appeal(key, left, right)
-        self.add(kind, subject, _preview(left), _preview(right), same, _where(kind, subject, left, right))
+        if same and self.terse:
+            return
+        self.add(
+            kind, subject, _preview(left), _preview(right), same, "" if same else _where(kind, subject, left, right)
+        )
 
     def _strides(self, left: TensorState, right: TensorState) -> tuple[str, str]:
         if left.spec.shape != right.spec.shape:
@@ -521,7 +596,9 @@ def _pairs(expected: Any, actual: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _where(kind: str, subject: str, left: torch.Tensor, right: torch.Tensor) -> str:
-    what = f"{subject}.grad" if kind == "gradient" else f"`{subject}`"
+    what = f"{subject}.grad" if kind.startswith("gradient") else f"`{subject}`"
+    if kind not in ("gradient", "value"):
+        what = f"{what} ({kind})"
     if left.layout != torch.strided or not left.numel():
         return f"{what} has another value"
     unequal = ~((left == right) | ((left != left) & (right != right)))
@@ -595,6 +672,14 @@ _SENTENCES = {
     "is_leaf": "`{subject}`.is_leaf is {actual}, in eager {expected}",
     "storage": "`{subject}` lies in the storage of `{actual}`, in eager in that of `{expected}`",
     "storage bytes": "`{subject}` lies in a storage of {actual} bytes, in eager of {expected}",
+    "retains_grad": "`{subject}`.retains_grad is {actual}, in eager {expected}",
+    "step": "`{subject}` gives {actual}, in eager {expected}",
+    "hook calls": "the hooks that were called are {actual}, in eager {expected}",
+    "hook order": "the hooks were called in the order {actual}, in eager {expected}",
+    "hook": "the hook of `{subject}` got {actual}, in eager {expected}",
+    "state afterwards": "in the end `{subject}` is {actual}, in eager {expected}",
+    "value afterwards": "in the end `{subject}` is {actual}, in eager {expected}",
+    "gradient afterwards": "in the end `{subject}`.grad is {actual}, in eager {expected}",
     "version": "the version counter of `{subject}` is {actual}, in eager {expected}",
     "value": "`{subject}` is {actual}, in eager {expected}",
     "differentiable": "what can be differentiated is {actual}, in eager {expected}",

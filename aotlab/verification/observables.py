@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,12 +22,25 @@ from aotlab import torch_internals
 from aotlab.errors import RefusedError
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
-#: Which outputs are differentiated after a call: all at once, only the first, one after the other, none.
-Backward = Literal["all", "first", "each"] | None
+#: Which outputs are differentiated after a call: all at once, only the first, one after the other, that in reverse, all
+#: twice over (the first time with ``retain_graph``), none.
+Backward = Literal["all", "first", "each", "reversed", "twice"] | None
 
 #: What a tensor is to the call. A watched tensor does not go in, but the call can reach it: the base
 #: of a view that goes in, or the leaf behind a non-leaf.
 Role = Literal["input", "captured", "watched", "output"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallerStep:
+    """One thing that the caller does with what came back: its ``text``, and what does it.
+
+    After a step that ``differentiates`` has raised, nothing more is done: how far a backward got is not defined.
+    """
+
+    text: str
+    run: Callable[[], Any]
+    differentiates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +57,12 @@ class Call:
         Parameters, buffers and other tensors that the function reaches by itself.
     watched
         Bases of view inputs and leaves behind non-leaf inputs.
+    grad_mode
+        The grad mode in which the function is called; None for the one that is in force.
+    before, after
+        What the caller does before and after the backward, made from the list of the returned tensors.
+    seen
+        A list to which hooks of the caller add a name and the gradient that they got.
     """
 
     args: tuple[Any, ...]
@@ -51,6 +70,10 @@ class Call:
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
     captured: tuple[tuple[str, torch.Tensor], ...] = ()
     watched: tuple[tuple[str, torch.Tensor], ...] = ()
+    grad_mode: bool | None = None
+    before: Callable[[list[torch.Tensor]], Sequence[CallerStep]] | None = None
+    after: Callable[[list[torch.Tensor]], Sequence[CallerStep]] | None = None
+    seen: list[tuple[str, torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +82,8 @@ class TensorState:
 
     ``same_as`` is the first name under which this very object appears, ``shares_with`` the first name in its storage;
     both are ``name`` itself for a tensor that is alone. ``version_moved`` says whether its version counter
-    differs from before the call; None for outputs and where torch keeps no counter. ``value`` is a copy.
+    differs from before the call; None for outputs and where torch keeps no counter. ``retains_grad`` says whether a
+    non-leaf keeps its gradient. ``value`` is a copy.
     """
 
     name: str
@@ -68,6 +92,7 @@ class TensorState:
     same_as: str
     shares_with: str
     version_moved: bool | None
+    retains_grad: bool
     value: torch.Tensor
 
 
@@ -82,7 +107,10 @@ class PythonLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gradient:
-    """``leaf.grad`` after backward number ``step``: a copy, or None, which is not the same as zeros."""
+    """``leaf.grad`` after backward number ``step``: a copy, or None, which is not the same as zeros.
+
+    A tensor that retains its gradient counts as a leaf.
+    """
 
     leaf: str
     step: int
@@ -104,6 +132,38 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.type.__name__}: {self.message}" if self.message else self.type.__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """What came of one thing that the caller did: an error, or the tensors (and Nones) that it gave, as copies.
+
+    It was done before or after the backward.
+    """
+
+    name: str
+    when: Literal["before", "after"]
+    differentiates: bool
+    failure: Failure | None
+    values: tuple[torch.Tensor | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HookCall:
+    """One call of a hook of the caller's: its name, and a copy of the gradient."""
+
+    name: str
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FinalState:
+    """A tensor when the caller had done everything: what it was then, as text, a copy, and its gradient."""
+
+    name: str
+    text: str
+    value: torch.Tensor | None
+    gradient: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,6 +190,15 @@ class Observation:
         For each backward, the gradient of every leaf.
     backward_failure
         What a backward raised.
+    steps
+        What came of the things that the caller did before and after the backward.
+    hooks
+        The calls of the caller's hooks, in their order.
+    hook_order
+        Pairs of names of which the first one's hook must be called before the second one's, because the gradient
+        passes through both.
+    finally_
+        All tensors at the end; only where the caller did something.
     """
 
     failure: Failure | None
@@ -141,6 +210,10 @@ class Observation:
     differentiated: tuple[str, ...]
     gradients: tuple[Gradient, ...]
     backward_failure: Failure | None
+    steps: tuple[Step, ...] = ()
+    hooks: tuple[HookCall, ...] = ()
+    hook_order: tuple[tuple[str, str], ...] = ()
+    finally_: tuple[FinalState, ...] = ()
 
 
 def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "all") -> Observation:
@@ -171,6 +244,8 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     grad_mode_before = torch.is_grad_enabled()
     failure: Failure | None = None
     result: Any = None
+    if call.grad_mode is not None:
+        torch.set_grad_enabled(call.grad_mode)
     try:
         result = function(*call.args, **call.kwargs)
     except Exception as error:  # noqa: BLE001  # what it raises is what is observed
@@ -191,14 +266,24 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     roots += [
         (name, tensor) for role, name, tensor in known if name in moved and tensor.requires_grad and not tensor.is_leaf
     ]
-    leaves = [
-        (name, tensor)
-        for _, name, tensor in known
-        if tensor.is_leaf and (tensor.requires_grad or id(tensor) in leaves_before)
-    ]
-    differentiated, gradients, backward_failure = (
-        _differentiate(_distinct(roots), _distinct(leaves), backward) if failure is None else ((), (), None)
-    )
+    tensors = [(name, tensor) for _, name, tensor in known] + outputs
+    steps: list[Step] = []
+    differentiated: tuple[str, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
+    backward_failure: Failure | None = None
+    hook_order: tuple[tuple[str, str], ...] = ()
+    if failure is None:
+        passed = _take_steps("before", call.before, outputs, steps)
+        if call.seen is not None:
+            hook_order = _passed_in_turn([*known, *(("output", f"out[{n}]", t) for n, (_, t) in enumerate(outputs))])
+        if passed:
+            # What the caller did may have made a tensor retain its gradient.
+            leaves = _distinct([named for named in tensors if _keeps_gradient(named[1], leaves_before)])
+            differentiated, gradients, backward_failure = _differentiate(_distinct(roots), leaves, backward)
+        if passed and backward_failure is None:
+            _take_steps("after", call.after, outputs, steps)
+    called = {name for name, _ in call.seen or ()}
+    acted = failure is None and (call.before is not None or call.after is not None)
     return Observation(
         failure=failure,
         container=container,
@@ -213,6 +298,10 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
         differentiated=differentiated,
         gradients=gradients,
         backward_failure=backward_failure,
+        steps=tuple(steps),
+        hooks=tuple(HookCall(name=name, value=_copy(value)) for name, value in call.seen or ()),
+        hook_order=tuple(pair for pair in hook_order if called.issuperset(pair)),
+        finally_=tuple(_final_state(name, tensor) for name, tensor in _distinct(tensors)) if acted else (),
     )
 
 
@@ -274,7 +363,10 @@ def _differentiate(
     if backward is None or not roots:
         return (), (), None
     cotangents = [cotangent(tensor, index) for index, (_, tensor) in enumerate(roots)]
-    groups = [[index] for index in range(len(roots))] if backward == "each" else [list(range(len(roots)))]
+    every = list(range(len(roots)))
+    groups = {"each": [[index] for index in every], "reversed": [[index] for index in every[::-1]]}.get(
+        backward, [every, every] if backward == "twice" else [every]
+    )
     gradients: list[Gradient] = []
     failure = None
     for step, group in enumerate(groups):
@@ -295,6 +387,79 @@ def _differentiate(
     return tuple(name for name, _ in roots), tuple(gradients), failure
 
 
+def _take_steps(
+    when: Literal["before", "after"],
+    make: Callable[[list[torch.Tensor]], Sequence[CallerStep]] | None,
+    outputs: list[tuple[str, torch.Tensor]],
+    taken: list[Step],
+) -> bool:
+    """Do what the caller does and write it down; False if there is no point in going on."""
+    if make is None:
+        return True
+    for step in make([tensor for _, tensor in outputs]):
+        failure: Failure | None = None
+        copies: tuple[torch.Tensor | None, ...] = ()
+        try:
+            given = step.run()
+            # A derivative that is None counts; whatever else a statement gives does not.
+            copies = tuple(
+                _copy(value) if isinstance(value, torch.Tensor) else None
+                for value in (given if isinstance(given, tuple) else (given,))
+                if isinstance(value, torch.Tensor) or (value is None and step.differentiates)
+            )
+        except Exception as error:  # noqa: BLE001  # as above
+            failure = _failure("backward", error)
+        taken.append(
+            Step(name=step.text, when=when, differentiates=step.differentiates, failure=failure, values=copies)
+        )
+        if failure is not None and step.differentiates:
+            return False
+    return True
+
+
+def _passed_in_turn(tensors: Sequence[tuple[str, str, torch.Tensor]]) -> tuple[tuple[str, str], ...]:
+    """Say of which tensors the gradient passes the first and, on from there, the second.
+
+    Between other tensors the order is autograd's own affair. Outputs are called as the caller calls them: ``out[0]``.
+    """
+    nodes: dict[str, Any] = {}
+    for _, name, tensor in tensors:
+        try:
+            if tensor.requires_grad:
+                nodes[name] = torch.autograd.graph.get_gradient_edge(tensor).node
+        except (RuntimeError, AssertionError):
+            # Its history is invalid.
+            continue
+    pairs = []
+    for name, start in nodes.items():
+        reached, pending = {start}, [start]
+        while pending:
+            following = {node for node, _ in pending.pop().next_functions if node is not None} - reached
+            reached |= following
+            pending += following
+        pairs += [(name, other) for other, node in nodes.items() if node in reached and node is not start]
+    return tuple(pairs)
+
+
+def _keeps_gradient(tensor: torch.Tensor, leaves_before: set[int]) -> bool:
+    try:
+        if not tensor.is_leaf:
+            return tensor.retains_grad
+    except RuntimeError:
+        # What the caller did made its history invalid.
+        return False
+    return tensor.requires_grad or id(tensor) in leaves_before
+
+
+def _final_state(name: str, tensor: torch.Tensor) -> FinalState:
+    try:
+        kept = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        text = f"{tensor.dtype}{list(tensor.shape)}, requires_grad {tensor.requires_grad}, is_leaf {tensor.is_leaf}"
+        return FinalState(name=name, text=text, value=_copy(tensor), gradient=None if kept is None else _copy(kept))
+    except RuntimeError as error:
+        return FinalState(name=name, text=type(error).__name__, value=None, gradient=None)
+
+
 def _states(
     known: list[tuple[str, str, torch.Tensor]], outputs: list[tuple[str, torch.Tensor]], versions: dict[int, int | None]
 ) -> tuple[TensorState, ...]:
@@ -313,6 +478,7 @@ def _states(
                 same_as=first_object.setdefault(id(tensor), name),
                 shares_with=name if spec.storage is None else first_storage.setdefault(spec.storage, name),
                 version_moved=None if before is None else _version(tensor) != before,
+                retains_grad=not tensor.is_leaf and tensor.retains_grad,
                 value=_copy(tensor),
             )
         )

@@ -14,7 +14,8 @@ from torch import nn
 
 from aotlab.errors import OverlappingInputsError, UsageError
 from aotlab.verification import compare, eager, verify
-from aotlab.verification.differential import Verification
+from aotlab.verification.differential import Verification, judge
+from aotlab.verification.observables import Call, CallerStep, observe
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -517,3 +518,131 @@ def test_an_argument_named_like_an_output():
 
     result = compare(f, (torch.ones(2, requires_grad=True), torch.ones(2)), candidate=lambda f: f)
     assert result.ok, result.first
+
+
+def chained(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return two tensors of which the second is made from the first, and a view of the input."""
+    first = x * 2
+    return first, first * 3, x[:1]
+
+
+def unchained(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the same values, and the same gradient of the input, with another history."""
+    second = x * 6
+    return x * 2, second, x[:1]
+
+
+def retaining(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the same again, but retain a gradient."""
+    first, second, view = chained(x)
+    second.retain_grad()
+    return first, second, view
+
+
+def copying(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the same values, with a view of something else than the input."""
+    first, second, _ = chained(x)
+    return first, second, (x * 1)[:1]
+
+
+def splitting(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the same values, with a view that may not be written."""
+    first, second, _ = chained(x)
+    return first, second, x.split(1)[0]
+
+
+def same_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the input itself."""
+    return (x,)
+
+
+def view_of_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a view of the input in its place."""
+    return (x.view_as(x),)
+
+
+def weights(tensor: torch.Tensor) -> torch.Tensor:
+    """Make a gradient to begin a backward with."""
+    return torch.full_like(tensor, 0.5)
+
+
+def differing(left: Any, right: Any, before: dict[str, Any], after: dict[str, Any], **options: Any) -> dict[str, str]:
+    """Return the kinds in which ``right`` differs from ``left`` when the caller does something afterwards."""
+    observations = []
+    for function in (left, right):
+        seen: list[tuple[str, torch.Tensor]] = []
+        leaf = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        x = leaf * 1
+
+        def steps(texts: dict[str, Any], seen: Any = seen, x: torch.Tensor = x) -> Any:
+            return lambda out: [
+                CallerStep(text=text, run=lambda run=run: run(out, x, seen), differentiates="grad" in text)
+                for text, run in texts.items()
+            ]
+
+        call = Call(
+            args=(x,), inputs=(("x", x),), watched=(("leaf", leaf),),
+            before=steps(before), after=steps(after), seen=seen,
+        )  # fmt: skip
+        observations.append(observe(function, call, **options))
+    return {row.kind: row.sentence for row in judge(*observations, terse=True)}
+
+
+def hook(name: str) -> Any:
+    """Make a step that puts a hook on an output."""
+    number = int(name[4])
+    return lambda out, x, seen: out[number].register_hook(lambda gradient: seen.append((name, gradient.clone())))
+
+
+@pytest.mark.parametrize(
+    ("right", "before", "after", "backward", "kind"),
+    [
+        (
+            unchained,
+            {"grad": lambda out, x, seen: torch.autograd.grad(out[1], out[0], weights(out[1]), allow_unused=True)},
+            {},
+            None,
+            "step",
+        ),
+        (splitting, {"write": lambda out, x, seen: out[2].mul_(2)}, {}, None, "exception"),
+        (
+            unchained,
+            {"hook": hook("out[0]"), "grad": lambda out, x, seen: out[1].backward(weights(out[1]))},
+            {},
+            None,
+            "hook calls",
+        ),
+        (unchained, {"hook": hook("out[0]")}, {}, "all", "hook"),
+        (unchained, {"one": hook("out[0]"), "two": hook("out[1]")}, {}, "all", "hook order"),
+        (unchained, {"retain": lambda out, x, seen: out[0].retain_grad()}, {}, "all", "gradient"),
+        (retaining, {}, {}, "all", "retains_grad"),
+        (copying, {"write": lambda out, x, seen: out[2].detach().mul_(2)}, {}, None, "value afterwards"),
+        (
+            unchained,
+            {"retain": lambda out, x, seen: out[0].retain_grad()},
+            {"grad": lambda out, x, seen: out[1].backward(weights(out[1]))},
+            None,
+            "gradient afterwards",
+        ),
+    ],
+)
+def test_what_the_caller_does_shows_differences(right, before, after, backward, kind):
+    """A difference that only shows in what the caller does with the outputs is found, and named."""
+    assert differing(chained, chained, before, after, backward=backward) == {}
+    found = differing(chained, right, before, after, backward=backward)
+    assert found.get(kind), found
+
+
+def test_the_state_at_the_end_is_compared():
+    """The caller turns what came back into another shape; that was the input itself, or it was not."""
+    turned = {"turn": lambda out, x, seen: out[0].unsqueeze_(0)}
+    assert "state afterwards" in differing(same_input, view_of_input, turned, {}, backward=None)
+    assert differing(same_input, same_input, turned, {}, backward=None) == {}
+
+
+def test_terse_leaves_out_only_what_is_equal():
+    """The differences are the same, and there is nothing else."""
+    calls = [observe(side, Call(args=(torch.ones(2),))) for side in (lambda x: x * 2, lambda x: x * 3)]
+    rows = [row for row in judge(*calls) if not row.equal]
+    assert rows == judge(*calls, terse=True) != []
+    assert judge(calls[0], calls[0], terse=True) == []

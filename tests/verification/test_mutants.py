@@ -3,39 +3,70 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from aotlab import api
 from aotlab.verification.mutants import MUTANTS, Mutant
-from aotlab.verification.programs import Program, programs, run_program
+from aotlab.verification.programs import Program, program_of, run_program
+
+#: Within how many programs each mutant has to be caught.
+MOST = 2000
+
+#: The number of the program that catches each mutant, counted from 0: the first of all that does.
+CAUGHT_BY = {
+    "epilogue skipped": 5,
+    "mutation hidden from autograd": 14,
+    "wrong mutated value": 5,
+    "swapped outputs": 2,
+    "requires_grad lost": 3,
+    "identity lost": 1,
+    "view returned as a copy": 0,
+    "wrong offset": 27,
+    "grad mode forgotten": 16,
+    "views of the graph's own": 125,
+    "uncounted write counted": 33,
+    "writes uncounted": 5,
+    "hidden write made visible": 9,
+    "grad mode of a view forgotten": 16,
+    "outputs before writes": 14,
+    "multi-output view made singly": 1013,
+    "strides lost": 14,
+    "aliases of an intermediate come apart": 46,
+    "flag returned as a number": 59,
+    "list returned as a tuple": 20,
+    "stale tensor guard": 0,
+    "stale identity guard": 14,
+    "stale value guard": 161,
+    "missing dedupe": 14,
+    "stale flag guard": 32,
+    "stale text guard": 1302,
+    "stale settings guard": 220,
+    "stale overlap guard": 424,
+    "stale window guard": 424,
+    "stale offset guard": 858,
+    "dropped tangent": 14,
+    "zeros for None": 29,
+    "swapped gradients": 14,
+    "mutated input saved": 14,
+    "undefined tangents as zeros": 29,
+    "retain_graph ignored": 106,
+    "never released": 183,
+    "released for all outputs": 14,
+    "versions unchecked": 268,
+    "saved values in reverse": 11,
+    "written inputs unmoved": 0,
+    "every write visible": 63,
+    "one window written": 83,
+    "no synthetic base": 83,
+    "dtype not in the key": 183,
+}
 
 
 def compiled(function):
     """Compile for torch's own kernels, so that values are compared bit for bit."""
     return api.compile(function, backend="eager")
-
-
-@pytest.fixture(scope="module")
-def all_programs() -> list[Program]:
-    """Give out the programs with which the engine itself is tested, in their order."""
-    found: dict[str, Program] = {}
-
-    @settings(
-        max_examples=600,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(programs())
-    def collect(program: Program) -> None:
-        found.setdefault(program.source, program)
-
-    collect()
-    return list(found.values())
 
 
 def fails(program: Program) -> bool:
@@ -48,20 +79,32 @@ def fails(program: Program) -> bool:
             return True
 
 
+def likely_first(mutant: Mutant) -> Iterator[Program]:
+    """Give the program that is known to catch the mutant, and all the others in case that it no longer does."""
+    known = CAUGHT_BY[mutant.name]
+    yield program_of(known)
+    yield from (program_of(number) for number in range(MOST) if number != known)
+
+
 def test_there_are_enough_mutants():
-    """At least ten mistakes of different kinds, each with a name and a sentence."""
-    assert len(MUTANTS) >= 14
+    """The seventeen of the skeleton and at least twenty more, each with a name and a sentence."""
+    assert len(MUTANTS) >= 37
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all(mutant.breaks.endswith(".") for mutant in MUTANTS)
+    assert set(CAUGHT_BY) == {mutant.name for mutant in MUTANTS}
+    assert max(CAUGHT_BY.values()) < MOST
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_programs_catch_the_mutant(mutant: Mutant, all_programs: list[Program]):
+def test_the_programs_catch_the_mutant(mutant: Mutant):
     """One of the programs fails with the mutant installed, and passes again without it."""
-    with mutant.installed():
-        caught = next((program for program in all_programs if fails(program)), None)
-    assert caught is not None, mutant.breaks
-    assert not fails(caught)
+    for program in likely_first(mutant):
+        with mutant.installed():
+            caught = fails(program)
+        # A program that fails in any case says nothing about the mutant.
+        if caught and not fails(program):
+            return
+    raise AssertionError(mutant.breaks)
 
 
 def test_a_mutant_leaves_nothing_behind():

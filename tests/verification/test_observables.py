@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aotlab.errors import RandomOpError
-from aotlab.verification.observables import Call, cotangent, flatten, observe
+from aotlab.verification.observables import Call, CallerStep, cotangent, flatten, observe
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -95,10 +95,17 @@ def _triple(a: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("backward", "differentiated", "steps"),
-    [("all", ("out[0]", "out[1]"), 1), ("first", ("out[0]",), 1), ("each", ("out[0]", "out[1]"), 2), (None, (), 0)],
+    [
+        ("all", ("out[0]", "out[1]"), 1),
+        ("first", ("out[0]",), 1),
+        ("each", ("out[0]", "out[1]"), 2),
+        ("reversed", ("out[0]", "out[1]"), 2),
+        ("twice", ("out[0]", "out[1]"), 2),
+        (None, (), 0),
+    ],
 )
 def test_which_outputs_are_backwarded(backward, differentiated, steps):
-    """All at once, the first, one by one with the gradients after each, or none."""
+    """All at once, the first, one by one in either order with the gradients after each, all twice, or none."""
     x = torch.ones(2, requires_grad=True)
     seen = observe(lambda a: (a * 2, a * 3), call(x), backward=backward)
     assert seen.differentiated == differentiated
@@ -107,6 +114,10 @@ def test_which_outputs_are_backwarded(backward, differentiated, steps):
         first, second = (gradient.value for gradient in seen.gradients)
         assert torch.equal(first, 2 * cotangent(x, 0))
         assert torch.equal(second, 2 * cotangent(x, 0) + 3 * cotangent(x, 1))
+    if backward == "reversed":
+        assert torch.equal(seen.gradients[0].value, 3 * cotangent(x, 1))
+    if backward == "twice":
+        assert torch.equal(seen.gradients[1].value, 2 * seen.gradients[0].value)
 
 
 def test_grad_mode_is_observed_and_put_back():
@@ -193,3 +204,104 @@ def test_cotangents_are_exact_and_uneven(dtype):
     assert torch.equal(values.to(torch.complex128), cotangent(x.to(torch.complex128), 0))
     assert not torch.equal(values, cotangent(x, 1))
     assert not torch.equal(values.reshape(5, 3).t(), values)
+
+
+def acting(x: torch.Tensor, *, before: Any = None, after: Any = None, seen: Any = None) -> Call:
+    """Make a call of ``x0`` after which the caller does something: functions of the list of outputs."""
+
+    def steps(functions: Any) -> Any:
+        if functions is None:
+            return None
+        return lambda out: [
+            CallerStep(text=name, run=lambda run=run: run(out), differentiates=name.startswith("backward"))
+            for name, run in functions.items()
+        ]
+
+    return Call(args=(x,), inputs=(("x0", x),), before=steps(before), after=steps(after), seen=seen)
+
+
+def nonleaf() -> torch.Tensor:
+    """Make a tensor that requires grad and may be written."""
+    return torch.ones(2, requires_grad=True) * 1
+
+
+def test_what_the_caller_does_is_observed():
+    """Results are copied, errors written down; a backward that raised is the last thing that is done."""
+    steps = {
+        "doubled": lambda out: out[0].mul_(2),
+        "bad": lambda out: out[0].view(7),
+        "backward": lambda out: out[0].backward(torch.ones(3)),
+        "never": lambda out: out[0].zero_(),
+    }
+    seen = observe(lambda a: a * 3, acting(nonleaf(), before=steps))
+    assert [step.name for step in seen.steps] == ["doubled", "bad", "backward"]
+    assert seen.steps[0].values[0].tolist() == [6.0, 6.0]
+    assert [step.failure and step.failure.type for step in seen.steps] == [None, RuntimeError, RuntimeError]
+    assert seen.gradients == ()
+
+
+def test_the_caller_acts_before_and_after_the_backward():
+    """What is done before counts in the backward, what is done after does not, and the end shows both."""
+    x = torch.ones(2, requires_grad=True)
+    call = acting(x, before={"double": lambda out: out[0].mul_(2)}, after={"zero": lambda out: out[0].detach().zero_()})
+    seen = observe(lambda a: a * 3, call)
+    assert torch.equal(seen.gradients[0].value, 6 * cotangent(x, 0))
+    assert [step.when for step in seen.steps] == ["before", "after"]
+    (end,) = [end for end in seen.finally_ if end.name == "out"]
+    assert end.value.tolist() == [0.0, 0.0]
+
+
+def test_hooks_of_the_caller_are_observed():
+    """Each call of a hook with its gradient, in order; and which order the gradient dictates."""
+    gradients: list[Any] = []
+    hook = {
+        str(n): lambda out, n=n: out[n].register_hook(lambda gradient: gradients.append((f"out[{n}]", gradient)))
+        for n in range(3)
+    }
+
+    def chain(a):
+        first = a * 2
+        return first, first * 3, a * 5
+
+    seen = observe(chain, acting(nonleaf(), before=hook, seen=gradients))
+    assert sorted(call.name for call in seen.hooks) == ["out[0]", "out[1]", "out[2]"]
+    by_name = {call.name: call.value for call in seen.hooks}
+    x = torch.ones(2)
+    assert torch.equal(by_name["out[0]"], cotangent(x, 0) + 3 * cotangent(x, 1))
+    assert seen.hook_order == (("out[1]", "out[0]"),)
+
+
+def test_retained_gradients_are_observed():
+    """That a tensor retains its gradient, be it the function or the caller who said so, and the gradient."""
+
+    def retaining(a):
+        b = a * 2
+        b.retain_grad()
+        return b
+
+    seen = observe(retaining, acting(nonleaf()))
+    assert state(seen, "out").retains_grad
+    assert [gradient.leaf for gradient in seen.gradients] == ["out"]
+    seen = observe(lambda a: a * 2, acting(nonleaf(), before={"retain": lambda out: out[0].retain_grad()}))
+    assert not state(seen, "out").retains_grad
+    assert torch.equal(seen.gradients[0].value, cotangent(torch.ones(2), 0))
+
+
+def test_a_call_can_be_made_without_grad_mode():
+    """The function runs in the call's own grad mode; the observer's is as before."""
+    x = torch.ones(2, requires_grad=True)
+    seen = observe(lambda a: a * 2, Call(args=(x,), inputs=(("x0", x),), grad_mode=False))
+    assert not state(seen, "out").spec.requires_grad
+    assert (seen.grad_mode, torch.is_grad_enabled()) == (False, True)
+
+
+def test_a_tensor_that_cannot_be_looked_at_in_the_end():
+    """What the caller wrote can make another output invalid; that is what is then known of it."""
+    parts = acting(nonleaf(), before={"write": lambda out: out[0].mul_(2)})
+
+    def several(a):
+        b = a * 1
+        return b, b.unbind(0)[0]
+
+    seen = observe(several, parts)
+    assert [end.text for end in seen.finally_ if end.name == "out[1]"] == ["RuntimeError"]

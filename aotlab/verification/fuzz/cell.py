@@ -1,0 +1,112 @@
+"""A failure as a notebook cell: the program, its inputs, both calls, and what differs. It needs torch and aotlab."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import warnings
+from typing import Any
+
+import torch
+
+from aotlab._version import __version__
+from aotlab.verification.fuzz.plan import Plan, engine_revision
+from aotlab.verification.programs import Program
+
+#: Numbers of more elements stay what computes them.
+_MOST_ELEMENTS = 24
+
+_ENGINES = {
+    ("aotlab", False): ("import aotlab", 'compiled = aotlab.compile(program, backend="eager")'),
+    ("aotlab", True): (
+        "import aotlab",
+        'compiled = aotlab.compile(program, frontend="dynamo", backend="eager")',
+    ),
+    ("upstream", False): (
+        "from functorch.compile import aot_function",
+        "def compiled(*args):  # anew for each call: what aot_function compiled has no guards\n"
+        "    return aot_function(program, fw_compiler=lambda graph, inputs: graph)(*args)",
+    ),
+    ("upstream", True): ("", 'compiled = torch.compile(program, backend="aot_eager")'),
+}
+
+
+def write(plan: Plan, program: Program, heading: str) -> tuple[str, bool]:
+    """Write the cell with ``heading`` as its first comment; also say whether it shows the difference by itself."""
+    source, _, _ = program.source.partition("\n# backward:")
+    for text in (_with_plain_numbers(source), source):
+        cell = _write(plan, program, text.rstrip(), heading)
+        if shows(cell):
+            return cell, True
+    return f"# By itself this cell shows no difference.\n{cell}", False
+
+
+def shows(cell: str) -> bool:
+    """Run a cell and tell whether it shows its difference by itself."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(cell, "<cell of the fuzzer>", "exec"), {"__name__": "__main__"})
+    except Exception:  # noqa: BLE001  # whatever is wrong with the cell, it does not show what it should
+        return False
+    return True
+
+
+def _write(plan: Plan, program: Program, source: str, heading: str) -> str:
+    more, compiled = _ENGINES[plan.engine, plan.dynamo]
+    engine = f"aotlab {__version__} ({engine_revision('aotlab')}), " if plan.engine == "aotlab" else ""
+    imports: list[str] = []
+    body: list[str] = []
+    for line in source.splitlines():
+        (imports if re.match(r"(import|from) ", line) else body).append(line)
+    imports += [*([more] if more else []), "from aotlab.verification.fuzz.compare import differences"]
+    settings = {"backward": repr(program.backward)}
+    settings |= {name: name for name in ("before", "after") if f"\ndef {name}(" in source}
+    settings |= {name: name for name in ("grad_modes", "seen") if f"\n{name} = " in source}
+    settings |= {} if program.exact else {"exact": "False"}
+    calls = ", ".join(re.findall(r"^def (inputs_\d+)\(", source, re.MULTILINE))
+    return "\n".join(
+        [
+            f"# aotlab fuzz --engine {plan.engine}, seed {plan.key}: {engine}torch {torch.__version__}",
+            *(f"# {line}" for line in heading.splitlines()),
+            *imports,
+            "",
+            "",
+            re.sub(r"\n{2,}(?=def |class |@)", "\n\n\n", "\n".join(body).strip()),
+            "",
+            "",
+            compiled,
+            *(["", ""] if compiled.startswith("def ") else []),
+            "# eagerly, then compiled",
+            f"found = differences(program, compiled, [{calls}], {', '.join(f'{k}={v}' for k, v in settings.items())})",
+            'print("\\n".join(found))',
+            'assert found, "no difference: it is mended"',
+            "",
+        ]
+    )
+
+
+def _with_plain_numbers(source: str) -> str:
+    """Write what the program's own ``numbers`` would compute as plain tensors, if they are small enough."""
+    definition = re.search(r"def numbers\(.*?\n\n+(?=\w|@)", source, re.DOTALL)
+    if definition is None:
+        return source
+    space: dict[str, Any] = {"math": math, "torch": torch}
+    exec(definition[0], space)
+
+    def plain(found: re.Match[str]) -> str:
+        numbers = [int(number) for number in found[1].split(",")]
+        dtype = getattr(torch, found[2])
+        values = space["numbers"](*numbers, dtype=dtype)
+        if not values.numel():
+            return f"torch.zeros({', '.join(map(str, values.shape))}, dtype=torch.{found[2]})"
+        if values.numel() > _MOST_ELEMENTS:
+            return found[0]
+        short = dtype in (torch.float32, torch.int64, torch.bool)
+        return f"torch.tensor({values.tolist()}{'' if short else f', dtype=torch.{found[2]}'})"
+
+    rest = source.replace(definition[0], "")
+    rest = re.sub(r"\bnumbers\(((?:\d+, )*\d+), dtype=torch\.(\w+)\)", plain, rest)
+    return source if "numbers(" in rest else rest.replace("import math\n", "")

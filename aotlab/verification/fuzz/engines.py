@@ -1,0 +1,176 @@
+"""The engines that can be fuzzed, each with a look at what it did: what ran eagerly, which graphs came out.
+
+`watch` gives out a fresh `Watch` for one program; its ``candidate`` is what `run_program` takes.
+Whatever an engine offers, values are those of torch's own kernels, so that they can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab import api
+from aotlab.cache import CompiledFunction
+from aotlab.frontends import dynamo as frontend
+from aotlab.verification.fuzz.plan import Plan
+
+Function = Callable[..., Any]
+
+
+class Watch:
+    """One program on one engine: compiles it, and can tell afterwards what became of it.
+
+    Attributes
+    ----------
+    eager_calls
+        How many calls returned a result that eager had computed.
+    """
+
+    def __init__(self) -> None:
+        self.eager_calls = 0
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        raise NotImplementedError
+
+    @property
+    def compiled(self) -> bool:
+        """Whether anything was compiled."""
+        return bool(self.graphs())
+
+    def graphs(self) -> frozenset[str]:
+        """Return the distinct graphs, as hashes of their code."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Forget what the engine keeps of the program in the process."""
+
+
+class Direct(Watch):
+    """Our engine on the function itself."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        compiled = self._compiled = api.compile(function, backend="eager")
+
+        def call(*args: Any) -> Any:
+            before = compiled.calls.eager
+            result = compiled(*args)
+            # A call that raises may well have run eagerly: that is how the user's own error is raised.
+            self.eager_calls += compiled.calls.eager - before
+            return result
+
+        return call
+
+    def graphs(self) -> frozenset[str]:
+        """Return the joint graphs of all entries, or the forward graphs where nothing is differentiated."""
+        return _graphs([self._compiled])
+
+
+class BehindDynamo(Watch):
+    """Our engine behind ``torch.compile``."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        self._parts: list[CompiledFunction] = []
+
+        def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
+            call = frontend.backend(graph, inputs, options={"compiler": "eager"})
+            self._parts.append(call.compiled)  # type: ignore[attr-defined]  # set for those who look behind it
+            return call
+
+        compiled = torch.compile(function, backend=backend)
+
+        def call(*args: Any) -> Any:
+            before = self._eager()
+            result = compiled(*args)
+            self.eager_calls += self._eager() > before
+            return result
+
+        return call
+
+    def _eager(self) -> int:
+        return sum(part.calls.eager for part in self._parts)
+
+    def graphs(self) -> frozenset[str]:
+        """Return the graphs of all entries of all parts that Dynamo made."""
+        return _graphs(self._parts)
+
+    def close(self) -> None:
+        """Reset Dynamo."""
+        torch.compiler.reset()
+
+
+class Upstream(Watch):
+    """Torch's ``aot_function`` on the function itself.
+
+    What it compiled has no guards, so that every call gets one of its own: what it makes of a second call with other
+    arguments is nothing that it promises anything about.
+    """
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        from functorch.compile import aot_function  # type: ignore[import-untyped]
+
+        self._graphs: set[str] = set()
+
+        def compiler(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Function:
+            self._graphs.add(graph_hash(graph.graph))
+            return graph
+
+        return lambda *args: aot_function(function, compiler)(*args)
+
+    def graphs(self) -> frozenset[str]:
+        """Return the forward and backward graphs."""
+        return frozenset(self._graphs)
+
+
+class UpstreamBehindDynamo(Watch):
+    """Stock ``torch.compile`` with the backend ``aot_eager``, whose graphs are not seen."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        return torch.compile(function, backend="aot_eager")
+
+    @property
+    def compiled(self) -> bool:
+        """Nothing is known about it."""
+        return True
+
+    def graphs(self) -> frozenset[str]:
+        """Nothing is known about them."""
+        return frozenset()
+
+    def close(self) -> None:
+        """Reset Dynamo."""
+        torch.compiler.reset()
+
+
+def watch(plan: Plan) -> Watch:
+    """Make the engine of a run ready for one program."""
+    kinds: dict[tuple[str, bool], type[Watch]] = {
+        ("aotlab", False): Direct,
+        ("aotlab", True): BehindDynamo,
+        ("upstream", False): Upstream,
+        ("upstream", True): UpstreamBehindDynamo,
+    }
+    return kinds[plan.engine, plan.dynamo]()
+
+
+def graph_hash(graph: fx.Graph) -> str:
+    """Hash what a graph computes: its nodes in order, with their names, targets and arguments, but no shapes.
+
+    Generating the code of a graph takes ten times as long.
+    """
+    text = "\n".join(f"{node.name}={node.op}:{node.target}{node.args}{node.kwargs}" for node in graph.nodes)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _graphs(functions: Sequence[CompiledFunction]) -> frozenset[str]:
+    return frozenset(
+        graph_hash(entry.records["trace"].module.graph) for function in functions for entry in function.entries
+    )

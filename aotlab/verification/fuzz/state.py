@@ -1,0 +1,132 @@
+"""The file by which a run goes on where it was stopped: a line of JSON for the run, and one for each finished block.
+
+It is data: nothing of it is executed, and what is not as expected is refused with the line's number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from aotlab.errors import UsageError
+from aotlab.verification.fuzz.block import Block, Failure, Row, Status
+from aotlab.verification.fuzz.plan import Plan
+
+_FORMAT = 1
+_T = TypeVar("_T")
+
+
+class State:
+    """The finished blocks of a run, in ``folder``.
+
+    Raises
+    ------
+    UsageError
+        If the file there is none of ours.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.file = folder / f"{plan.name}.jsonl"
+        self._header = {"format": _FORMAT, "run": plan.name}
+        self.blocks: dict[int, Block] = {}
+        if self.file.exists():
+            self._read()
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps(self._header) + "\n", encoding="utf-8")
+
+    def add(self, block: Block) -> None:
+        """Keep a finished block."""
+        self.blocks[block.number] = block
+        # One write, so that an interrupt leaves a whole line or none that could be taken for one.
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_encode(block)) + "\n")
+
+    def _read(self) -> None:
+        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            # The process was killed while it wrote; that block is run again.
+            lines.pop()
+            self.file.write_text("".join(lines), encoding="utf-8")
+        for number, line in enumerate(lines, start=1):
+            try:
+                value = json.loads(line)
+                if number == 1:
+                    _expect(value == self._header, f"not the header {json.dumps(self._header)}")
+                else:
+                    block = _decode(value)
+                    self.blocks[block.number] = block
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(
+                    f"{self.file}:{number} is no line of a run of the fuzzer ({error}); remove the file to begin anew"
+                ) from error
+        if not lines:
+            self.file.write_text(json.dumps(self._header) + "\n", encoding="utf-8")
+
+
+def _encode(block: Block) -> dict[str, Any]:
+    value = asdict(block)
+    # By far the most of the file, so as lists without names.
+    value["rows"] = [[row.program, row.status, row.reasons, row.categories, row.graphs] for row in block.rows]
+    # Cells lie in files of their own.
+    value["failures"] = [{**asdict(failure), "cell": None} for failure in block.failures]
+    return value
+
+
+def _decode(value: Any) -> Block:
+    _expect(isinstance(value, dict), "no object")
+    return Block(
+        number=_natural(value["number"]),
+        size=_natural(value["size"]),
+        rows=_list(value["rows"], _row),
+        failures=_list(value["failures"], _failure),
+        discarded=_natural(value["discarded"]),
+        seconds=float(value["seconds"]),
+    )
+
+
+def _row(value: Any) -> Row:
+    program, status, reasons, categories, graphs = value
+    _expect(status in get_args(Status), f"status {status!r}")
+    return Row(
+        program=_text(program),
+        status=status,
+        reasons=_list(reasons, _text),
+        categories=_list(categories, _text),
+        graphs=_list(graphs, _text),
+    )
+
+
+def _failure(value: Any) -> Failure:
+    signature = value["signature"]
+    return Failure(
+        block=_natural(value["block"]),
+        index=_natural(value["index"]),
+        program=_text(value["program"]),
+        name=_text(value["name"]),
+        signature=None if signature is None else _text(signature),
+    )
+
+
+def _list(values: Any, decode: Callable[[Any], _T]) -> tuple[_T, ...]:
+    _expect(isinstance(values, list), "no list")
+    items: Iterable[Any] = values
+    return tuple(decode(value) for value in items)
+
+
+def _natural(value: Any) -> int:
+    _expect(type(value) is int and value >= 0, f"no count: {value!r}")
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    _expect(isinstance(value, str), f"no text: {value!r}")
+    return str(value)
+
+
+def _expect(holds: bool, wrong: str) -> None:
+    if not holds:
+        raise ValueError(wrong)

@@ -1,0 +1,150 @@
+"""Mistakes in the backward: tangents, gradients, saved values and how long they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from aotlab.stages import partition, runtime, trace
+from aotlab.verification.mutants.mutant import Mutant, skip
+
+
+def _drop_tangent(original: Callable[..., Any]) -> Callable[..., Any]:
+    def derive(self: Any, segment: int, pattern: Sequence[bool]) -> list[torch.Tensor | None]:
+        defined = [index for index, wanted in enumerate(pattern) if wanted]
+        if len(defined) > 1:
+            pattern = [wanted and index != defined[-1] for index, wanted in enumerate(pattern)]
+        result: list[torch.Tensor | None] = original(self, segment, pattern)
+        return result
+
+    return derive
+
+
+def _zeros_for_none(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor]:
+        found = original(self, saved, tangents)
+        fakes = [fake for _, fake in self._trace.placeholders]
+        return [
+            torch.zeros(fakes[i].shape, dtype=fakes[i].dtype, device=fakes[i].device)
+            if gradient is None and i < len(fakes)
+            else gradient
+            for gradient, i in zip(found, self.wanted, strict=True)
+        ]
+
+    return call
+
+
+def _swap_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
+        found: list[torch.Tensor | None] = original(self, saved, tangents)
+        return found[::-1]
+
+    return call
+
+
+def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
+        numbers = next(
+            given
+            for given in self._trace.entry_tangents
+            if len(given) == len(tangents) and [tuple(self._trace.tangents[n].stride()) for n in given] == self.strides
+        )
+        fakes = [self._trace.tangents[n] for n in numbers]
+        filled = [
+            torch.zeros(fake.shape, dtype=fake.dtype) if tangent is None else tangent
+            for fake, tangent in zip(fakes, tangents, strict=True)
+        ]
+        found: list[torch.Tensor | None] = original(self, saved, filled)
+        return found
+
+    return call
+
+
+def _release_always(original: Callable[..., Any]) -> Callable[..., Any]:
+    def release(self: Any, mask: int, all_masks: Sequence[int]) -> None:
+        self.released |= mask
+
+    return release
+
+
+def _release_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def release(self: Any, mask: int, all_masks: Sequence[int]) -> None:
+        everything = 0
+        for each in all_masks:
+            everything |= each
+        original(self, mask and everything, all_masks)
+
+    return release
+
+
+def _any_version(original: Callable[..., Any]) -> Callable[..., Any]:
+    def use(self: Any, *rest: Any) -> list[torch.Tensor]:
+        self.remember_versions()
+        found: list[torch.Tensor] = original(self, *rest)
+        return found
+
+    return use
+
+
+def _saved_in_reverse(original: Callable[..., Any]) -> Callable[..., Any]:
+    def use(self: Any, *rest: Any) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = original(self, *rest)
+        return found[::-1]
+
+    return use
+
+
+BACKWARD: tuple[Mutant, ...] = (
+    Mutant(
+        name="dropped tangent",
+        breaks="The last of several outputs contributes nothing to the gradients.",
+        changes=((trace.Trace, "derive", _drop_tangent),),
+    ),
+    Mutant(
+        name="zeros for None",
+        breaks="An input that no output depends on gets zeros for a gradient.",
+        changes=((runtime.Backward, "__call__", _zeros_for_none),),
+    ),
+    Mutant(
+        name="swapped gradients",
+        breaks="The gradients of the inputs are given to one another.",
+        changes=((runtime.Backward, "__call__", _swap_gradients),),
+    ),
+    Mutant(
+        name="mutated input saved",
+        breaks="The backward uses an input that the epilogue has overwritten since.",
+        changes=((partition, "_save_clones", skip),),
+    ),
+    Mutant(
+        name="undefined tangents as zeros",
+        breaks="An output that was not used counts as used with a gradient of zeros.",
+        changes=((runtime.Backward, "__call__", _zeros_for_undefined),),
+    ),
+    Mutant(
+        name="retain_graph ignored",
+        breaks="What was saved is let go although the graph is retained.",
+        changes=((runtime.SavedValues, "release", _release_always),),
+    ),
+    Mutant(
+        name="never released",
+        breaks="A second backward goes through where eager raises.",
+        changes=((runtime.SavedValues, "release", skip),),
+    ),
+    Mutant(
+        name="released for all outputs",
+        breaks="A backward from one output lets go what the backwards from others need.",
+        changes=((runtime.SavedValues, "release", _release_all),),
+    ),
+    Mutant(
+        name="versions unchecked",
+        breaks="A backward uses what the caller has written since.",
+        changes=((runtime.SavedValues, "use", _any_version),),
+    ),
+    Mutant(
+        name="saved values in reverse",
+        breaks="A backward takes the saved values in the wrong order.",
+        changes=((runtime.SavedValues, "use", _saved_in_reverse),),
+    ),
+)

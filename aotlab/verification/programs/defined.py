@@ -1,0 +1,107 @@
+"""What eager leaves undefined, seen while it happens.
+
+A program that writes to a tensor while it reads overlapping memory at other strides, or that writes to a tensor whose
+own elements overlap, has a result that hangs on the order in which a kernel walks through memory. No engine has to
+repeat that, so such programs are not drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotlab.torch_internals import TorchDispatchMode
+
+#: Ops that change what a tensor is, and write no element.
+_METADATA = ("aten.set_", "aten.resize_", "aten.as_strided_", "aten.t_", "aten.transpose_", "aten.squeeze_")
+
+
+class NotDefinedError(ValueError):
+    """A statement's result would depend on the order of a kernel's loops."""
+
+
+class OnlyDefined(TorchDispatchMode):
+    """Raise `NotDefinedError` when an op does what eager leaves undefined."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = _written(func)
+        if not written:
+            return func(*args, **kwargs)
+        named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+        problem = ""
+        targets = [named[name] for name in written if isinstance(named.get(name), torch.Tensor)]
+        for target in targets:
+            if overlaps_itself(target):
+                problem = "a tensor is written whose elements overlap"
+            for other in _tensors(named.values()):
+                if other is not target and overlap(target, other) and not _same_window(target, other):
+                    problem = "a tensor is written while overlapping memory is read"
+        # Eager's own error goes first.
+        result = func(*args, **kwargs)
+        if problem:
+            raise NotDefinedError(f"not drawn: {problem}")
+        return result
+
+
+@functools.cache
+def _written(func: Any) -> tuple[str, ...]:
+    """Name the arguments that an op writes to: positions as text, and keywords."""
+    if str(func).startswith(_METADATA):
+        return ()
+    names = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            names += [str(index), argument.name]
+    return tuple(names)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    if not tensor.numel():
+        return 0, 0
+    start = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Tell whether the bytes between first and last element of two tensors overlap."""
+    (start, end), (other_start, other_end) = _span(one), _span(two)
+    return start < other_end and other_start < end
+
+
+def _same_window(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (two.data_ptr(), two.shape, two.stride(), two.dtype)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether two elements of a tensor may lie in the same memory."""
+    if not tensor.numel():
+        return False
+    steps: Sequence[tuple[int, int]] = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    )
+    reach = 0
+    for stride, size in steps:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -1,0 +1,136 @@
+"""The helpers that a program's text brings along, so that it runs anywhere: each only where the program names it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+_NUMBERS = """\
+def numbers(seed, *shape, dtype=torch.float32):
+    count = math.prod(shape)
+    values = ((torch.arange(count, dtype=torch.float64) * 5 + seed * 3) % 11 - 5.5) / 2
+    return values.reshape(shape).to(dtype).clone()
+"""
+
+_WEIGHTS = """\
+def weights(tensor):  # what is handed to a backward
+    steps = torch.arange(tensor.numel(), dtype=torch.float64)
+    return (((steps * 7) % 11 + 1) / 4 * (1 - 2 * (steps % 2))).reshape(tensor.shape).to(tensor.dtype)
+"""
+
+#: The look at ``grad_fn`` is there for torch < 2.15, which crashes when a view gets a hook after its base was written.
+_HOOK = """\
+def hook(tensor, name):  # what a hook is called with, call by call
+    if tensor.grad_fn is not None or tensor.requires_grad:
+        tensor.register_hook(lambda gradient: seen.append((name, gradient.detach().clone())))
+"""
+
+_RETAIN = """\
+def retain(tensor):
+    if tensor.grad_fn is not None:
+        tensor.retain_grad()
+"""
+
+_DOUBLED = """\
+class Doubled(torch.autograd.Function):  # saves nothing
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+"""
+
+_SQUARED = """\
+class Squared(torch.autograd.Function):  # saves something that it has made
+    @staticmethod
+    def forward(ctx, value):
+        half = value * 0.5
+        ctx.save_for_backward(half)
+        return half * half
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (half,) = ctx.saved_tensors
+        return gradient * half
+"""
+
+_VIEWED = """\
+class Viewed(torch.autograd.Function):  # gives back a view of what it gets
+    @staticmethod
+    def forward(ctx, value):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+"""
+
+_PARTED = """\
+class Parted(torch.autograd.Function):  # two outputs, of which it saves one
+    @staticmethod
+    def forward(ctx, value):
+        double, negative = value * 2, -value
+        ctx.save_for_backward(double)
+        return double, negative
+
+    @staticmethod
+    def backward(ctx, one, two):
+        (double,) = ctx.saved_tensors
+        return one * double - two
+"""
+
+_WRITTEN = """\
+class Written(torch.autograd.Function):  # writes to what it gets
+    @staticmethod
+    def forward(ctx, value):
+        ctx.mark_dirty(value)
+        return value.mul_(3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+"""
+
+#: By the name that the text has to mention.
+_HELPERS = {
+    "numbers": _NUMBERS,
+    "weights": _WEIGHTS,
+    "hook": f"seen = []\n\n\n{_HOOK}",
+    "retain": _RETAIN,
+    "Pair": 'Pair = collections.namedtuple("Pair", ["left", "right"])\n',
+    "Box": "@dataclasses.dataclass\nclass Box:\n    left: object\n    right: object\n",
+    "Doubled": _DOUBLED,
+    "Squared": _SQUARED,
+    "Viewed": _VIEWED,
+    "Parted": _PARTED,
+    "Written": _WRITTEN,
+}
+
+_WORDS = re.compile(r"[A-Za-z_]\w*")
+
+
+def prelude(text: str) -> list[str]:
+    """Return the lines that have to stand before ``text``: imports, and the helpers that it names."""
+    words = set(_WORDS.findall(text))
+    needed = [source for name, source in _HELPERS.items() if name in words]
+    imports = ["import math"] if "numbers" in words else []
+    imports = ["import collections"] * ("Pair" in words or "collections" in words) + imports
+    imports = imports[:-1] + ["import dataclasses"] * ("Box" in words) + imports[-1:] if imports else imports
+    lines = [*imports, "", "import torch"]
+    if "checkpoint" in words:
+        lines.append("from torch.utils.checkpoint import checkpoint")
+    for source in needed:
+        lines += ["", "", *source.splitlines()]
+    return lines
+
+
+@functools.cache
+def helpers() -> dict[str, Any]:
+    """Return the helpers as live objects, for trying statements."""
+    namespace: dict[str, Any] = {"__name__": "program"}
+    source = "\n".join(prelude(" ".join(_HELPERS)))
+    exec(compile(source, "<helpers>", "exec", dont_inherit=True), namespace)
+    return {name: namespace[name] for name in _HELPERS}

@@ -1,0 +1,362 @@
+"""The statements that programs are made of, as templates by the rank of the tensor that they are about.
+
+``{x}`` is the tensor's name; what the other fields stand for is in `Fields`, which decides about a field only when a
+template asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from aotlab.verification.programs.choices import Choices, chance, one_of, shuffled, weighted
+from aotlab.verification.programs.defined import overlap
+
+#: Templates by the least rank at which they make sense.
+Table = dict[int, tuple[str, ...]]
+
+VIEWS: Table = {
+    0: (
+        "{x}.view(-1)",
+        "{x}[...]",
+        "{x}[None]",
+        "{x}.detach()",
+        "{x}.unsqueeze({slot})",
+        "{x}.reshape(-1)",
+        "{x}.flatten()",
+        "{x}.squeeze()",
+        "{x}.view_as({x})",
+        "{x}.expand({twice})",
+        "{x}.view({folded})",
+        "{x}.reshape({folded})",
+        "{x}.as_strided({strided})",
+    ),
+    1: (
+        "{x}[{lead}{at}]",
+        "{x}[{lead}{at}:]",
+        "{x}[{lead}::2]",
+        "{x}[..., -1]",
+        "{x}.squeeze({dim})",
+        "{x}.select({dim}, {at})",
+        "{x}.narrow({dim}, {at}, {rest})",
+        "{x}.unfold({dim}, {window}, 1)",
+        "{x}.unbind({dim})[{at}]",
+        "{x}.chunk(2, {dim})[0]",
+        "{x}.split(1, {dim})[{at}]",
+    ),
+    2: (
+        "{x}.transpose({one}, {two})",
+        "{x}.permute({order})",
+        "{x}.movedim({one}, {two})",
+        "{x}.flatten(0, 1)",
+        "{x}.swapaxes({one}, {two})",
+        "{x}.t()",
+        "{x}.mT",
+        "{x}.diagonal()",
+        "{x}.t()[0]",
+    ),
+}
+
+#: Views of other dtypes, where the dtype has such.
+OTHER_DTYPES = {
+    torch.complex64: ("torch.view_as_real({x})", "{x}.real", "{x}.imag", "{x}.conj()"),
+    torch.float32: ("torch.view_as_complex({x})", "{x}.view(torch.int32)"),
+    torch.float64: ("{x}.view(torch.int64)", "torch.view_as_complex({x})"),
+    torch.int32: ("{x}.view(torch.int8)", "{x}.view(torch.int16)"),
+    torch.int64: ("{x}.view(torch.int32)",),
+}
+
+IN_PLACE: Table = {
+    0: (
+        "{target}.mul_({scalar})",
+        "{target}.add_({scalar})",
+        "{target}.add_({source})",
+        "{target}.mul_({source})",
+        "{target}.sub_({source}, alpha=2)",
+        "{target}.copy_({source})",
+        "{target}.zero_()",
+        "{target}.fill_({scalar})",
+        "{target}.sin_()",
+        "{target}.neg_()",
+        "{target}.relu_()",
+        "{target}.clamp_(-1, 1)",
+        "{target}.masked_fill_({target} > 0, {scalar})",
+        "{target}.addcmul_({source}, {source})",
+        "{target}.abs_()",
+        "{x} += {scalar}",
+        "{x} *= {source}",
+    )
+}
+
+SET: Table = {
+    0: ("{x}[...] = {scalar}",),
+    1: (
+        "{x}[{first}] = {scalar}",
+        "{x}[{first}:] = {source}",
+        "{x}[...] = {source}",
+        "{x}[::2] += {scalar}",
+        "{x}[{x} > 0] = {scalar}",
+        "{x}[..., 0] = {scalar}",
+        "{x}.index_fill_(0, torch.tensor([{first}]), {scalar})",
+    ),
+}
+
+NEW: Table = {
+    0: (
+        "{x} * {scalar}",
+        "{x} + {scalar}",
+        "{x} + {other}",
+        "{x} * {other}",
+        "{x} - {other}",
+        "{x} / 2",
+        "{x}.clone()",
+        "{x}.contiguous()",
+        "{x}.neg()",
+        "{x}.abs()",
+        "{x}.square()",
+        "{x}.relu()",
+        "{x}.sin()",
+        "{x}.clamp(-2, 2).exp()",
+        "{x}.sum()",
+        "{x}.mean()",
+        "{x}.to(torch.float64)",
+        "torch.where({x} > 0, {x}, {other})",
+        "torch.maximum({x}, {other})",
+        "torch.stack([{x}, {other}])",
+        "torch.ones_like({x})",
+        "{x}.new_zeros({shape})",
+        "{x}.detach().clone()",
+        "{x} + {x}.storage_offset()",
+    ),
+    1: (
+        "{x}.sum({dim})",
+        "{x}.mean({dim}, keepdim=True)",
+        "{x}.amax({dim})",
+        "{x}.cumsum({dim})",
+        "{x}.softmax({dim})",
+        "{x}.flip({dim})",
+        "torch.cat([{x}, {other}], {dim})",
+        "{x}.index_select({dim}, torch.tensor([{at}, 0]))",
+        "{x}.gather({dim}, torch.zeros_like({x}, dtype=torch.int64))",
+        "{x}.max({dim}).values",
+    ),
+    2: ("{x} @ {other}", "{x} @ {x}.t()", "{x}.tril()"),
+}
+
+METADATA: Table = {
+    0: (
+        "{x}.unsqueeze_({slot})",
+        "{x}.squeeze_()",
+        "{x}.as_strided_({strided})",
+        "{x}.resize_({fewer})",
+        "{x}.resize_({more}).fill_({scalar})",
+        "{x}.set_({source})",
+        "{x}.detach_()",
+    ),
+    1: ("{x}.squeeze_({dim})", "{x}.unsqueeze_({slot})"),
+    2: (
+        "{x}.t_()",
+        "{x}.transpose_({one}, {two})",
+        "{x}.swapaxes_({one}, {two})",
+        "{x}.t_()",
+        "{x}.transpose_({one}, {two})",
+    ),
+}
+
+#: What a frontend that leaves out parts of a function cannot trace whole.
+NOT_FOR_DYNAMO = ("resize_", "set_(", "as_strided_", "requires_grad_")
+
+HIDDEN: Table = {
+    0: (
+        "{x}.detach().mul_({scalar})",
+        "{x}.data.mul_({scalar})",
+        "{x}.detach().add_({scalar})",
+        "{x}.data.copy_({source})",
+        "{x}.data[...] = {scalar}",
+    ),
+    1: ("{x}.detach()[{first}:].mul_({scalar})", "{x}.data[{first}].add_({scalar})"),
+}
+
+HOOKS: Table = {
+    0: (
+        "{x}.register_hook(lambda gradient: gradient * 2)",
+        "{x}.register_hook(lambda gradient: -gradient)",
+        "{x}.register_hook(lambda gradient: None)",
+        "{x}.retain_grad()",
+    )
+}
+
+OUT: Table = {
+    0: (
+        "torch.mul({x}, {scalar}, out={like})",
+        "torch.neg({x}, out={like})",
+        "torch.abs({x}.detach(), out={like})",
+    ),
+    1: ("torch.cumsum({x}, {dim}, out={like})",),
+}
+
+#: Ways around any trace: to be refused, or run eagerly.
+AROUND: Table = {
+    0: (
+        "{x}.data = {source}.detach().clone()",
+        "{x}.detach().numpy()[...] = 2",
+        "torch.from_numpy({x}.detach().numpy()).mul_(2)",
+    )
+}
+
+CUSTOM = weighted((3, "Doubled"), (3, "Squared"), (3, "Viewed"), (1, "Written"))
+
+_SCALARS = ("2", "0.5", "-1.0", "1.5", "3", "0")
+
+
+@functools.cache
+def _pool(table_id: int, rank: int) -> tuple[str, ...]:
+    table = _TABLES[table_id]
+    return tuple(template for least, templates in table.items() if least <= rank for template in templates)
+
+
+_TABLES: dict[int, Table] = {
+    id(table): table for table in (VIEWS, IN_PLACE, SET, NEW, METADATA, HIDDEN, HOOKS, OUT, AROUND)
+}
+
+
+def choose(choices: Choices, table: Table, rank: int) -> str:
+    """Choose a template for a tensor of this rank."""
+    return one_of(choices, _pool(id(table), min(rank, 2)))
+
+
+class Scope:
+    """The names that a program has so far, and their live values."""
+
+    def __init__(self, values: dict[str, object]) -> None:
+        self.values = values
+        self.names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
+        self.numbers = [
+            name for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the live tensor of that name."""
+        found = self.values[name]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+class Fields(dict[str, str]):
+    """The fields of a template, decided when they are asked for."""
+
+    def __init__(self, choices: Choices, scope: Scope, name: str) -> None:
+        super().__init__(x=name)
+        self.choices = choices
+        self.scope = scope
+        self.tensor = scope.tensor(name)
+        self.shape = tuple(self.tensor.shape)
+
+    def __missing__(self, key: str) -> str:
+        value = str(getattr(self, f"_{key}")())
+        self[key] = value
+        return value
+
+    def _slot(self) -> int:
+        return self.choices.below(len(self.shape) + 1)
+
+    def _dim(self) -> int:
+        return self.choices.below(len(self.shape))
+
+    def _size(self) -> int:
+        return self.shape[int(self["dim"])]
+
+    def _at(self) -> int:
+        return self.choices.below(max(1, self._size()))
+
+    def _rest(self) -> int:
+        return max(0, self._size() - int(self["at"]))
+
+    def _window(self) -> int:
+        return min(2, max(1, self._size()))
+
+    def _lead(self) -> str:
+        return ":, " * int(self["dim"])
+
+    def _first(self) -> int:
+        return self.choices.below(max(1, self.shape[0]))
+
+    def _twice(self) -> str:
+        return ", ".join(map(str, (2, *self.shape)))
+
+    def _shape(self) -> str:
+        return ", ".join(map(str, self.shape)) or "()"
+
+    def _folded(self) -> str:
+        half = math.prod(self.shape) // 2
+        return one_of(self.choices, (f"{half}, 2", f"2, {half}"))
+
+    def _strided(self) -> str:
+        # In bounds wherever the tensor lies, as long as it is contiguous.
+        count = math.prod(self.shape)
+        length = 1 + self.choices.below(max(1, count))
+        if count >= 4 and chance(self.choices, 500):
+            return "(2, 2), (1, 2)"
+        return f"({length},), (1,)"
+
+    def _fewer(self) -> str:
+        return str(max(1, math.prod(self.shape) - self.choices.below(3)))
+
+    def _more(self) -> str:
+        return str(math.prod(self.shape) + 2 + self.choices.below(6))
+
+    def _order(self) -> str:
+        order = shuffled(self.choices, range(len(self.shape)))
+        return ", ".join(map(str, order[::-1] if order == sorted(order) else order))
+
+    def _one(self) -> int:
+        return self.choices.below(len(self.shape))
+
+    def _two(self) -> int:
+        return (int(self["one"]) + 1 + self.choices.below(len(self.shape) - 1)) % len(self.shape)
+
+    def _scalar(self) -> str:
+        if self.scope.numbers and chance(self.choices, 600):
+            return one_of(self.choices, self.scope.numbers)
+        return one_of(self.choices, _SCALARS)
+
+    def _target(self) -> str:
+        """Write the tensor, or a view of it."""
+        if not chance(self.choices, 250):
+            return self["x"]
+        return choose(self.choices, VIEWS, len(self.shape)).format_map(self)
+
+    def _other(self) -> str:
+        return self._operand(self.scope.names)
+
+    def _source(self) -> str:
+        """Another tensor, for an op that writes: nothing of the same memory, or only the very same window."""
+        tensor, key = self.tensor, self.tensor.untyped_storage().data_ptr()
+        fitting = []
+        whole = self.get("target", self["x"]) == self["x"]
+        for name in self.scope.names:
+            other = self.scope.tensor(name)
+            shares = bool(other.numel()) and (other.untyped_storage().data_ptr() == key or overlap(tensor, other))
+            same = whole and (other.shape, other.stride(), other.data_ptr(), other.dtype) == (
+                tensor.shape,
+                tensor.stride(),
+                tensor.data_ptr(),
+                tensor.dtype,
+            )
+            if not shares or same:
+                fitting.append(name)
+        return self._operand(fitting)
+
+    def _like(self) -> str:
+        # An out of another shape would be resized, which torch is about to forbid.
+        shape = self.tensor.shape
+        return one_of(self.choices, [name for name in self.scope.names if self.scope.tensor(name).shape == shape])
+
+    def _operand(self, names: list[str]) -> str:
+        # Operands of the same shape first, so that most pairs fit.
+        shape = self.tensor.shape
+        fitting = [name for name in names if self.scope.tensor(name).shape == shape]
+        pool = fitting if fitting and not chance(self.choices, 300) else names
+        return one_of(self.choices, pool) if pool else self._scalar()

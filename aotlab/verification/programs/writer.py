@@ -1,0 +1,264 @@
+"""The writer of a body: statement by statement, running each on live tensors as it goes.
+
+Nearly every statement is valid, without a model of torch's shape rules: what raises is drawn again, except for a few
+that are kept on purpose.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from aotlab.verification.observables import flatten
+from aotlab.verification.programs import statements
+from aotlab.verification.programs.choices import Choices, chance, one_of, weighted
+from aotlab.verification.programs.defined import NotDefinedError
+from aotlab.verification.programs.prelude import helpers
+from aotlab.verification.programs.statements import Fields, Scope
+
+#: Errors that no kept statement raises. Eager says the first of a leaf, rightly, and of a view whose base got a history
+#: through another view in the meantime, which hangs on how the argument was made before the call. The others come from
+#: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them.
+QUIRKS = re.compile(
+    r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size|not drawn|should be positive"
+)
+
+_COUNTS = weighted((2, 1), (3, 2), (5, 3), (5, 4), (4, 5), (2, 6), (2, 7), (2, 8))
+
+_KINDS = weighted(
+    (26, "in place"),
+    (23, "view"),
+    (24, "new"),
+    (7, "several"),
+    (5, "set"),
+    (5, "metadata"),
+    (4, "hidden"),
+    (3, "custom"),
+    (1, "hook"),
+    (2, "out"),
+    (2, "dtype"),
+    (2, "mode"),
+    (1, "random"),
+    (1, "seldom"),
+)
+
+_REGIONS = weighted(
+    (8, ("with torch.no_grad():", torch.no_grad)),
+    (4, ("with torch.enable_grad():", torch.enable_grad)),
+    (4, ("with torch.set_grad_enabled(False):", torch.no_grad)),
+    (1, ("with torch.inference_mode():", torch.inference_mode)),
+)
+
+_LEAVES = (
+    "None",
+    "3",
+    "{x}.shape",
+    "True",
+    "{x}.storage_offset()",
+    '"text"',
+    "{x}.is_leaf",
+    "{x}.storage_offset()",
+    "{x}.requires_grad",
+)
+
+_FORMS = weighted((8, "tuple"), (4, "list"), (4, "dict"), (4, "nested"), (3, "Pair"), (1, "Box"))
+
+_SEVERAL = ("unbind({dim})", "chunk(2, {dim})", "split(1, {dim})", "tensor_split(2, {dim})", "max({dim})")
+
+
+class Writer:
+    """Writes a body statement by statement."""
+
+    def __init__(self, choices: Choices, arguments: dict[str, Any], *, dynamo: bool) -> None:
+        self.choices = choices
+        self.dynamo = dynamo
+        self.lines: list[str] = []
+        self.raised = False
+        self.scope = Scope({"torch": torch, "checkpoint": checkpoint, **helpers(), **arguments})
+        self._arguments = arguments
+        self._count = 0
+        self._made = ""
+        self._error: Exception | None = None
+
+    def body(self, most: int) -> None:
+        """Write up to ``most`` statements."""
+        for name, value in self._arguments.items():
+            # A value that nothing uses would say nothing about guards.
+            if not isinstance(value, torch.Tensor):
+                use = f"{name}" if isinstance(value, int | float) else f"(2 if {name} is None else 3)"
+                made = self._name()
+                self._write([made], f"{made} = {self.scope.names[0]} * {use}", 0)
+        self.block(min(most, one_of(self.choices, _COUNTS)), depth=0)
+
+    def block(self, count: int, depth: int) -> None:
+        """Write up to ``count`` statements at this depth of indentation."""
+        for _ in range(count):
+            if self.raised:
+                return
+            if depth == 0 and chance(self.choices, 80):
+                self._region()
+            else:
+                self._statement(depth)
+        if depth and self.lines[-1].endswith(":"):
+            self.lines.append("    " * depth + "pass")
+
+    def result(self) -> str:
+        """Write the expression that is returned."""
+        choices = self.choices
+        leaves = [self._leaf() for _ in range(one_of(choices, weighted((4, 1), (4, 2), (3, 3), (1, 4))))]
+        if len(leaves) == 1 and chance(choices, 500):
+            return leaves[0]
+        form = one_of(choices, _FORMS)
+        if form == "list":
+            return f"[{', '.join(leaves)}]"
+        if form == "dict":
+            return "{" + ", ".join(f'"{key}": {leaf}' for key, leaf in zip("klmn", leaves, strict=False)) + "}"
+        if form == "nested":
+            return f'({leaves[0]}, [{", ".join(leaves[1:])}], {{"last": ({leaves[-1]},)}})'
+        if form in ("Pair", "Box") and len(leaves) == 2:
+            return f"{form}({', '.join(leaves)})"
+        return f"({', '.join(leaves)},)"
+
+    def outputs(self, result: str) -> list[torch.Tensor] | None:
+        """Return the live tensors of a result; None if it raises."""
+        try:
+            value = eval(result, self.scope.values)  # the writer's own text
+            return [leaf for _, leaf in flatten(value, "out")[1] if isinstance(leaf, torch.Tensor)]
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return None
+
+    def _leaf(self) -> str:
+        if chance(self.choices, 100):
+            return one_of(self.choices, _LEAVES).format(x=one_of(self.choices, self.scope.names))
+        # What was made last is what the other statements led to.
+        name = one_of(self.choices, self.scope.names[::-1])
+        if chance(self.choices, 250):
+            for _ in range(3):
+                expression = self._expression(statements.VIEWS, name)
+                if self._try(f"_ = {expression}"):
+                    return expression
+        return name
+
+    def _region(self) -> None:
+        header, mode = one_of(self.choices, _REGIONS)
+        self.lines.append(header)
+        with mode():
+            self.block(1 + self.choices.below(3), depth=1)
+
+    def _statement(self, depth: int) -> None:
+        for _ in range(4):
+            made, line = self._draw_statement()
+            line = line.replace("{made}", ", ".join(made))
+            if self._write(made, line, depth):
+                return
+            if chance(self.choices, 25) and not self._is_quirk():
+                self.lines.append("    " * depth + line)
+                self.raised = True
+                return
+
+    def _is_quirk(self) -> bool:
+        return isinstance(self._error, NotDefinedError | NameError) or bool(QUIRKS.search(str(self._error)))
+
+    def _write(self, made: list[str], line: str, depth: int) -> bool:
+        """Run a statement, and if it is valid write it down and remember the tensors that it makes."""
+        if not self._try(line):
+            return False
+        self.lines.append("    " * depth + line)
+        self._made = made[0] if made else ""
+        self.scope.names += [name for name in made if isinstance(self.scope.values[name], torch.Tensor)]
+        return True
+
+    def _try(self, line: str) -> bool:
+        try:
+            exec(line, self.scope.values)
+            for name in ("_", *self.scope.names):
+                value = self.scope.values.get(name)
+                # In-place writes can leave other views with a history that raises at the first look, and a copy of
+                # floats can leave integers that require grad, at which eager's own backward asserts.
+                if (
+                    isinstance(value, torch.Tensor)
+                    and not value.is_leaf
+                    and not (value.is_floating_point() or value.is_complex())
+                ):
+                    raise NotDefinedError("not drawn: integers that require grad")
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            self._error = error
+            return False
+        return True
+
+    def _expression(self, table: statements.Table, name: str) -> str:
+        fields = Fields(self.choices, self.scope, name)
+        return statements.choose(self.choices, table, len(fields.shape)).format_map(fields)
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"v{self._count}"
+
+    def _draw_statement(self) -> tuple[list[str], str]:
+        choices, scope = self.choices, self.scope
+        kind = one_of(choices, _KINDS)
+        # Later names more often than earlier ones, or programs become a heap of unrelated statements.
+        name = one_of(choices, scope.names + scope.names[-3:])
+        table = _TABLES.get(kind)
+        if table is not None:
+            text = self._expression(table, name)
+            if not (self.dynamo and any(word in text for word in statements.NOT_FOR_DYNAMO)):
+                return [], text
+        if kind == "hook":
+            # On what was just made, or on an argument before anything else: up to version 2.14 torch crashes when a
+            # view gets a hook after its base was written.
+            last = self._made if self.lines else one_of(choices, list(self._arguments))
+            if isinstance(scope.values.get(last), torch.Tensor):
+                return [], self._expression(statements.HOOKS, last)
+        if kind == "mode":
+            return [], f"torch.set_grad_enabled({one_of(choices, ('False', 'True', 'False'))})"
+        if kind == "several":
+            return self._several(name)
+        made = [self._name()]
+        if kind == "seldom":
+            return self._seldom(made, name)
+        if kind == "view":
+            expression = self._expression(statements.VIEWS, name)
+        elif kind == "dtype":
+            views = statements.OTHER_DTYPES.get(scope.tensor(name).dtype, ("{x}.to(torch.float64)",))
+            expression = one_of(choices, views).format(x=name)
+        elif kind == "custom":
+            if chance(choices, 150):
+                made.append(self._name())
+                return made, f"{{made}} = Parted.apply({name})"
+            expression = f"{one_of(choices, statements.CUSTOM)}.apply({name})"
+        elif kind == "random":
+            expression = f"{name} + torch.rand_like({name})"
+        else:
+            expression = self._expression(statements.NEW, name)
+        return made, f"{{made}} = {expression}"
+
+    def _seldom(self, made: list[str], name: str) -> tuple[list[str], str]:
+        if not self.dynamo and chance(self.choices, 350):
+            return [], self._expression(statements.AROUND, name)
+        ends = one_of(self.choices, ("value * value", "(value * 2).square().sum()", "value.sin()"))
+        return made, f"{{made}} = checkpoint(lambda value: {ends}, {name}, use_reentrant=False)"
+
+    def _several(self, name: str) -> tuple[list[str], str]:
+        fields = Fields(self.choices, self.scope, name)
+        if not fields.shape:
+            return [self._name()], f"{{made}} = {name}.clone()"
+        call = one_of(self.choices, _SEVERAL).format_map(fields)
+        size = fields.shape[int(fields["dim"])]
+        number = size if call.startswith(("unbind", "split")) else 2
+        if call.startswith("chunk"):
+            number = min(2, size)
+        names = [self._name() for _ in range(max(1, number))]
+        return names, f"{{made}}{',' if len(names) == 1 else ''} = {name}.{call}"
+
+
+_TABLES = {
+    "in place": statements.IN_PLACE,
+    "set": statements.SET,
+    "metadata": statements.METADATA,
+    "hidden": statements.HIDDEN,
+    "out": statements.OUT,
+}

@@ -1,0 +1,72 @@
+"""What CI's two files of random programs share: blocks of programs, each run once, and how a failure is told."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Generator, Iterable
+
+from aotlab.verification.fuzz.block import Block, Failure
+from aotlab.verification.fuzz.plan import BLOCK, Plan
+from aotlab.verification.fuzz.workers import run_there
+
+#: The programs of CI are the same every time.
+FIXED = Plan(seed=4, programs=2000)
+
+#: And some that nobody has seen before, so that each run of CI looks at a new corner.
+FRESH = Plan(seed=secrets.randbits(32), programs=500)
+
+
+class Blocks:
+    """Some blocks of a plan, run one by one as they are asked for, in a process of their own.
+
+    A program that crashes torch must end neither the tests nor the rest of its block.
+    """
+
+    def __init__(self, plan: Plan, numbers: Iterable[int]) -> None:
+        self.plan = plan
+        self._todo = [(number, dict(plan.blocks())[number]) for number in numbers]
+        self._done: dict[int, Block] = {}
+        self._running: Generator[Block, None, None] | None = None
+        #: What was made small once is not made small again in every block.
+        self._known: Counter[str] = Counter()
+
+    def __getitem__(self, number: int) -> Block:
+        """Run up to this block, with ten seconds for making a failure small."""
+        if self._running is None:
+            self._running = run_there(self.plan, self._todo, self._known, 10.0, lambda _: None, self._failed, jobs=1)
+        while number not in self._done:
+            block = next(self._running)
+            self._done[block.number] = block
+        return self._done[number]
+
+    def _failed(self, failure: Failure) -> None:
+        self._known[failure.name] += failure.cell is not None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._running is not None:
+            self._running.close()
+
+    def all(self) -> list[Block]:
+        """Run them all."""
+        return [self[number] for number, _ in self._todo]
+
+
+def check(plan: Plan, block: Block) -> None:
+    """Fail with what failed in a block, a cell for each kind, and how to see it again."""
+    again = f"aotlab fuzz --seed {plan.seed} --programs {(block.number + 1) * BLOCK}"
+    texts = [failure.cell or f"# {failure.name}" for failure in block.failures]
+    assert not texts, "\n\n".join([f"{len(texts)} programs failed; to see them again: {again}", *texts])
+    # Programs of which eager itself crashes are left out, and should be next to none.
+    assert len(block.rows) >= block.size - 1
+
+
+def share(blocks: list[Block]) -> tuple[float, dict[str, int]]:
+    """Return the share of programs that were compiled, of those that do not raise before, and why others were not."""
+    rows = [row for block in blocks for row in block.rows if row.status != "alike"]
+    reasons: dict[str, int] = {}
+    for row in rows:
+        for reason in row.reasons:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    return sum(row.status == "accepted" for row in rows) / len(rows), reasons
