@@ -41,7 +41,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, node_bits, reachable, segments, state_masks, watches
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, next_edges, node_bits, reachable, segments, state_masks, watches
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -96,12 +96,14 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
 class Write:
     """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
 
-    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter.
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that the
+    value gets there by a write to another tensor on the same memory, which has another counter.
     """
 
     index: int
     visible: bool
     counts: bool
+    only_counts: bool = False
 
 
 SourceKind = Literal["input", "owner", "root", "output", "carrier"]
@@ -132,7 +134,8 @@ class Trace:
         (name, fake) for each graph input, and ``placeholder_sources``: the flat argument that it is, or the synthetic
         base.
     forward_outputs
-        The fake tensors that the forward graph returns; ``writes`` says where the first of them go.
+        The fake tensors that the forward graph returns; ``writes`` says where the first of them go. ``counted`` are the
+        kept inputs whose version moves besides.
     roots
         The positions among the forward outputs of those that can be differentiated.
     segments
@@ -150,6 +153,8 @@ class Trace:
         What stands at run time for each edge.
     full
         What `derive` found for each segment with all its tangents.
+    made_through
+        For outputs that are views of other outputs that are views, which one.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     offsets_read
@@ -169,6 +174,7 @@ class Trace:
     placeholder_sources: list[int | Base]
     forward_outputs: list[Tensor]
     writes: list[Write]
+    counted: list[int]
     write_back: list[tuple[Tensor, Tensor]]
     roots: list[int]
     segments: list[Segment]
@@ -186,6 +192,7 @@ class Trace:
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
+    made_through: dict[int, int]
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     metadata: ViewAndMutationMeta
 
@@ -466,7 +473,8 @@ def _finish(
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
     returned: list[_Returned] = []
-    writes = _writes(inputs, infos)
+    every = _writes(inputs, infos)
+    writes = [write for write in every if not write.only_counts]
     for write in writes:
         wrapper = inputs[write.index].wrapper
         root = wrapper if write.visible and wrapper.requires_grad else None
@@ -559,6 +567,7 @@ def _finish(
         placeholder_sources=sources,
         forward_outputs=[item.value for item in returned],
         writes=writes,
+        counted=[write.index for write in every if write.only_counts],
         write_back=write_back,
         roots=positions,
         segments=parts,
@@ -576,6 +585,7 @@ def _finish(
         out_constants=outputs.constants,
         offsets_read=offsets_read,
         returned_outputs=[i for i, _, _ in outputs.returned],
+        made_through=_made_through(outputs),
         hooks=_place_hooks(hooks, known, outputs, inputs),
         metadata=metadata,
     )
@@ -608,7 +618,7 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
     Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
     of theirs out.
     """
-    found = []
+    found: list[Write] = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
             found.append(Write(k, inputs[k].written_visibly, info.moves_version))
@@ -627,11 +637,17 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
             if inside and not visible:
+                if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
+                    found.append(Write(k, visible=False, counts=True, only_counts=True))
                 continue
             found.append(Write(k, visible, infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
-    return sorted(found, key=lambda write: write.index)
+    return sorted(found, key=lambda write: (write.only_counts, write.index))
+
+
+def _count_together(a: Entered, b: Entered) -> bool:
+    return internals.share_version(a.real, b.real)
 
 
 def _placeholders(
@@ -697,6 +713,33 @@ def _seen(
             sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
         made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
         found.setdefault(edge_of(leaf), (info.index, made_from))
+    return found
+
+
+def _made_through(outputs: Outputs) -> dict[int, int]:
+    """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
+    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    if len(views) < 2:
+        return {}
+    at = {edge_of(t): i for i, t in reversed(views.items())}
+    found: dict[int, int] = {}
+    for i, tensor in views.items():
+        own = outputs.infos[i]
+        node = tensor.grad_fn
+        while node is not None:
+            edges = next_edges(node)
+            if len(edges) != 1:
+                break
+            j = at.get(edges[0])
+            if j is not None and j != i:
+                other = outputs.infos[j]
+                same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
+                    other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
+                )
+                if same and len(other.views) < len(own.views) and own.views[: len(other.views)] == other.views:
+                    found[i] = j
+                break
+            node = edges[0][0]
     return found
 
 

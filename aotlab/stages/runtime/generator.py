@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -679,6 +679,9 @@ class Generator:
         if len(self.written) < len(self.parts.trace.writes) or self.counted:
             return
         self.counted = True
+        for k in self.parts.trace.counted:
+            bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+            self.w.add(f"{bump}({self.expressions[self.parts.dedupe.kept[k]]})")
         for info in self.meta.input_info:
             # a compiler's kernels write without counting; so do writes of nothing, which eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
@@ -734,6 +737,12 @@ class Generator:
             )
         if output.views == ():
             return base
+        through = trace.made_through.get(output.index)
+        if through is not None:
+            other = meta.output_info[through]
+            assert other.views is not None
+            assert output.views is not None
+            base, output = self._output(through), replace(output, views=output.views[len(other.views) :])
         name = w.local(output.name)
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.grad_on else None
