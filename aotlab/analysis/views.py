@@ -45,15 +45,32 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
+    """Return the view ops that lead from ``base`` to ``value``; None if there is no such way.
+
+    After a write, functionalization makes each view again from the new value of what it is a view of; a way through
+    another tensor that is made as ``base`` was, by the same ops, is as good.
+    """
     steps: list[ViewStep] = []
+    above: list[Tensor] = []
     while value is not base:
+        above.append(value)
         parent = view_parent(tape, value)
         if parent is None:
-            return None
+            break
         value, step = parent
         steps.append(step)
-    return tuple(reversed(steps))
+    else:
+        return tuple(reversed(steps))
+    common = {id(tensor): n for n, tensor in enumerate(above)}
+    own: list[ViewStep] = []
+    while id(base) not in common:
+        parent = view_parent(tape, base)
+        if parent is None:
+            return None
+        base, step = parent
+        own.append(step)
+    down, own = steps[: common[id(base)]][::-1], own[::-1]
+    return tuple(down[len(own) :]) if down[: len(own)] == own else None
 
 
 def covers_storage(value: Tensor) -> bool:
@@ -111,6 +128,26 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
             return False
         node = following[0]
     return True
+
+
+def is_new_leaf(output: Tensor) -> bool:
+    """Tell whether ``output`` is a leaf that the function made to require grad, unless it is an input."""
+    return output.requires_grad and output.is_leaf and internals.base_of(output) is None
+
+
+def reaches(root: Tensor, leaf: Tensor) -> bool:
+    """Tell whether a gradient of ``root`` gets to ``leaf``."""
+    seen: set[Any] = set()
+    todo = [root.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if getattr(node, "variable", None) is leaf:
+            return True
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return False
 
 
 def or_else(a: Tensor | None, b: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from aotlab.errors import (
     DataDependentError,
     EscapeError,
     HooksError,
-    MetadataMutationError,
     RandomOpError,
     RefusedError,
     StorageMutationError,
@@ -80,16 +79,56 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 }  # fmt: skip
 
 
+class Reshaper(Protocol):
+    """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` is an input itself."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step."""
+
+    def written(self, tensor: Tensor) -> None:
+        """Look at a tensor that was written."""
+
+    def written_out(
+        self, func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
+
+
+class _NoInputs:
+    """Knows no inputs: for the backward, which has none."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        return False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    def written(self, tensor: Tensor) -> None:
+        return
+
+    def written_out(
+        self, func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        return
+
+
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
-    of inputs whose place in their storage the function looks at.
+    of inputs whose place in their storage the function looks at. ``reshapes`` writes down what changes inputs other
+    than in their values.
     """
 
-    def __init__(self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None) -> None:
+    def __init__(
+        self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None, reshapes: Reshaper | None = None
+    ) -> None:
         super().__init__()
         self.inputs = inputs or {}
+        self.reshapes = reshapes or _NoInputs()
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
 
@@ -107,7 +146,7 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion="move it out of the compiled function",
             )
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            self._refuse_reshape(func, args[0])
+            return self._reshape(func, args, kwargs or {})
         if func is torch.lstm and torch.is_grad_enabled():
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():
@@ -137,8 +176,13 @@ class EscapeGuard(TorchFunctionMode):
         owner = written if base is None else base
         shape, stride = owner.shape, owner.stride()
         result = func(*args, **(kwargs or {}))
-        if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
+        if internals.is_functional(owner):
             keep_strides(owner, shape, stride)
+            self.reshapes.written(written)
+        if owner.shape != shape and internals.storage_key(owner) in self.inputs:
+            if not self.reshapes.is_input(owner):
+                raise RunEagerly(f"`out=` of another shape on a view of an input, at {user_line()}")
+            self.reshapes.written_out(func, owner, shape, args, kwargs or {})
         return result
 
     def __enter__(self) -> EscapeGuard:
@@ -158,42 +202,42 @@ class EscapeGuard(TorchFunctionMode):
         key = internals.storage_key(args[0])
         result = func(*args, **kwargs)
         if key in self.inputs:
-            position, name, _ = self.inputs[key]
-            self.offsets_read.add(position)
-            start, stop = self.windows[key]
-            if isinstance(result, Tensor) and result.numel():
-                first, last = _window(result)
-                if first < start or last > stop:
-                    raise EscapeError(
-                        f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
-                        line=user_line(),
-                        why="the graph sees the input only",
-                        suggestion="pass the tensor that owns the memory",
-                        argument=name,
-                    )
+            self._look_at_window(key, result)
         return result
 
-    def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
-        known = self.inputs.get(internals.storage_key(tensor))
-        name = None if known is None else known[1]
-        if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
-            if name is None and func is not Tensor.set_:
-                return
+    def _look_at_window(self, key: int, result: Any) -> None:
+        position, name, _ = self.inputs[key]
+        self.offsets_read.add(position)
+        start, stop = self.windows[key]
+        if isinstance(result, Tensor) and result.numel():
+            first, last = _window(result)
+            if first < start or last > stop:
+                raise EscapeError(
+                    f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
+                    line=user_line(),
+                    why="the graph sees the input only",
+                    suggestion="pass the tensor that owns the memory",
+                    argument=name,
+                )
+
+    def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step that changes sizes, strides or storage in place, or refuse it."""
+        tensor = args[0]
+        key = internals.storage_key(tensor)
+        known = self.inputs.get(key)
+        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
+            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
-                f"`{func.__name__}` gives {f'`{name}`' if name else 'an intermediate'} another storage or size",
+                f"`{func.__name__}` gives {what} another storage or size",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=name,
+                argument=None if known is None else known[1],
             )
-        if name is not None:
-            raise MetadataMutationError(
-                f"`{func.__name__}` changes `{name}`, or a view of it, other than in its values",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
-                argument=name,
-            )
+        result = self.reshapes.run(func, args, kwargs)
+        if func in _WINDOWS and known is not None:
+            self._look_at_window(key, tensor)
+        return result
 
 
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
@@ -222,10 +266,12 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
         internals.replace_value(wrapper, internals.from_functional(fresh))
 
 
-_RESHAPES_IN_PLACE = frozenset(
+_RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
+_WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
-        Tensor.as_strided_, Tensor.detach_, Tensor.set_, Tensor.resize_, Tensor.resize_as_,
+        Tensor.detach_, torch.detach_, Tensor.set_,
     )
 )  # fmt: skip
 _in_place: dict[Any, bool] = {}

@@ -272,7 +272,7 @@ def _describe_saved(
     inputs = placeholders(backward.graph)
     storages = StorageNumbers()
     of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
-    mutated = [i.name for i in trace.metadata.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+    mutated = [i.name for i in trace.metadata.input_info if i.written_out_of_graph]
     of_outputs = {storages.number(node.meta["val"]) for node in returned[len(mutated) : count] if node is not None}
     new_values = {
         storages.number(node.meta["val"]): name

@@ -59,7 +59,7 @@ def check(record: SyntheticBasesRecord, inputs: tuple[InputAliasInfo, ...], call
     """
     for overlap in record.overlaps:
         pair = (overlap.first, overlap.second)
-        mutated = next((k for k in pair if inputs[k].mutates_data), None)
+        mutated = next((k for k in pair if inputs[k].must_not_overlap), None)
         if mutated is None:
             continue
         other = pair[0] if mutated == pair[1] else pair[1]

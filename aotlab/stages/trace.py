@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
-from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
+from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, restore_leaf, value_of
 from aotlab.analysis.views import view_parent
 from aotlab.errors import (
     CapturedTensorError,
@@ -59,7 +59,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape
+from aotlab.recorder import EscapeGuard, Recorder, Reshapes, RunEagerly, Tape
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -111,6 +111,8 @@ class Trace:
         For each graph input, whether a gradient can reach it: those inputs have to go through autograd.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
+    final_offsets
+        For each kept input, its offset when the function returned.
     state_masks
         For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
@@ -135,6 +137,7 @@ class Trace:
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
+    final_offsets: list[int]
     metadata: ViewAndMutationMeta
 
     @property
@@ -243,7 +246,8 @@ def run(
     try:
         with _tracing(recorder):
             try:
-                escapes = EscapeGuard({i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs)})
+                known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs)}
+                escapes = EscapeGuard(known, Reshapes(inputs))
                 with escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
@@ -370,7 +374,9 @@ def _finish(
     offsets_read: tuple[int, ...],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
-    finals = [internals.from_functional(i.wrapper) for i in inputs]
+    finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
+    for entered in inputs:
+        restore_leaf(entered)
     visible = [i.mutates_data and inputs[k].wrapper.grad_fn is not inputs[k].grad_fn for k, i in enumerate(infos)]
     returned: list[_Returned] = []
     for k, seen in enumerate(visible):
@@ -450,12 +456,15 @@ def _finish(
         out_constants=outputs.constants,
         offsets_read=offsets_read,
         returned_outputs=[i for i, _, _ in outputs.returned],
+        final_offsets=[int(i.wrapper.storage_offset()) for i in inputs],
         metadata=metadata,
     )
     gradients = _differentiate(trace)
     if gradients:
         width = len(leaves)
         trace.connected = [any(g is not None for g in gradients[k::width]) for k in range(width)]
+    if training:
+        _check_histories(trace, placeholders, inputs)
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -505,6 +514,16 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
         with suppress(Exception):
             gradients += trace.derive([i == j for j in range(count)])
     return gradients
+
+
+def _check_histories(trace: Trace, placeholders: Sequence[tuple[str, Tensor]], inputs: Sequence[Entered]) -> None:
+    """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
+    for leaf, connected, (name, fake) in zip(trace.leaves, trace.connected, placeholders, strict=True):
+        if connected and leaf is not None and leaf.shape != fake.shape:
+            raise RunEagerly(f"`{name}` is a leaf that changes its shape and gets a gradient")
+    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+        if info.changes_unseen and internals.base_of(item.real) is not None:
+            raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from aotlab.errors import GraphInvariantError
 from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes
 from aotlab.ir.metadata import (
     InputAliasInfo,
+    MetadataStep,
     MutationType,
     OutputAliasInfo,
     OutputType,
@@ -26,6 +27,7 @@ from aotlab.reached import same_value
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
+from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
@@ -144,7 +146,9 @@ class Generator:
         if leaves:
             self._miss(leaves)
         for info in self.meta.input_info:
-            if info.mutates_data and info.requires_grad and not info.mutations_under_no_grad_or_inference_mode:
+            if metadata.is_detached(info) or (info.changes_unseen and parts.trace.training):
+                self._miss([f"{self.expressions[parts.dedupe.kept[info.index]]}._base is not None"])
+            if metadata.needs_leave_of_autograd(info):
                 allowed = w.constant("may_be_written", internals.may_be_written)
                 self._miss([f"not {allowed}({self.expressions[parts.dedupe.kept[info.index]]})"])
         for k in parts.trace.offsets_read:
@@ -236,7 +240,7 @@ class Generator:
 
     def _overlap_guard(self) -> None:
         kept = self.parts.dedupe.kept
-        written = [i.index for i in self.meta.input_info if i.mutation_type is not MutationType.NOT_MUTATED]
+        written = [i.index for i in self.meta.input_info if i.must_not_overlap]
         if not written or len(kept) < 2:
             return
         extents = []
@@ -284,6 +288,8 @@ class Generator:
         differentiable = trace.tangent_outputs
         for i in range(count):
             names[i] = w.local(self._output_label(i))
+        for info in filter(self._requires_grad_first, self.meta.input_info):
+            w.add(f"{self.expressions[self.parts.dedupe.kept[info.index]]}.requires_grad_()")
         w.add(f"box = [{', '.join(beside)}]")
         if not through:  # the outputs require grad, but no input gets any; something has to say so
             through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
@@ -380,7 +386,7 @@ class Generator:
     # --- epilogue
 
     def _mutated_out(self) -> list[InputAliasInfo]:
-        return [i for i in self.meta.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+        return [i for i in self.meta.input_info if i.written_out_of_graph]
 
     def _returned_outputs(self) -> list[OutputAliasInfo]:
         kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
@@ -391,23 +397,45 @@ class Generator:
     def _mutations(self, results: dict[int, str]) -> None:
         """Write the new values into the caller's tensors."""
         visible = {t.index for t in self.meta.tangents if t.source is TangentSource.MUTATED_INPUT}
-        for n, info in enumerate(self._mutated_out()):
+        results_of = {info.index: results[n] for n, info in enumerate(self._mutated_out())}
+        for info in self.meta.input_info:
             target = self.expressions[self.parts.dedupe.kept[info.index]]
-            line = f"{target}.copy_({results[n]})"
-            if not info.moves_version:
-                self.w.add(f"{target}.data.copy_({results[n]})  # eager does not count this write either")
-            elif info.index in visible:
-                self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
-            else:
-                quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
-                self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+            self._steps(target, info, metadata.before_write(info))
+            if info.index in results_of:
+                self._write(target, info, results_of[info.index], visible=info.index in visible)
+            self._steps(target, info, metadata.after_write(info))
+            if info.requires_grad_set is not None and not self._requires_grad_first(info):
+                self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
 
         for info in self.meta.input_info:
             # a compiler's kernels write without counting; so do writes of nothing, which eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            if info.moves_version and (in_graph or not info.mutates_data):
+            if info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata:
                 bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
                 self.w.add(f"{bump}({self.expressions[self.parts.dedupe.kept[info.index]]})")
+
+    def _write(self, target: str, info: InputAliasInfo, value: str, *, visible: bool) -> None:
+        line = f"{target}.copy_({value})"
+        if not info.moves_version:
+            self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
+        elif visible:
+            self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
+        else:
+            quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
+            self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+
+    def _steps(self, target: str, info: InputAliasInfo, steps: Sequence[MetadataStep]) -> None:
+        """Take steps that change the caller's tensor other than in its values."""
+        for line, grad_mode in metadata.lines(target, steps):
+            grad_mode = grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
+            self._in_context(line, grad_mode=None if grad_mode == self.grad_on else grad_mode, autocast_off=False)
+
+    def _requires_grad_first(self, info: InputAliasInfo) -> bool:
+        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
+        trace = self.parts.trace
+        if not info.requires_grad_set or not trace.training:
+            return False
+        return trace.connected[self.parts.dedupe.placeholders.index(self.parts.dedupe.kept[info.index])]
 
     def _outputs(self, results: dict[int, str]) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
@@ -417,6 +445,9 @@ class Generator:
         expressions: dict[int, str] = {}
         for n, output in enumerate(returned):
             expressions[output.index] = results[mutated + n]
+        for output in returned:
+            if output.is_new_leaf:
+                w.add(f"{expressions[output.index]}.requires_grad_()")
         if self.parts.debug:
             for output in returned:
                 assert output.spec is not None
@@ -458,6 +489,8 @@ class Generator:
             want = not output.under_no_grad
             toggle = want if base_requires and want != self.grad_on else None
             self._write_views(name, base, output, toggle)
+            if output.is_new_leaf:
+                w.add(f"{name} = {name}.detach().requires_grad_()")
             expressions[i] = name
         return [expressions[i] for i in range(len(meta.output_info))]
 
@@ -492,8 +525,7 @@ class Generator:
         assert output.spec is not None
         assert output.base_idx is not None
         if output.output_type is OutputType.ALIAS_OF_INPUT:
-            here = self.meta.input_info[output.base_idx].spec.offset
-            assert isinstance(here, int)
+            here = self.parts.trace.final_offsets[output.base_idx]
             assert isinstance(output.spec.offset, int)
             return f"{base}.storage_offset() + {output.spec.offset - here}"
         return str(output.spec.offset)
