@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge, edge_of
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
@@ -30,9 +32,9 @@ class NonLeaf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, fake: Tensor) -> Tensor:
-        """Wrap the fake value once more."""
-        return internals.to_functional(fake)
+    def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor that the program gets."""
+        return make()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -44,24 +46,30 @@ class NonLeaf(torch.autograd.Function):
 class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
 
-    ``leaf`` is the wrapper that gradients are taken with respect to; ``version`` and ``storage`` are the wrapper's at
-    the start, ``grad_fn`` is what it would be without writes. ``steps`` has what was done to it other than to its
-    values, ``write_after`` how many of them stand before the write of new values (None: all); ``whole`` keeps sight of
-    all its elements from there on.
+    ``edge`` is where its gradient goes, None if it gets none; ``version`` and ``storage`` are the wrapper's at the
+    start, ``grad_fn`` is what it would be without writes; ``base`` is the synthetic base that it is a window of, None
+    if it has its memory to itself. ``steps`` has what was done to it other than to its values, ``write_after`` how many
+    of them stand before the write of new values (None: all); ``whole`` keeps sight of all its elements from there on.
     """
 
     name: str
     real: Tensor
     fake: Tensor
     wrapper: Tensor
-    leaf: Tensor | None
+    edge: Edge | None
     grad_fn: Any
     version: int
     storage: int
     attributes: dict[str, Any]
+    base: Any = None
     steps: list[MetadataStep] = field(default_factory=list)
     whole: Tensor | None = None
     write_after: int | None = None
+
+    def take_new_edge(self) -> None:
+        """Let gradients go to an input that the function made to require grad."""
+        if self.edge is None and self.wrapper.requires_grad and self.wrapper.is_leaf:
+            self.edge = edge_of(self.wrapper)
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -82,29 +90,34 @@ class Entered:
 
 
 def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
-    """Make the traced stand-in of one input."""
+    """Make the traced stand-in of one input that has its memory to itself."""
     fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
+    if real.requires_grad:
+        wrapper.requires_grad_(True)
+        if not real.is_leaf:
+            with torch.enable_grad():
+                wrapper = NonLeaf.apply(wrapper, lambda: internals.to_functional(fake))  # type: ignore[no-untyped-call]  # untyped in torch
+    return entered(name, real, fake, wrapper, None)
+
+
+def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:
+    """Note what the stand-in of an input is like before the program runs."""
     attributes = dict(vars(real))
     if isinstance(real, torch.nn.Parameter):
         attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
-    leaf = None
-    if real.requires_grad:
-        leaf = wrapper.requires_grad_(True)
-        if not real.is_leaf:
-            with torch.enable_grad():
-                wrapper = NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
     vars(wrapper).update(attributes)
     return Entered(
         name=name,
         real=real,
         fake=fake,
         wrapper=wrapper,
-        leaf=leaf,
+        edge=edge_of(wrapper) if real.requires_grad else None,
         grad_fn=wrapper.grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),
         attributes=dict(vars(wrapper)),
+        base=base,
     )
 
 
@@ -129,7 +142,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     line = _line_of(tape, final)
     _check_steps(item, final, line)
     grad = wrapper.grad if wrapper.is_leaf else None
-    if grad is not None or (item.leaf is not None and item.leaf.grad is not None):
+    if grad is not None:
         raise EscapeError(
             f"gradients were accumulated into `{item.name}` inside the function",
             why="they would be added to the traced tensor, not to the caller's",
@@ -169,17 +182,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     )
 
 
-def restore_leaf(item: Entered) -> None:
-    """Let gradients be asked for with respect to an input that the function took out of autograd's graph, or into it.
-
-    Autograd's graph outlives that; nothing of the trace is read off the wrapper afterwards.
-    """
-    if item.leaf is None and item.wrapper.requires_grad and item.wrapper.is_leaf:
-        item.leaf = item.wrapper
-    if item.leaf is not None and item.leaf.is_leaf:
-        item.leaf.requires_grad_(True)
-
-
 def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
     """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
     wrapper, real = item.wrapper, item.real
@@ -210,10 +212,10 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
+    if item.base is not None and (item.steps or _requires_grad_set(item) is not None):
+        raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
-    if item.leaf is wrapper and not wrapper.is_leaf:
-        raise RunEagerly(f"`{item.name}` is a leaf that was taken out of autograd's graph, and in again")
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

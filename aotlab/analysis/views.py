@@ -45,32 +45,37 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the view ops that lead from ``base`` to ``value``; None if there is no such way.
-
-    After a write, functionalization makes each view again from the new value of what it is a view of; a way through
-    another tensor that is made as ``base`` was, by the same ops, is as good.
-    """
+    """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
     steps: list[ViewStep] = []
-    above: list[Tensor] = []
-    while value is not base:
-        above.append(value)
-        parent = view_parent(tape, value)
+    below = value
+    while below is not base:
+        parent = view_parent(tape, below)
         if parent is None:
-            break
+            return views_from_window(tape, base, value)
+        below, step = parent
+        steps.append(step)
+    return tuple(reversed(steps))
+
+
+def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
+
+    After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
+    on the way to ``value``; but the steps to the window may be the first of those to ``value``.
+    """
+    to_window, top = _steps_from_top(tape, window)
+    to_value, other_top = _steps_from_top(tape, value)
+    if top is not other_top or to_value[: len(to_window)] != to_window:
+        return None
+    return tuple(to_value[len(to_window) :])
+
+
+def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
+    steps: list[ViewStep] = []
+    while (parent := view_parent(tape, value)) is not None:
         value, step = parent
         steps.append(step)
-    else:
-        return tuple(reversed(steps))
-    common = {id(tensor): n for n, tensor in enumerate(above)}
-    own: list[ViewStep] = []
-    while id(base) not in common:
-        parent = view_parent(tape, base)
-        if parent is None:
-            return None
-        base, step = parent
-        own.append(step)
-    down, own = steps[: common[id(base)]][::-1], own[::-1]
-    return tuple(down[len(own) :]) if down[: len(own)] == own else None
+    return steps[::-1], value
 
 
 def covers_storage(value: Tensor) -> bool:

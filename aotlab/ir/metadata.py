@@ -91,9 +91,9 @@ class InputAliasInfo:
     requires_grad_set: bool | None = None
 
     @property
-    def written_out_of_graph(self) -> bool:
-        """Whether the graph returns its new values and the epilogue writes them."""
-        return self.mutates_data and self.mutation_type is MutationType.MUTATED_OUT_GRAPH
+    def is_changed(self) -> bool:
+        """Whether the epilogue changes it other than in its values."""
+        return bool(self.metadata_steps) or self.requires_grad_set is not None
 
     @property
     def must_not_overlap(self) -> bool:
@@ -200,11 +200,12 @@ class OutputAliasInfo:
 
 
 class TangentSource(Enum):
-    """What a tangent is the gradient of."""
+    """What a tangent is the gradient of; a carrier's is of a value between two segments of the backward."""
 
     MUTATED_INPUT = "mutated input"
     OUTPUT = "output"
     INTERMEDIATE_BASE = "intermediate base"
+    CARRIER = "carrier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
