@@ -155,6 +155,12 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
     sync(wrapper)
 
 
+def refresh_count(wrapper: Tensor) -> None:
+    """Let a wrapper count its elements again, which ``as_strided_`` and ``resize_`` forget; it counts as no write."""
+    sync(wrapper)
+    torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
+
+
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""

@@ -65,6 +65,7 @@ class Entered:
     steps: list[MetadataStep] = field(default_factory=list)
     whole: Tensor | None = None
     write_after: int | None = None
+    sees_behind: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -178,6 +179,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutates_storage_metadata=resized,
         metadata_steps=tuple(item.steps),
         write_after=len(item.steps) if item.write_after is None or resized else item.write_after,
+        sees_behind=item.sees_behind,
         requires_grad_set=_requires_grad_set(item),
     )
 

@@ -68,6 +68,8 @@ class InputAliasInfo:
         What changed its sizes, strides, offset or place in autograd's graph, in order.
     write_after
         How many of those steps come before its new values are written.
+    sees_behind
+        It is resized over the end of its memory, so that the function sees what eager has there.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
     """
@@ -88,6 +90,7 @@ class InputAliasInfo:
     requires_grad_after: bool = False
     metadata_steps: tuple[MetadataStep, ...] = ()
     write_after: int = 0
+    sees_behind: bool = False
     requires_grad_set: bool | None = None
 
     @property

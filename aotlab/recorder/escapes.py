@@ -91,9 +91,7 @@ class Reshaper(Protocol):
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
-    def written_out(
-        self, func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
         """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
 
 
@@ -109,9 +107,7 @@ class _NoInputs:
     def written(self, tensor: Tensor) -> None:
         return
 
-    def written_out(
-        self, func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
         return
 
 
@@ -162,6 +158,9 @@ class EscapeGuard(TorchFunctionMode):
         if _writes_in_place(func) and args:
             written = args[0]
         if not isinstance(written, Tensor):
+            if kwargs and "out" in kwargs and isinstance(written, list | tuple):
+                if all(isinstance(each, Tensor) for each in written):
+                    return self._write(func, args, kwargs, written)
             result = func(*args, **(kwargs or {}))
             if _writes_in_place(func) and isinstance(written, list | tuple):
                 # eager counts a write to each tensor of the list; the wrappers of functionalization do not
@@ -177,18 +176,31 @@ class EscapeGuard(TorchFunctionMode):
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers]):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        base = internals.base_of(written)
-        owner = written if base is None else base
-        shape, stride = owner.shape, owner.stride()
-        result = func(*args, **(kwargs or {}))
-        if internals.is_functional(owner):
-            keep_strides(owner, shape, stride)
-            self.reshapes.written(written)
-        if owner.shape != shape and internals.storage_key(owner) in self.inputs:
-            if not self.reshapes.is_input(owner):
-                raise RunEagerly(f"`out=` of another shape on a view of an input, at {user_line()}")
-            self.reshapes.written_out(func, owner, shape, args, kwargs or {})
+        return self._write(func, args, kwargs or {}, [written])
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]) -> Any:
+        """Run an op that writes tensors, and see to it that they keep their strides."""
+        owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
+        kept = [(owner.shape, owner.stride()) for owner in owners]
+        shapes = [tensor.shape for tensor in written]
+        before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
+        result = func(*args, **kwargs)
+        resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
+        for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
+            if not internals.is_functional(owner):
+                continue
+            if resized[n] and (tensor is not owner or self._is_hidden(tensor)):
+                raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
+            keep_strides(owner, *kept[n])
+            self.reshapes.written(tensor)
+            if resized[n] and self.reshapes.is_input(tensor):
+                self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _is_hidden(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input without being it."""
+        key = internals.storage_key(tensor)
+        return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""

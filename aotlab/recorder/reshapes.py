@@ -53,6 +53,7 @@ class Reshaped(Protocol):
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
+    sees_behind: bool
 
 
 class Reshapes:
@@ -81,7 +82,13 @@ class Reshapes:
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
             changed = tensor if base is None else base
             self._changed[id(changed)] = changed
-        return self._run_on_input(func, args, kwargs) if self.is_input(tensor) else func(*args, **kwargs)
+        if self.is_input(tensor):
+            return self._run_on_input(func, args, kwargs)
+        if func in _RESIZES:
+            return _resize(tensor, _sizes(_step(func, args[1:], kwargs)))
+        result = func(*args, **kwargs)
+        internals.refresh_count(tensor)
+        return result
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -99,49 +106,43 @@ class Reshapes:
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         item = self._items[id(args[0])]
-        step = self._step(item, func, args[1:], kwargs)
+        step = _step(func, args[1:], kwargs)
         if func not in _MOVES and func not in _DETACHES and not self._keeps_all(item, step):
             if func in _RESIZES and math.prod(_sizes(step)) > item.wrapper.numel():
-                self._replace(item, grows=True)
-                if not _ends_its_storage(item.real):
+                if item.whole is not None or item.steps:
+                    raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
+                if not ends_its_storage(item.real):
                     raise RunEagerly(f"`{item.name}` is resized over memory that the trace cannot see")
+                item.write_after, item.sees_behind = 0, True
             else:
                 self._narrow(item)
         grad_fn = item.wrapper.grad_fn
-        # functionalization would take `resize_as_` for a write
-        result = item.wrapper.resize_(_sizes(step)) if step.method == "resize_" else func(*args, **kwargs)
+        if step.method == "resize_":
+            result = _resize(item.wrapper, _sizes(step))
+        else:
+            result = func(*args, **kwargs)
+            internals.refresh_count(item.wrapper)
         if grad_fn is item.grad_fn:  # a later look at it is for writes only
             item.grad_fn = item.wrapper.grad_fn
         item.steps.append(step)
         return result
 
-    def written_out(self, func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Note that an op gave its ``out=`` tensor, an input that had ``shape``, the shape of its result."""
-        item = self._items[id(out)]
-        if item.whole is not None or (item.write_after is not None and out.numel() < shape.numel()):
-            raise RunEagerly(f"`{item.name}` is narrowed and resized, at {user_line()}")
-        stride = _strides_of_out(func, out, shape, args, kwargs)
-        self._replace(item, grows=out.numel() > shape.numel())
-        size = tuple(out.shape)
-        item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=torch.is_grad_enabled()))
-        if stride != _contiguous(size):
-            again = MetadataStep(method="as_strided_", args=(size, stride), grad_mode=torch.is_grad_enabled())
-            item.steps.append(again)
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        """Note that an op gave its ``out=`` tensor, an input that had ``shape``, the shape of its result.
 
-    def _step(self, item: Reshaped, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataStep:
-        name = func.__name__
-        if name == "resize_as_":
-            if len(args) != 1 or kwargs:
-                raise RunEagerly(f"`resize_as_` of `{item.name}` with a memory format")
-            name, args = "resize_", (tuple(args[0].shape),)
-        if any(True for _ in tensors_in((args, kwargs))):
-            raise RunEagerly(f"`{name}` of `{item.name}` with a tensor as its argument")
-        return MetadataStep(
-            method=name,
-            args=tuple(_plain(a) for a in args),
-            kwargs=tuple((k, _plain(v)) for k, v in kwargs.items()),
-            grad_mode=torch.is_grad_enabled(),
-        )
+        ``before`` says whether it had been written before.
+        """
+        item = self._items[id(out)]
+        narrower = math.prod(out.shape) < math.prod(shape)
+        if item.whole is not None or item.steps or (before and narrower):
+            raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
+        _check_alone(out)
+        item.write_after = 0
+        size, grad_mode = tuple(out.shape), torch.is_grad_enabled()
+        item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=grad_mode))
+        stride = internals.from_functional(out).stride()
+        if stride != _contiguous(size):
+            item.steps.append(MetadataStep(method="as_strided_", args=(size, stride), grad_mode=grad_mode))
 
     def _keeps_all(self, item: Reshaped, step: MetadataStep) -> bool:
         """Tell whether ``as_strided_`` leaves all elements in sight, as the steps do that only move them."""
@@ -164,11 +165,49 @@ class Reshapes:
             item.whole = item.wrapper.detach()
         item.write_after = len(item.steps)
 
-    def _replace(self, item: Reshaped, *, grows: bool) -> None:
-        written = internals.has_data_mutation(item.wrapper)
-        if item.whole is not None or item.steps or (written and not grows):
-            raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
-        item.write_after = 0
+
+def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataStep:
+    name = func.__name__
+    if name == "resize_as_":
+        if len(args) != 1 or kwargs:
+            raise RunEagerly(f"`resize_as_` with a memory format, at {user_line()}")
+        name, args = "resize_", (tuple(args[0].shape),)
+    if tensors_in((args, kwargs)) or "memory_format" in kwargs:
+        raise RunEagerly(f"`{name}` with such arguments, at {user_line()}")
+    return MetadataStep(
+        method=name,
+        args=tuple(_plain(a) for a in args),
+        kwargs=tuple((k, _plain(v)) for k, v in kwargs.items()),
+        grad_mode=torch.is_grad_enabled(),
+    )
+
+
+def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Resize a wrapper; functionalization can do so only within its memory."""
+    end = int(wrapper.storage_offset()) + math.prod(size)
+    if wrapper.requires_grad or end * wrapper.element_size() <= wrapper.untyped_storage().nbytes():
+        wrapper.resize_(size)
+        internals.refresh_count(wrapper)
+        return wrapper
+    _check_alone(wrapper)
+    if not wrapper.is_contiguous():
+        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
+    with torch.no_grad():
+        grown = torch.empty(size, dtype=wrapper.dtype, device=wrapper.device)
+        grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))
+        internals.sync(grown)
+        internals.replace_value(wrapper, internals.from_functional(grown))
+    torch.autograd.graph.increment_version(wrapper)
+    return wrapper
+
+
+def _check_alone(wrapper: Tensor) -> None:
+    """Leave it to eager to move memory that others have in view."""
+    key = internals.storage_key(wrapper)
+    for other in gc.get_objects():
+        if issubclass(type(other), Tensor) and other is not wrapper and internals.is_functional(other):
+            if internals.storage_key(other) == key:
+                raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
 
 
 def _has_views(tensor: Tensor) -> bool:
@@ -214,30 +253,8 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _ends_its_storage(real: Tensor) -> bool:
+def ends_its_storage(real: Tensor) -> bool:
+    """Tell whether there is no memory behind ``real`` in its storage."""
     if not real.numel():
         return real.untyped_storage().nbytes() == 0
     return real.untyped_storage().nbytes() == (real.storage_offset() + real.numel()) * real.element_size()
-
-
-def _strides_of_out(
-    func: Any, out: Tensor, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[int, ...]:
-    """Return the strides that eager gives an ``out=`` tensor that had ``shape`` and does not fit."""
-
-    def without_memory(value: Any) -> Any:
-        if value is out:
-            return torch.empty(shape, dtype=out.dtype, device="meta")
-        if isinstance(value, Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        if isinstance(value, list | tuple):
-            return type(value)(without_memory(item) for item in value)
-        return value
-
-    try:
-        with internals.outside_of_trace(), torch.no_grad():
-            kwargs = {key: without_memory(value) for key, value in kwargs.items()}
-            func(*(without_memory(value) for value in args), **kwargs)
-            return tuple(kwargs["out"].stride())
-    except Exception as error:
-        raise RunEagerly(f"`out=` of another shape, at {user_line()}: {error}") from error

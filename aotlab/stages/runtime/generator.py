@@ -26,6 +26,7 @@ from aotlab.ir.metadata import (
     ViewStep,
 )
 from aotlab.reached import same_value
+from aotlab.recorder import ends_its_storage
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
@@ -163,6 +164,9 @@ class Generator:
         for info in self.meta.input_info:
             if metadata.is_detached(info) or (info.changes_unseen and parts.trace.training):
                 self._miss([f"{self.expressions[parts.dedupe.kept[info.index]]}._base is not None"])
+            if info.sees_behind:
+                ends = w.constant("ends_its_storage", ends_its_storage)
+                self._miss([f"not {ends}({self.expressions[parts.dedupe.kept[info.index]]})"])
             if metadata.needs_leave_of_autograd(info):
                 allowed = w.constant("may_be_written", internals.may_be_written)
                 self._miss([f"not {allowed}({self.expressions[parts.dedupe.kept[info.index]]})"])
