@@ -158,9 +158,9 @@ class EscapeGuard(TorchFunctionMode):
         if _writes_in_place(func) and args:
             written = args[0]
         if not isinstance(written, Tensor):
-            if kwargs and "out" in kwargs and isinstance(written, list | tuple):
-                if all(isinstance(each, Tensor) for each in written):
-                    return self._write(func, args, kwargs, written)
+            several = kwargs is not None and "out" in kwargs and isinstance(written, list | tuple)
+            if several and all(isinstance(each, Tensor) for each in written):
+                return self._write(func, args, kwargs or {}, written)
             result = func(*args, **(kwargs or {}))
             if _writes_in_place(func) and isinstance(written, list | tuple):
                 # eager counts a write to each tensor of the list; the wrappers of functionalization do not
@@ -184,13 +184,16 @@ class EscapeGuard(TorchFunctionMode):
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]
         before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
+        views = any(
+            tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
+        )
+        if "out" in kwargs and views and shapes != _shapes_of_results(func, args, kwargs):
+            raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
         result = func(*args, **kwargs)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
         for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
             if not internals.is_functional(owner):
                 continue
-            if resized[n] and (tensor is not owner or self._is_hidden(tensor)):
-                raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
             keep_strides(owner, *kept[n])
             self.reshapes.written(tensor)
             if resized[n] and self.reshapes.is_input(tensor):
@@ -199,6 +202,8 @@ class EscapeGuard(TorchFunctionMode):
 
     def _is_hidden(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has the memory of an input without being it."""
+        if not internals.is_functional(tensor):
+            return False
         key = internals.storage_key(tensor)
         return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
 
@@ -257,6 +262,23 @@ class EscapeGuard(TorchFunctionMode):
         if func in _WINDOWS and known is not None:
             self._look_at_window(key, tensor)
         return result
+
+
+def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
+    """Return the shapes of what an op computes if it is not given ``out=``; None if that cannot be told."""
+
+    def without_memory(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return type(value)(map(without_memory, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with internals.outside_of_trace(), torch.no_grad():
+            others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
+            found = func(*map(without_memory, args), **others)
+    except Exception:
+        return None
+    return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
 
 
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))

@@ -204,10 +204,9 @@ def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
 def _check_alone(wrapper: Tensor) -> None:
     """Leave it to eager to move memory that others have in view."""
     key = internals.storage_key(wrapper)
-    for other in gc.get_objects():
-        if issubclass(type(other), Tensor) and other is not wrapper and internals.is_functional(other):
-            if internals.storage_key(other) == key:
-                raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
+    tensors = [other for other in gc.get_objects() if issubclass(type(other), Tensor) and other is not wrapper]
+    if any(internals.is_functional(other) and internals.storage_key(other) == key for other in tensors):
+        raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
 
 
 def _has_views(tensor: Tensor) -> bool:
