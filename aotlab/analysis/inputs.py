@@ -46,10 +46,12 @@ class NonLeaf(torch.autograd.Function):
 class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
 
-    ``edge`` is where its gradient goes, None if it gets none; ``version`` and ``storage`` are the wrapper's at the
-    start, ``grad_fn`` is what it would be without writes; ``base`` is the synthetic base that it is a window of, None
-    if it has its memory to itself. ``steps`` has what was done to it other than to its values, ``write_after`` how many
-    of them stand before the write of new values (None: all); ``whole`` keeps sight of all its elements from there on.
+    ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
+    what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
+    done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
+    all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
+    of its memory.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Entered:
     fake: Tensor
     wrapper: Tensor
     edge: Edge | None
-    grad_fn: Any
+    history: Any
     version: int
     storage: int
     attributes: dict[str, Any]
@@ -71,6 +73,11 @@ class Entered:
         """Let gradients go to an input that the function made to require grad."""
         if self.edge is None and self.wrapper.requires_grad and self.wrapper.is_leaf:
             self.edge = edge_of(self.wrapper)
+
+    @property
+    def written_visibly(self) -> bool:
+        """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
+        return owner_of(self.wrapper).grad_fn is not self.history
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -114,12 +121,18 @@ def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -
         fake=fake,
         wrapper=wrapper,
         edge=edge_of(wrapper) if real.requires_grad else None,
-        grad_fn=wrapper.grad_fn,
+        history=owner_of(wrapper).grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),
         attributes=dict(vars(wrapper)),
         base=base,
     )
+
+
+def owner_of(wrapper: Tensor) -> Tensor:
+    """Return the tensor of which ``wrapper`` is a differentiable view, itself if it is none."""
+    base = internals.base_of(wrapper)
+    return wrapper if base is None else base
 
 
 def value_of(wrapper: Tensor, what: str) -> Tensor:
@@ -153,12 +166,14 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     requires_grad = item.real.requires_grad
     resized = item.write_after == 0 and item.whole is None
     mutated = (internals.has_data_mutation(wrapper) and final is not item.fake) or resized
-    if mutated and overlaps_itself(item.real):
+    if item.base is not None:  # a write to another window of the base is not one to this input
+        mutated = mutated and (internals.version_of(wrapper) != item.version)
+    if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    visible = wrapper.grad_fn is not item.grad_fn
+    visible = item.written_visibly
     if visible and item.whole is not None:
         raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does

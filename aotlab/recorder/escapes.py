@@ -158,9 +158,9 @@ class EscapeGuard(TorchFunctionMode):
         if _writes_in_place(func) and args:
             written = args[0]
         if not isinstance(written, Tensor):
-            several = kwargs is not None and "out" in kwargs and isinstance(written, list | tuple)
-            if several and all(isinstance(each, Tensor) for each in written):
-                return self._write(func, args, kwargs or {}, written)
+            outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if outs and all(isinstance(each, Tensor) for each in outs):
+                return self._write(func, args, kwargs or {}, outs)
             result = func(*args, **(kwargs or {}))
             if _writes_in_place(func) and isinstance(written, list | tuple):
                 # eager counts a write to each tensor of the list; the wrappers of functionalization do not
@@ -276,7 +276,7 @@ def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         with internals.outside_of_trace(), torch.no_grad():
             others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
             found = func(*map(without_memory, args), **others)
-    except Exception:
+    except Exception:  # noqa: BLE001  # whatever the op makes of such arguments
         return None
     return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
 

@@ -49,11 +49,15 @@ class Reshaped(Protocol):
     name: str
     real: Tensor
     wrapper: Tensor
-    grad_fn: Any
+    history: Any
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
+
+    @property
+    def written_visibly(self) -> bool:
+        """Whether autograd has seen a write."""
 
 
 class Reshapes:
@@ -116,14 +120,14 @@ class Reshapes:
                 item.write_after, item.sees_behind = 0, True
             else:
                 self._narrow(item)
-        grad_fn = item.wrapper.grad_fn
+        written = item.written_visibly
         if step.method == "resize_":
             result = _resize(item.wrapper, _sizes(step))
         else:
             result = func(*args, **kwargs)
             internals.refresh_count(item.wrapper)
-        if grad_fn is item.grad_fn:  # a later look at it is for writes only
-            item.grad_fn = item.wrapper.grad_fn
+        if not written:  # a later look at the history is for writes only
+            item.history = item.wrapper.grad_fn
         item.steps.append(step)
         return result
 
