@@ -419,6 +419,19 @@ def test_metadata_of_a_step():
     assert "copy_" not in source
 
 
+def test_metadata_of_a_hidden_write_beside_a_step():
+    """The step gives the input another autograd node; the write is hidden all the same."""
+
+    def f(x):
+        x.t_()
+        x.detach().mul_(2)
+        return x * 1
+
+    g = compiled(f)
+    g(nonleaf(2, 3))
+    assert metadata(g).input_info[0].mutations_hidden_from_autograd
+
+
 def test_a_view_that_autograd_protects():
     """A multi-output view may not be changed in grad mode: eager's error, before anything else has changed."""
 
