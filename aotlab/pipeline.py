@@ -147,7 +147,7 @@ def compile_call(
         text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
         raise Declined(type(failure)(text), silent=False) from failure
 
-    mutates = any(info.mutates_data for info in traced.metadata.input_info)
+    mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
     if observe.listening():
         observe.emit(
             observe.CompileFinished(

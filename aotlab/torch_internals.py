@@ -52,7 +52,7 @@ from torch.nn.utils.stateless import _reparametrize_module as reparametrize_modu
 from torch.utils import _pytree as pytree
 
 # A mode that sees every op below autograd and functionalization.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from aotlab.values import same_value
 
@@ -74,6 +74,7 @@ __all__ = [
     "function_mode_count",
     "functionalization",
     "is_leaf",
+    "outside_of_trace",
     "path_text",
     "paths",
     "pytree",
@@ -175,6 +176,24 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
     torch._functionalize_replace(wrapper, value)
     torch._functionalize_commit_update(wrapper)
     sync(wrapper)
+
+
+def refresh_count(wrapper: Tensor) -> None:
+    """Let a wrapper count its elements again, which ``as_strided_`` and ``resize_`` forget; it counts as no write."""
+    sync(wrapper)
+    torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
+
+
+@contextlib.contextmanager
+def outside_of_trace() -> Iterator[None]:
+    """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with (
+        _disable_current_modes(),
+        torch._C._DisablePythonDispatcher(),
+        torch._C._ExcludeDispatchKeyGuard(functionalize),
+    ):
+        yield
 
 
 def has_data_mutation(wrapper: Tensor) -> bool:

@@ -135,6 +135,35 @@ def test_mutation_flags():
     }  # fmt: skip
 
 
+def test_count_of_a_narrowed_wrapper():
+    """A wrapper that was narrowed in place counts its elements anew, and that is no write."""
+    fake = internals.FakeTensorMode().from_tensor(torch.ones(6))
+    x = internals.to_functional(fake)
+    with internals.functionalization(), internals.enable_python_dispatcher():
+        x.as_strided_((2,), (1,))
+        internals.refresh_count(x)
+        assert (x.numel(), x.shape) == (2, (2,))
+        assert not internals.has_data_mutation(x)
+
+
+def test_outside_of_trace():
+    """In the block ops are ordinary: neither wrapped, nor seen by modes that are on."""
+    seen = []
+
+    class Mode(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with internals.functionalization(), internals.enable_python_dispatcher(), Mode():
+        with internals.outside_of_trace():
+            x = torch.ones(2, 3, device="meta")
+            x.t_()
+        assert (internals.is_functional(x), x.stride(), seen) == (False, (1, 3), [])
+        assert internals.is_functional(torch.ones(2))
+    assert seen
+
+
 def test_no_grad_writes():
     """Writes under no_grad alone are told from others."""
     values = [torch.ones(2) for _ in range(3)]

@@ -17,9 +17,10 @@ from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
+from aotlab.recorder.reshapes import Reshapes, ends_its_storage, replayed
 from aotlab.recorder.tape import Operation, Tape, tensors_in
 
 __all__ = [
-    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "is_tracing", "locate", "overlaps_itself",
-    "tensors_in", "user_line", "user_place",
+    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "Tape",
+    "ends_its_storage", "is_tracing", "locate", "overlaps_itself", "replayed", "tensors_in", "user_line", "user_place",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     DataDependentError,
     EscapeError,
-    MetadataMutationError,
     RandomOpError,
     RefusedError,
     StorageMutationError,
@@ -75,20 +74,57 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 }  # fmt: skip
 
 
+class Reshaper(Protocol):
+    """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` is an input itself."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step."""
+
+    def written(self, tensor: Tensor) -> None:
+        """Look at a tensor that was written."""
+
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
+
+
+class _NoInputs:
+    """Knows no inputs: for the backward, which has none."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        return False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    def written(self, tensor: Tensor) -> None:
+        return
+
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        return
+
+
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
     of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
-    share, where they have other places in the trace than in the caller's storages.
+    share, where they have other places in the trace than in the caller's storages. ``reshapes`` writes down what
+    changes inputs other than in their values.
     """
 
     def __init__(
-        self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None, shared: Collection[int] = ()
+        self,
+        inputs: Mapping[int, tuple[int, str, Tensor]] | None = None,
+        shared: Collection[int] = (),
+        reshapes: Reshaper | None = None,
     ) -> None:
         super().__init__()
         self.inputs = inputs or {}
         self.shared = shared
+        self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
@@ -109,7 +145,7 @@ class EscapeGuard(TorchFunctionMode):
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            self._refuse_reshape(func, args[0])
+            return self._reshape(func, args, kwargs or {})
         if func is torch.lstm and torch.is_grad_enabled():
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():
@@ -120,6 +156,9 @@ class EscapeGuard(TorchFunctionMode):
         if _writes_in_place(func) and args:
             written = args[0]
         if not isinstance(written, Tensor):
+            outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if outs and all(isinstance(each, Tensor) for each in outs):
+                return self._write(func, args, kwargs or {}, outs)
             result = func(*args, **(kwargs or {}))
             if _writes_in_place(func) and isinstance(written, list | tuple):
                 # eager counts a write to each tensor of the list; the wrappers of functionalization do not
@@ -135,13 +174,36 @@ class EscapeGuard(TorchFunctionMode):
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers]):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        base = internals.base_of(written)
-        owner = written if base is None else base
-        shape, stride = owner.shape, owner.stride()
-        result = func(*args, **(kwargs or {}))
-        if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
-            keep_strides(owner, shape, stride)
+        return self._write(func, args, kwargs or {}, [written])
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]) -> Any:
+        """Run an op that writes tensors, and see to it that they keep their strides."""
+        owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
+        kept = [(owner.shape, owner.stride()) for owner in owners]
+        shapes = [tensor.shape for tensor in written]
+        before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
+        views = any(
+            tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
+        )
+        if "out" in kwargs and views and shapes != _shapes_of_results(func, args, kwargs):
+            raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
+        result = func(*args, **kwargs)
+        resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
+        for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
+            if not internals.is_functional(owner):
+                continue
+            keep_strides(owner, *kept[n])
+            self.reshapes.written(tensor)
+            if resized[n] and self.reshapes.is_input(tensor):
+                self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _is_hidden(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input without being it."""
+        if not internals.is_functional(tensor):
+            return False
+        key = internals.storage_key(tensor)
+        return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
@@ -176,42 +238,59 @@ class EscapeGuard(TorchFunctionMode):
             raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
         result = func(*args, **kwargs)
         if key in self.inputs:
-            position, name, _ = self.inputs[key]
-            self.offsets_read.add(position)
-            start, stop = self.windows[key]
-            if isinstance(result, Tensor) and result.numel():
-                first, last = _window(result)
-                if first < start or last > stop:
-                    raise EscapeError(
-                        f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
-                        line=user_line(),
-                        why="the graph sees the input only",
-                        suggestion="pass the tensor that owns the memory",
-                        argument=name,
-                    )
+            self._look_at_window(key, result)
         return result
 
-    def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
-        known = self.inputs.get(internals.storage_key(tensor))
-        name = None if known is None else known[1]
-        if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
-            if name is None and func is not Tensor.set_:
-                return
+    def _look_at_window(self, key: int, result: Any) -> None:
+        position, name, _ = self.inputs[key]
+        self.offsets_read.add(position)
+        start, stop = self.windows[key]
+        if isinstance(result, Tensor) and result.numel():
+            first, last = _window(result)
+            if first < start or last > stop:
+                raise EscapeError(
+                    f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
+                    line=user_line(),
+                    why="the graph sees the input only",
+                    suggestion="pass the tensor that owns the memory",
+                    argument=name,
+                )
+
+    def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step that changes sizes, strides or storage in place, or refuse it."""
+        tensor = args[0]
+        key = internals.storage_key(tensor)
+        known = self.inputs.get(key)
+        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
+            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
-                f"`{func.__name__}` gives {f'`{name}`' if name else 'an intermediate'} another storage or size",
+                f"`{func.__name__}` gives {what} another storage or size",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=name,
+                argument=None if known is None else known[1],
             )
-        if name is not None:
-            raise MetadataMutationError(
-                f"`{func.__name__}` changes `{name}`, or a view of it, other than in its values",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
-                argument=name,
-            )
+        result = self.reshapes.run(func, args, kwargs)
+        if func in _WINDOWS and known is not None:
+            self._look_at_window(key, tensor)
+        return result
+
+
+def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
+    """Return the shapes of what an op computes if it is not given ``out=``; None if that cannot be told."""
+
+    def without_memory(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return type(value)(map(without_memory, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with internals.outside_of_trace(), torch.no_grad():
+            others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
+            found = func(*map(without_memory, args), **others)
+    except Exception:  # noqa: BLE001  # whatever the op makes of such arguments
+        return None
+    return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
 
 
 _RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
@@ -247,10 +326,12 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
         internals.replace_value(wrapper, internals.from_functional(fresh))
 
 
-_RESHAPES_IN_PLACE = frozenset(
+_RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
+_WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
-        Tensor.as_strided_, Tensor.detach_, Tensor.set_, Tensor.resize_, Tensor.resize_as_,
+        Tensor.detach_, torch.detach_, Tensor.set_,
     )
 )  # fmt: skip
 _in_place: dict[Any, bool] = {}

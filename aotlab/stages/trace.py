@@ -62,7 +62,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Hook, HookKind, Recorder, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import EscapeGuard, Hook, HookKind, Recorder, Reshapes, RunEagerly, Tape, overlaps_itself
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -159,6 +159,8 @@ class Trace:
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
+    final_offsets
+        For each kept input, its offset when the function returned.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     watch
@@ -193,6 +195,7 @@ class Trace:
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
     made_through: dict[int, int]
+    final_offsets: list[int]
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     metadata: ViewAndMutationMeta
 
@@ -215,6 +218,14 @@ class Trace:
     def bases(self) -> list[Tensor]:
         """The fakes of the synthetic bases among the graph's inputs."""
         return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
+
+    def gets_gradient(self, k: int) -> bool:
+        """Tell whether a gradient can reach the kept input ``k``."""
+        return any(
+            connected and way is not None and self.sources[way[0]] == Source("input", k)
+            for own, flags in zip(self.slots, self.connected, strict=True)
+            for way, connected in zip(own, flags, strict=True)
+        )
 
     def is_view(self, position: int) -> bool:
         """Tell whether a forward output is made by a view op."""
@@ -313,7 +324,8 @@ def run(
         with _tracing(recorder):
             try:
                 known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-                escapes = EscapeGuard(known, {i.storage for i in inputs if i.base is not None})
+                shared = {i.storage for i in inputs if i.base is not None}
+                escapes = EscapeGuard(known, shared, Reshapes(inputs))
                 with escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
@@ -321,6 +333,7 @@ def run(
                 torch.set_grad_enabled(grad_mode)
             for item in inputs:
                 item.check_attributes()
+                item.take_new_edge()
             leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
             storages = StorageNumbers()
@@ -471,7 +484,7 @@ def _finish(
     hooks: Sequence[Hook],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
-    finals = [internals.from_functional(i.wrapper) for i in inputs]
+    finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
     returned: list[_Returned] = []
     every = _writes(inputs, infos)
     writes = [write for write in every if not write.only_counts]
@@ -586,10 +599,13 @@ def _finish(
         offsets_read=offsets_read,
         returned_outputs=[i for i, _, _ in outputs.returned],
         made_through=_made_through(outputs),
+        final_offsets=[int(i.wrapper.storage_offset()) for i in inputs],
         hooks=_place_hooks(hooks, known, outputs, inputs),
         metadata=metadata,
     )
     gradients = _differentiate(trace)
+    if training:
+        _check_histories(trace, inputs)
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -795,6 +811,17 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
             trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
             gradients += singles
     return gradients
+
+
+def _check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
+    """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
+    for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
+        if not info.metadata_steps:
+            continue
+        if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
+            raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
+        if info.changes_unseen and internals.base_of(item.real) is not None:
+            raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -19,6 +19,7 @@ from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, over
 from aotlab.ir.graphs import output_args
 from aotlab.ir.metadata import (
     InputAliasInfo,
+    MetadataStep,
     MutationType,
     OutputAliasInfo,
     OutputType,
@@ -26,14 +27,16 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
     ViewStep,
 )
+from aotlab.recorder import ends_its_storage
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
+from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.history import history_of
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
-from aotlab.stages.trace import Source, Trace
+from aotlab.stages.trace import Source, Trace, Write
 from aotlab.values import same_value
 
 _METHODS = {
@@ -95,6 +98,7 @@ class Generator:
         self.results: dict[int, str] = {}  # forward output → expression
         self.outputs: dict[int, str] = {}  # the user's output → expression
         self.written: set[int] = set()  # which of the trace's writes are done
+        self.changed: set[int] = set()  # which of the inputs are changed as the function did
         self.watched = self._watched()
         self.hooked: set[int] = set()  # which of the trace's hooks are registered
         self.made_carriers: set[str] = set()
@@ -125,7 +129,7 @@ class Generator:
             w.add("saved.remember_versions()")
         outputs = self._outputs(self.results)
         for source, mask in self.watched.items():
-            w.add(f"saved.watch({self._through(source, set())}, {mask})")
+            w.add(f"saved.watch({self._as_it_is(source)}, {mask})")
         self._hooks("input", "owner", "root", "output")
         self._grad_mode_left()
         w.add(f"return {self._nest(outputs)}")
@@ -171,7 +175,12 @@ class Generator:
         if leaves:
             self._miss(leaves)
         for info in self.meta.input_info:
-            if info.mutates_data and info.requires_grad and not info.mutations_under_no_grad_or_inference_mode:
+            if metadata.is_detached(info) or (info.changes_unseen and parts.trace.training):
+                self._miss([f"{self.expressions[parts.dedupe.kept[info.index]]}._base is not None"])
+            if info.sees_behind:
+                ends = w.constant("ends_its_storage", ends_its_storage)
+                self._miss([f"not {ends}({self.expressions[parts.dedupe.kept[info.index]]})"])
+            if metadata.needs_leave_of_autograd(info):
                 allowed = w.constant("may_be_written", internals.may_be_written)
                 self._miss([f"not {allowed}({self.expressions[parts.dedupe.kept[info.index]]})"])
         for k in parts.trace.offsets_read:
@@ -274,7 +283,7 @@ class Generator:
 
     def _overlap_guard(self) -> None:
         kept = self.parts.dedupe.kept
-        written = [i.index for i in self.meta.input_info if i.mutation_type is not MutationType.NOT_MUTATED]
+        written = [i.index for i in self.meta.input_info if i.must_not_overlap]
         if not written or len(kept) < 2:
             return
         if self.with_base:
@@ -343,6 +352,10 @@ class Generator:
             return self.expressions[self.parts.dedupe.kept[self.parts.trace.writes[position].index]]
         return self.results[position]
 
+    def _as_it_is(self, source: Source) -> str:
+        """Return the expression of what stands for an edge, whatever was done to it since."""
+        return self._now(source) if source.kind in ("input", "owner") else self._through(source, set())
+
     def _now(self, source: Source) -> str:
         tensor = self.expressions[self.parts.dedupe.kept[source.index]]
         return f"{tensor}._base" if source.kind == "owner" else tensor
@@ -352,6 +365,8 @@ class Generator:
 
     def _is_written(self, source: Source, done: set[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""
+        if self.meta.input_info[source.index].metadata_steps and source.index in self.changed:
+            return True
         writes = [self.parts.trace.writes[n] for n in done]
         base = self._base_with(source.index)
         return any(
@@ -396,6 +411,7 @@ class Generator:
         differentiable = trace.roots
         for i in range(count):
             names[i] = w.local(self._output_label(i))
+        self._require_grad()
         w.add(f"box = [{', '.join(beside)}]")
         anchored = not through
         if anchored:  # the outputs require grad, but no input gets any; something has to say so
@@ -428,8 +444,10 @@ class Generator:
         )  # fmt: skip
         w.namespace["SavedValues"] = SavedValues
         w.add(f"saved = SavedValues({self._saved_expression(count)})")
+        self._require_grad()
         self._hooks("input", "owner")
         self._keep_old_histories()
+        self._change_without_writes()
         for i in range(count):
             if i not in trace.roots:
                 self.results[i] = w.local(self._output_label(i))
@@ -475,7 +493,7 @@ class Generator:
             if kind == "retain_grad" and "output" not in kinds:
                 continue  # it follows its tensor through writes, so the last moment is as good as the first
             self.hooked.add(n)
-            target = self._through(source, set())
+            target = self._as_it_is(source)
             if kind == "retain_grad":
                 self.w.add(f"{target}.retain_grad()")
             else:
@@ -486,12 +504,14 @@ class Generator:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
         trace, w = self.parts.trace, self.w
         done: set[int] = set()
+        written = {write.index for write in trace.writes}
+        first = {i.index for i in self.meta.input_info if i.metadata_steps and i.index not in written}
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
                     continue
                 source = trace.sources[way[0]]
-                if source.kind in ("input", "owner") and self._is_written(source, done):
+                if source.kind in ("input", "owner") and (source.index in first or self._is_written(source, done)):
                     line = f"{self._old(source)} = {w.constant('history_of', history_of)}({self._now(source)})"
                     self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
@@ -651,8 +671,9 @@ class Generator:
         A saved input may share its version counter with a written one without sharing memory.
         """
         trace = self.parts.trace
-        written = bool(trace.writes) and any(s.is_input for s in self.parts.partition.saved)
-        return trace.training and (written or bool(self.watched))
+        changed = bool(trace.writes) or any(info.mutates_metadata for info in self.meta.input_info)
+        changed = changed and any(s.is_input for s in self.parts.partition.saved)
+        return trace.training and (changed or bool(self.watched))
 
     def _returned_outputs(self) -> list[OutputAliasInfo]:
         kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
@@ -661,21 +682,13 @@ class Generator:
         return sorted(found, key=lambda o: order[o.index])
 
     def _mutations(self, results: dict[int, str]) -> None:
-        """Write the new values that are there into the caller's tensors."""
+        """Write the new values that are there into the caller's tensors, and take their other changes."""
         for n, write in enumerate(self.parts.trace.writes):
             if n in self.written or n not in results:
                 continue
             self.written.add(n)
-            info = self.meta.input_info[write.index]
-            target = self.expressions[self.parts.dedupe.kept[write.index]]
-            line = f"{target}.copy_({results[n]})"
-            if not write.counts:
-                self.w.add(f"{target}.data.copy_({results[n]})  # eager does not count this write either")
-            elif write.visible:
-                self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
-            else:
-                quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
-                self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+            self._change(self.meta.input_info[write.index], write, results[n])
+        self._change_without_writes()
         if len(self.written) < len(self.parts.trace.writes) or self.counted:
             return
         self.counted = True
@@ -685,9 +698,49 @@ class Generator:
         for info in self.meta.input_info:
             # a compiler's kernels write without counting; so do writes of nothing, which eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            if info.moves_version and (in_graph or not info.mutates_data):
+            if info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata:
                 bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
                 self.w.add(f"{bump}({self.expressions[self.parts.dedupe.kept[info.index]]})")
+
+    def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
+        """Change one of the caller's tensors as the function did: its values, and all else."""
+        target = self.expressions[self.parts.dedupe.kept[info.index]]
+        self.changed.add(info.index)
+        self._steps(target, info, metadata.before_write(info))
+        if write is not None:
+            line = f"{target}.copy_({value})"
+            if not write.counts:
+                self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
+            elif write.visible:
+                self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
+            else:
+                quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
+                self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
+        self._steps(target, info, metadata.after_write(info))
+        if info.requires_grad_set is not None and not self._requires_grad_first(info):
+            self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
+
+    def _change_without_writes(self) -> None:
+        """Change those of the caller's tensors that get no new values."""
+        written = {write.index for write in self.parts.trace.writes}
+        for info in self.meta.input_info:
+            if info.is_changed and info.index not in written | self.changed:
+                self._change(info, None, "")
+
+    def _steps(self, target: str, info: InputAliasInfo, steps: Sequence[MetadataStep]) -> None:
+        """Take steps that change the caller's tensor other than in its values."""
+        for line, grad_mode in metadata.lines(target, steps):
+            grad_mode = grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
+            self._in_context(line, grad_mode=None if grad_mode == self.grad_on else grad_mode, autocast_off=False)
+
+    def _requires_grad_first(self, info: InputAliasInfo) -> bool:
+        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
+        return bool(info.requires_grad_set) and self.parts.trace.gets_gradient(info.index)
+
+    def _require_grad(self) -> None:
+        """Make those inputs require grad that the function made so, and that get gradients."""
+        for info in filter(self._requires_grad_first, self.meta.input_info):
+            self.w.add(f"{self.expressions[self.parts.dedupe.kept[info.index]]}.requires_grad_()")
 
     def _outputs(self, results: dict[int, str]) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
@@ -722,7 +775,10 @@ class Generator:
         if output.same_as is not None:
             return self._output(output.same_as)
         if output.index in trace.returned_outputs:
-            return self.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
+            returned = self.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
+            if output.is_new_leaf:
+                w.add(f"{returned}.requires_grad_()")
+            return returned
         assert output.base_idx is not None
         if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
             base = self.expressions[self.parts.dedupe.kept[output.base_idx]]
@@ -747,6 +803,8 @@ class Generator:
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.grad_on else None
         self._write_views(name, base, output, toggle)
+        if output.is_new_leaf:
+            w.add(f"{name} = {name}.detach().requires_grad_()")
         return name
 
     def _write_views(self, name: str, base: str, output: OutputAliasInfo, grad_mode: bool | None) -> None:
@@ -780,8 +838,7 @@ class Generator:
         assert output.spec is not None
         assert output.base_idx is not None
         if output.output_type is OutputType.ALIAS_OF_INPUT:
-            here = self.meta.input_info[output.base_idx].spec.offset
-            assert isinstance(here, int)
+            here = self.parts.trace.final_offsets[output.base_idx]
             assert isinstance(output.spec.offset, int)
             return f"{base}.storage_offset() + {output.spec.offset - here}"
         return str(output.spec.offset)
