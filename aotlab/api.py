@@ -21,10 +21,11 @@ from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.frontends.dynamo import compile_by_dynamo
+from aotlab.nesting import is_container
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload, is_leaf
+from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload
 
 __all__ = [
     "AotModule",
@@ -312,7 +313,7 @@ def aot_module_simplified(
     After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13, without the arguments that only
     Dynamo and Inductor pass to it.
     """
-    nested = [type(a).__qualname__ for a in args if not is_leaf(a)]
+    nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
     compiled = _module_function(

@@ -48,7 +48,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tenso
 # Swaps a module's parameters and buffers for the length of a block, ties included.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
-# Nested containers taken apart and put together; every torch that we support has it under this name only.
+# The containers that users have registered; every torch that we support has them under this name only.
 from torch.utils import _pytree as pytree
 
 # A mode that sees every op below autograd and functionalization.
@@ -68,50 +68,21 @@ __all__ = [
     "dispatch_mode_count",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
-    "flatten",
     "function_mode_count",
     "functionalization",
-    "is_leaf",
-    "path_text",
-    "paths",
     "pytree",
+    "registered_container",
     "reparametrize_module",
     "tracing",
-    "unflatten",
 ]
 
 
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def _is_value(value: Any) -> bool:
-    # pytree would take sizes apart and give them back as plain tuples
-    return isinstance(value, torch.Size)
-
-
-def flatten(value: Any) -> tuple[list[Any], Any]:
-    """Take nested containers apart; return the leaves and the nesting."""
-    return pytree.tree_flatten(value, is_leaf=_is_value)
-
-
-def unflatten(leaves: Sequence[Any], nesting: Any) -> Any:
-    """Put leaves together again."""
-    return pytree.tree_unflatten(list(leaves), nesting)
-
-
-def paths(value: Any) -> list[tuple[Any, ...]]:
-    """Return the key path of each leaf, in the order of `flatten`."""
-    return [tuple(path) for path, _ in pytree.tree_flatten_with_path(value, is_leaf=_is_value)[0]]
-
-
-def path_text(path: tuple[Any, ...]) -> str:
-    """Write a key path as Python would: ``[0]['w']``."""
-    return pytree.keystr(path)
-
-
-def is_leaf(value: Any) -> bool:
-    """Tell whether ``value`` is no container."""
-    return bool(_is_value(value) or pytree.tree_flatten(value)[1].is_leaf())
+def registered_container(kind: type) -> Any:
+    """Return the functions by which a type registered with ``torch.utils._pytree`` is flattened; None if it is not."""
+    return pytree.SUPPORTED_NODES.get(kind)
 
 
 # --- functionalization -------------------------------------------------------------------------------------------

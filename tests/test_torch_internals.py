@@ -263,25 +263,20 @@ def test_function_mode_count():
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def test_pytrees():
-    """Containers are taken apart and put together; sizes stay whole; paths read like Python."""
-    value = ({"w": [1, None]}, torch.Size([2, 3]), (4,))
-    leaves, nesting = internals.flatten(value)
-    assert leaves == [1, None, torch.Size([2, 3]), 4]
-    again = internals.unflatten(leaves, nesting)
-    assert again == value
-    assert type(again[1]) is torch.Size
-    assert [internals.path_text(path) for path in internals.paths(value)] == [
-        "[0]['w'][0]",
-        "[0]['w'][1]",
-        "[1]",
-        "[2][0]",
-    ]
-    assert internals.is_leaf(torch.Size([1]))
-    assert internals.is_leaf(3)
-    assert not internals.is_leaf([])
-    assert nesting == internals.flatten(value)[1]
-    assert nesting != internals.flatten([value])[1]
+def test_registered_containers():
+    """What users register with pytree is found, with functions for both ways."""
+
+    class Box:
+        """A container."""
+
+        def __init__(self, item):
+            self.item = item
+
+    assert internals.registered_container(Box) is None
+    torch.utils._pytree.register_pytree_node(Box, lambda box: ([box.item], "context"), lambda items, _: Box(items[0]))
+    node = internals.registered_container(Box)
+    assert node.flatten_fn(Box(3)) == ([3], "context")
+    assert node.unflatten_fn([4], "context").item == 4
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------

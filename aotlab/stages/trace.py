@@ -39,8 +39,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab import nesting
 from aotlab import torch_internals as internals
-from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
+from aotlab.analysis import Entered, Outputs, Places, enter, input_info, read_outputs, value_of
 from aotlab.analysis.views import view_parent
 from aotlab.errors import (
     CapturedTensorError,
@@ -236,7 +237,8 @@ def run(
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
-    lifted, args, kwargs = call.rebuild(values)
+    places = Places(call.target)
+    lifted, args, kwargs = call.rebuild(values, places.made)
     settings = global_state()
     random_state = _RandomState()
     grad_mode = torch.is_grad_enabled()
@@ -251,8 +253,8 @@ def run(
                 torch.set_grad_enabled(grad_mode)
             for item in inputs:
                 item.check_attributes()
-            leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
+            leaves, names, out_spec = places.read_result(result)
             storages = StorageNumbers()
             infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
             for info, item in zip(infos, inputs, strict=True):
@@ -261,7 +263,6 @@ def run(
                     text = f"`{item.name}` was made under inference_mode and is written"
                     raise RefusedError(text, argument=item.name)
             check_inputs(infos)
-            names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)
     except (RefusedError, RunEagerly):
         raise
@@ -337,13 +338,9 @@ class _RandomState:
         return drew
 
 
-def _output_names(result: Any) -> list[str]:
-    return ["out" + internals.path_text(path) for path in internals.paths(result)]
-
-
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's."""
-    now, spec = internals.flatten((args, kwargs))
+    now, spec = nesting.flatten((args, kwargs))
     before = values[call.lifted_count :]
     if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
         raise LeakedTensorError(
