@@ -161,8 +161,14 @@ def global_state() -> tuple[tuple[str, Any], ...]:
 
 
 def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
-    """Put global settings back that a traced function changed; those that only context managers change are left."""
+    """Put global settings back that a traced function changed; inference mode, which only blocks change, is left."""
     values = dict(settings)
+    for name, value in values.items():
+        if name.startswith("autocast on "):
+            torch.set_autocast_enabled(name.removeprefix("autocast on "), value)
+        elif name.startswith("autocast dtype on "):
+            torch.set_autocast_dtype(name.removeprefix("autocast dtype on "), value)
+    torch.set_autocast_cache_enabled(values["autocast cache"])
     torch.set_grad_enabled(values["grad mode"])
     torch.use_deterministic_algorithms(values["deterministic algorithms"])
     torch.set_default_dtype(values["default dtype"])

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.leaks import Watch
 from aotlab.reached import Reached, fast_check, reached_objects, reached_state
+from aotlab.recorder import Untraceable
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -64,7 +66,14 @@ class FunctionTarget:
         modules = [(name, value) for name, value in reached_objects(self.function) if isinstance(value, nn.Module)]
         refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
         watch = Watch(reached_objects(self.function))
-        result = self.function(*args, **kwargs)
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException:  # eager may run next and must find everything as it was
+            watch.restore()
+            for item in before:
+                if not item.holds():
+                    item.put_back()
+            raise
         leak = watch.leaked()
         if leak is not None:
             watch.restore()
@@ -123,6 +132,11 @@ class ModuleTarget:
         self.function = module.forward
         self.name = type(module).__qualname__
         self.line = line_of_function(module.forward)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
+                "it was made from"
+            )
         self._find()
         for (name, _), tensor in zip(self._names, self.lifted(), strict=True):
             if isinstance(tensor, internals.FakeTensor):
@@ -202,6 +216,9 @@ class ModuleTarget:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
         refuse_backward_hooks(self._modules)
+        for path, module in self._modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
         before = [held[key] for held, key in self._slots]
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
         watch = Watch([(path or "self", module) for path, module in self._modules])
@@ -214,9 +231,11 @@ class ModuleTarget:
                 for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True)
                 if held.get(key) is not tensor
             ]
-        finally:
-            for (held, key), own in zip(self._slots, before, strict=True):
-                held[key] = own
+        except BaseException:
+            self._put_back(before)
+            watch.restore()
+            raise
+        self._put_back(before)
         for module, was in attributes:  # torch's own modules keep caches, as an LSTM its list of weights
             if type(module).__module__.startswith("torch."):
                 changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
@@ -240,6 +259,10 @@ class ModuleTarget:
                 suggestion="write buffers in place (`self.buffer.copy_(…)`), or return the value",
             )
         return result
+
+    def _put_back(self, own: Sequence[Any]) -> None:
+        for (held, key), tensor in zip(self._slots, own, strict=True):
+            held[key] = tensor
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""

@@ -61,6 +61,9 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.data_ptr: (EscapeError, "`data_ptr()`", _MEMORY),
     Tensor.__dlpack__: (EscapeError, "`__dlpack__`", _MEMORY),
     Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
+    Tensor.is_shared: (EscapeError, "`is_shared()`", _MEMORY),
+    Tensor.share_memory_: (EscapeError, "`share_memory_()`", "it would move the memory of this one trace"),
+    Tensor.is_pinned: (EscapeError, "`is_pinned()`", _MEMORY),
     Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
     Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
     internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),

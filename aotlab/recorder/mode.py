@@ -12,7 +12,6 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
-    GraphInvariantError,
     HigherOrderOpError,
     RandomOpError,
     SubclassError,
@@ -21,13 +20,26 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.tape import Operation, Tape, tensors_in
+from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
+
+
+#: Ops whose fake results do not say that the real ones are quantized.
+_QUANTIZES = frozenset(
+    getattr(packet, overload)
+    for packet in (
+        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
+        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
+        torch.ops.aten._empty_per_channel_affine_quantized,
+    )
+    for overload in packet.overloads()
+)  # fmt: skip
+_QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
@@ -175,6 +187,17 @@ class Recorder(TorchDispatchMode):
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
         result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        for tensor in tensors_in(result):
+            if (
+                func in _QUANTIZES
+                or tensor.layout != torch.strided
+                or tensor.dtype in _QUANTIZED
+                or tensor.device.type == "meta"
+            ):
+                raise Untraceable(
+                    f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
+                    f"{self._line()}"
+                )
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:
@@ -224,7 +247,10 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
-            raise GraphInvariantError(f"`{func}` was given a fake tensor of another trace, at {self._line()}")
+            raise Untraceable(
+                f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
+                f"that is made inside the function, at {self._line()}"
+            )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             raise SubclassError(
                 f"`{func}` was given a `{type(tensor).__qualname__}`",

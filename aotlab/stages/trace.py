@@ -60,7 +60,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape
+from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape, Untraceable, Warned, WarningTape, would_raise
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -112,6 +112,8 @@ class Trace:
         For each graph input, whether a gradient can reach it: those inputs have to go through autograd.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
+    warned
+        What the function warned of.
     state_masks
         For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
@@ -136,6 +138,7 @@ class Trace:
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
+    warned: tuple[Warned, ...]
     metadata: ViewAndMutationMeta
 
     @property
@@ -238,6 +241,7 @@ def run(
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
     places = Places(call.target)
+    warned = WarningTape()
     lifted, args, kwargs = call.rebuild(values, places.made)
     settings = global_state()
     random_state = _RandomState()
@@ -246,7 +250,7 @@ def run(
         with _tracing(recorder):
             try:
                 escapes = EscapeGuard({i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs)})
-                with escapes:
+                with warned, escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
             finally:
@@ -280,8 +284,12 @@ def run(
                 suggestion="pass it as an argument",
             ) from error
         raise TraceFailed(f"{type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise TraceFailed(f"{type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise  # the user's, who wants this to end
+    except Untraceable as error:
+        raise TraceFailed(str(error)) from error
+    except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
+        raise TraceFailed(_first_line(error)) from error
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
@@ -297,13 +305,21 @@ def run(
         )
     if changed:
         raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
+    if would_raise(warned.noted):
+        raise RunEagerly("a warning of the function is turned into an error")
     return _finish(
         call, dedupe, tape, recorder, fake_mode, inputs, infos, outputs, out_spec,
         keep_input_mutations=keep_input_mutations,
         static_inputs=static_inputs,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.offsets_read)),
+        warned=tuple(warned.noted),
     )  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0].strip()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +381,7 @@ def _finish(
     static_inputs: int,
     left_grad_mode: bool | None,
     offsets_read: tuple[int, ...],
+    warned: tuple[Warned, ...],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
@@ -446,6 +463,7 @@ def _finish(
         out_spec=out_spec,
         out_constants=outputs.constants,
         offsets_read=offsets_read,
+        warned=warned,
         returned_outputs=[i for i, _, _ in outputs.returned],
         metadata=metadata,
     )

@@ -26,6 +26,7 @@ from aotlab.ir.metadata import (
 )
 from aotlab.nesting import Given, Leaf, Node
 from aotlab.reached import same_value
+from aotlab.recorder import warn_again, would_raise
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
@@ -159,6 +160,10 @@ class Generator:
             self._miss([f"{self.expressions[position]}.storage_offset() != {facts.offset}"])
         self._overlap_guard()
         self.given = write_given_guards(w, parts.trace.out_spec, self._miss)
+        if parts.trace.warned:
+            noted = w.constant("noted", parts.trace.warned)
+            self._miss([f"{w.constant('would_raise', would_raise)}({noted})"])
+            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
 
     def _star(self, expressions: Sequence[str]) -> str:
         """Write an argument list, with ``*parameters`` for all the lifted ones where they stand in order."""
