@@ -101,12 +101,27 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Let a function pass, or refuse it."""
         escape = _ESCAPES.get(func)
-        if escape is not None and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+        if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
-            raise kind(
-                f"{what} of a traced tensor was asked for",
+            if internals.is_functional(args[0]):
+                raise kind(
+                    f"{what} of a traced tensor was asked for",
+                    line=user_line(),
+                    why=why,
+                    suggestion="move it out of the compiled function",
+                )
+            if _is_captured(args[0]):
+                raise kind(
+                    f"{what} of a tensor that is not an argument was asked for",
+                    line=user_line(),
+                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
+                    suggestion="pass the tensor as an argument, or move it out of the compiled function",
+                )
+        if func in _CHANGES and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
+            raise EscapeError(
+                f"`{_name(func)}` of a tensor that is not an argument was called inside the function",
                 line=user_line(),
-                why=why,
+                why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
             )
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
@@ -197,6 +212,25 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
                 argument=name,
             )
+
+
+#: What changes a tensor without an op that the recorder would see.
+_CHANGES = frozenset(
+    (
+        Tensor.requires_grad_,
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a getter
+        Tensor.data.__get__,  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
+    )
+)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(getattr(func, "__self__", func), "__name__", func))
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a real one that the function found outside of its arguments."""
+    return not (internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta)
 
 
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
