@@ -263,6 +263,14 @@ def test_function_mode_count():
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
+def test_transformed():
+    """A transform's wrapper is told from a plain tensor."""
+    seen = []
+    torch.func.grad(lambda x: (seen.append(internals.is_transformed(x)), x.sum())[1])(torch.ones(2))
+    torch.vmap(lambda x: (seen.append(internals.is_transformed(x)), x)[1])(torch.ones(2))
+    assert [*seen, internals.is_transformed(torch.ones(2))] == [True, True, False]
+
+
 def test_registered_containers():
     """What users register with pytree is found, with functions for both ways."""
 
