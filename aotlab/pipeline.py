@@ -240,7 +240,7 @@ def _backward(
 
     def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
         started = time.perf_counter_ns()
-        if all(pattern) and record.backward is not None and lone:
+        if all(pattern) and record.backward is not None and lone and not internals.any_autocast_enabled():
             module, needs = record.backward, tuple(range(len(split.saved_names)))
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)

@@ -12,6 +12,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
+    EscapeError,
     HigherOrderOpError,
     RandomOpError,
     SubclassError,
@@ -54,6 +55,18 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 )  # fmt: skip
 
 
+#: What kernels look at when they run and the graph does not say.
+_SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
 class Recorder(TorchDispatchMode):
     """Run each op on fake tensors and append it to the tape.
 
@@ -84,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
+        self._settings = _settings()
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -159,6 +173,7 @@ class Recorder(TorchDispatchMode):
                 why="a graph cannot hold a generator",
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
+        self._check_settings(func)
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
@@ -205,6 +220,18 @@ class Recorder(TorchDispatchMode):
             else:
                 self._memo[key] = description
         return result
+
+    def _check_settings(self, func: Any) -> None:
+        """Refuse an op under another setting than the call's: the graph will run under the call's."""
+        now = _settings()
+        if now != self._settings and self.phase == "forward":
+            name = next(name for name, a, b in zip(_SETTINGS, now, self._settings, strict=True) if a != b)
+            raise EscapeError(
+                f"the function changes a global setting, {name}, before it calls `{func}`",
+                line=self._line(),
+                why="the graph runs under the setting of the call",
+                suggestion="change it outside of the compiled function",
+            )
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape

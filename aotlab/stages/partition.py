@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab import torch_internals as internals
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, placeholders
@@ -139,7 +140,7 @@ def derive_backward(
     PartialBackwardError
         Something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.derive(segment, pattern)
+    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled())
     saved = list(zip(split.saved_names, split.saved_values, strict=True))
     inputs = [(name, value) for name, value in saved if value is not None]
     defined = [

@@ -32,7 +32,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -203,8 +203,10 @@ class Trace:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
 
-    def derive(self, segment: int, pattern: Sequence[bool]) -> list[Tensor | None]:
+    def derive(self, segment: int, pattern: Sequence[bool], *, autocast: bool = False) -> list[Tensor | None]:
         """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes.
 
         Raises
         ------
@@ -219,11 +221,14 @@ class Trace:
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
-            with _tracing(self.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
+            casting = nullcontext() if autocast else internals.disable_autocast()
+            with _tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 found = differentiate(part, given)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         finally:
             self.recorder.phase = "forward"
+            if autocast:
+                torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         for operation in self.tape.operations[first:]:
             if operation.is_random:
                 raise RandomOpError(
