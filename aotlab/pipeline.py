@@ -127,6 +127,8 @@ def compile_call(
                 options.backend,
                 context,
                 lazy_backward=config.lazy_backward or len(live.segments) > 1,
+                output_labels=[f"`{label}`" for label in traced.outputs],
+                gradient_labels=live.gradient_labels(0) if live.training else (),
             )
         journal.announce("compile", compiled)
 
@@ -237,6 +239,7 @@ def _backward(
 ) -> runtime.Backward:
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
     lone = len(live.segments) == 1
+    labels = live.gradient_labels(segment)
 
     def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
         started = time.perf_counter_ns()
@@ -246,7 +249,7 @@ def _backward(
             module, needs = partition.derive_backward(live, split, segment, pattern)
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
-            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0)
+            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
         if observe.listening():
             observe.emit(
                 observe.BackwardCompiled(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import linecache
 import logging
 import sys
 import threading
@@ -41,6 +43,9 @@ from torch._subclasses.fake_tensor import (
 
 # Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
 from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
+
+# Writes a graph's Python so that it takes its inputs in one list, which it empties.
+from torch.fx.graph import _BoxedCodeGen
 
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
@@ -229,6 +234,27 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
     """Return a module's compiled Python, without the checks of ``Module.__call__``."""
     _LazyGraphModule.force_recompile(module)
     return module.forward
+
+
+def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
+    graph = module.graph
+    before = graph._codegen
+    graph._codegen = _BoxedCodeGen()
+    try:
+        code = graph.python_code("self")
+    finally:
+        graph._codegen = before
+    name = f"<aotlab graph {next(_graphs)}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec"), namespace)
+    call: Callable[[list[Any]], Any] = functools.partial(namespace["forward"], module)
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call
+
+
+_graphs = itertools.count()
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------

@@ -203,6 +203,16 @@ class Trace:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
 
+    def gradient_labels(self, segment: int) -> list[str]:
+        """Name the gradients of a segment's backward."""
+        labels = []
+        for way in self.slots[segment]:
+            source = None if way is None else self.sources.get(way[0])
+            known = source is not None and source.kind == "input"
+            name = f" of `{self.metadata.input_info[source.index].name}`" if source is not None and known else ""
+            labels.append(f"the gradient{name}")
+        return labels
+
     def derive(self, segment: int, pattern: Sequence[bool], *, autocast: bool = False) -> list[Tensor | None]:
         """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
 
