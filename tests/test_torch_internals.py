@@ -271,6 +271,23 @@ def test_transformed():
     assert [*seen, internals.is_transformed(torch.ones(2))] == [True, True, False]
 
 
+def test_boxed_forward():
+    """A graph's boxed form takes one list, empties it, computes the same, and leaves the graph's own form alone."""
+    module = fx.symbolic_trace(lambda x, y: (x.sin() + y, None, y))
+    before = module.code
+    call = internals.boxed_forward_of(module)
+    arguments = [torch.ones(2), torch.ones(2)]
+    (a, none, y) = call(arguments)
+    assert arguments == []
+    assert none is None
+    assert torch.equal(a, torch.ones(2).sin() + 1)
+    assert torch.equal(y, torch.ones(2))
+    assert call._boxed_call is True
+    assert module.code == before
+    module.recompile()
+    assert module.code == before
+
+
 def test_registered_containers():
     """What users register with pytree is found, with functions for both ways."""
 

@@ -253,6 +253,11 @@ class Recorder(TorchDispatchMode):
         index = len(tape.operations)
         tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
 
+    def line_of(self, sequence: int) -> UserLine | None:
+        """Return the user's line whose forward made the autograd node of that number."""
+        place = self._places.get(sequence)
+        return None if place is None else place()
+
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
             sequence = internals.current_node_sequence()

@@ -13,6 +13,7 @@ from aotlab.backends.base import Boxed
 from aotlab.errors import DoubleBackwardError
 from aotlab.guards import global_state
 from aotlab.stages.partition import Split
+from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace import Trace
 
@@ -32,6 +33,7 @@ class Backward:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
+        self._nans = NanFinder(trace, split, segment)
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
@@ -83,6 +85,8 @@ class Backward:
         saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            self._nans.check(pattern, needs, arguments, autocast=bool(casting))
         if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)
