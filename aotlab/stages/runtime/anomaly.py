@@ -83,7 +83,7 @@ class NanFinder:
         values: list[Tensor] = []
         handles = [node.register_hook(self._listener(node, steps, values)) for node in self._nodes()]
         try:
-            trace.derive(self._segment, pattern, autocast=autocast)
+            trace.derive(self._segment, pattern, autocast=autocast, again=True)
         except RefusedError:
             return None
         finally:
