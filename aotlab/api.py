@@ -61,12 +61,19 @@ def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
 def make_boxed_func(f: Function) -> Function:
     """Give a function that takes its inputs one by one the boxed convention: one list, which it may empty.
 
+    Raises
+    ------
+    UsageError
+        If ``f`` cannot be called.
+
     Examples
     --------
     >>> import aotlab
     >>> aotlab.make_boxed_func(lambda x, y: (x + y,))([1, 2])
     (3,)
     """
+    if not callable(f):
+        raise UsageError(f"make_boxed_func takes a function, not a {type(f).__qualname__}")
     return boxed(f)
 
 
@@ -78,8 +85,9 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
     def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
         compiled = compiler(gm, example_inputs)
-        return boxed(compiled)
+        return boxed(compiled) if callable(compiled) else compiled  # what is wrong with it is said where it is used
 
+    compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))
     return compile_boxed
 
 

@@ -181,7 +181,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
             found[name] = object.__getattribute__(value, name)
         except AttributeError:
             continue  # a slot that was never set
-    return found | (getattr(value, "__dict__", None) or {})
+    held = getattr(value, "__dict__", None)
+    return found | held if isinstance(held, dict) else found
 
 
 @lru_cache(maxsize=512)

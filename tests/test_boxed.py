@@ -252,6 +252,15 @@ def test_compilers_that_return_no_function(which, kind):
     assert x.tolist() == [3.0, 3.0]
 
 
+def test_boxing_what_is_no_function():
+    """`make_boxed_compiler` leaves what is wrong to be told; `make_boxed_func` tells it."""
+    f = aotlab.aot_function(lambda x: x * 2, aotlab.make_boxed_compiler(lambda gm, inputs: None))
+    with pytest.raises(UsageError, match="`<lambda>` returned None for the inference graph"):
+        f(torch.ones(1))
+    with pytest.raises(UsageError, match="not a NoneType"):
+        aotlab.make_boxed_func(None)
+
+
 WRONG_RESULTS = {
     "too few": (lambda outs: outs[:-1], "returned {less} outputs; the graph has {count} outputs"),
     "too many": (lambda outs: (*outs, outs[0]), "returned {more} outputs; the graph has {count} outputs"),
