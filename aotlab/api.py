@@ -84,7 +84,7 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
     """
 
     def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
-        compiled = compiler(gm, example_inputs)
+        compiled: Any = compiler(gm, example_inputs)
         return boxed(compiled) if callable(compiled) else compiled  # what is wrong with it is said where it is used
 
     compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))

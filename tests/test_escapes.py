@@ -104,7 +104,6 @@ LOOKS = {
     "grad =": (_assign_grad, EscapeError),
     "swap_tensors": (_swap, EscapeError),
     "class =": (_change_class, LeakedTensorError),
-    "register_hook": (lambda x: (x * 1).requires_grad_().register_hook(print), HooksError),
     "backward": (lambda x: (x * 1).sum().backward(), EscapeError),
 }  # fmt: skip
 

@@ -14,12 +14,14 @@ its outputs need. One tape serves the joint graph and every later backward::
 """
 
 from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
+from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
-    "EscapeGuard", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "Untraceable", "Warned", "WarningTape",
-    "is_tracing", "locate", "overlaps_itself", "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
+    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "Untraceable", "Warned",
+    "WarningTape", "is_tracing", "locate", "overlaps_itself", "tensors_in", "user_line", "user_place", "warn_again",
+    "would_raise",
 ]  # fmt: skip
