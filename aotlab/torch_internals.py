@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import linecache
 import logging
 import sys
 import threading
@@ -42,19 +44,21 @@ from torch._subclasses.fake_tensor import (
 # Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
 from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
 
+# Writes a graph's Python so that it takes its inputs in one list, which it empties.
+from torch.fx.graph import _BoxedCodeGen
+
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 
 # Swaps a module's parameters and buffers for the length of a block, ties included.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
-# Nested containers taken apart and put together; every torch that we support has it under this name only.
+# The containers that users have registered; every torch that we support has them under this name only.
 from torch.utils import _pytree as pytree
 
 # A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from aotlab.values import same_value
 
 __all__ = [
     "DataDependentOutputException",
@@ -70,72 +74,22 @@ __all__ = [
     "dispatch_mode_count",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
-    "flatten",
     "function_mode_count",
     "functionalization",
-    "is_leaf",
     "outside_of_trace",
-    "path_text",
-    "paths",
     "pytree",
+    "registered_container",
     "reparametrize_module",
-    "same_nesting",
     "tracing",
-    "unflatten",
 ]
 
 
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def _is_value(value: Any) -> bool:
-    # pytree would take sizes apart and give them back as plain tuples
-    return isinstance(value, torch.Size)
-
-
-def flatten(value: Any) -> tuple[list[Any], Any]:
-    """Take nested containers apart; return the leaves and the nesting."""
-    return pytree.tree_flatten(value, is_leaf=_is_value)
-
-
-def unflatten(leaves: Sequence[Any], nesting: Any) -> Any:
-    """Put leaves together again."""
-    return pytree.tree_unflatten(list(leaves), nesting)
-
-
-def same_nesting(one: Any, other: Any) -> bool:
-    """Tell whether two nestings are the same, keys by type and value: torch's own comparison takes 1 for True."""
-    return bool(one == other) and _same_keys(one, other)
-
-
-def _same_keys(one: Any, other: Any) -> bool:
-    # of two nestings that torch takes for equal; its attributes are read without the checks of its properties
-    keys = one._context
-    if keys is not None and keys is not other._context and not same_value(keys, other._context):
-        return False
-    return all(map(_same_keys, one._children, other._children))
-
-
-def has_keys(nesting: Any) -> bool:
-    """Tell whether a nesting contains anything but tuples, lists and named tuples: what `same_nesting` looks at."""
-    keys = nesting._context
-    plain = keys is None or keys == [] or isinstance(keys, type)
-    return not plain or any(map(has_keys, nesting._children))
-
-
-def paths(value: Any) -> list[tuple[Any, ...]]:
-    """Return the key path of each leaf, in the order of `flatten`."""
-    return [tuple(path) for path, _ in pytree.tree_flatten_with_path(value, is_leaf=_is_value)[0]]
-
-
-def path_text(path: tuple[Any, ...]) -> str:
-    """Write a key path as Python would: ``[0]['w']``."""
-    return pytree.keystr(path)
-
-
-def is_leaf(value: Any) -> bool:
-    """Tell whether ``value`` is no container."""
-    return bool(_is_value(value) or pytree.tree_flatten(value)[1].is_leaf())
+def registered_container(kind: type) -> Any:
+    """Return the functions by which a type registered with ``torch.utils._pytree`` is flattened; None if it is not."""
+    return pytree.SUPPORTED_NODES.get(kind)
 
 
 # --- functionalization -------------------------------------------------------------------------------------------
@@ -308,14 +262,6 @@ def nesting_text(nesting: Any) -> str:
     return f"{name.__qualname__}({about}{', '.join(inner)})"
 
 
-def call_text(nesting: Any) -> str:
-    """Write the nesting of ``(args, kwargs)`` as a call's arguments: ``(*, [*, *], y=*)``."""
-    args, kwargs = nesting.children()
-    texts = [nesting_text(child) for child in args.children()]
-    texts += [f"{key}={nesting_text(child)}" for key, child in zip(kwargs.context, kwargs.children(), strict=True)]
-    return f"({', '.join(texts)})"
-
-
 # --- graphs ------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +275,27 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
     """Return a module's compiled Python, without the checks of ``Module.__call__``."""
     _LazyGraphModule.force_recompile(module)
     return module.forward
+
+
+def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
+    graph = module.graph
+    before = graph._codegen
+    graph._codegen = _BoxedCodeGen()
+    try:
+        code = graph.python_code("self")
+    finally:
+        graph._codegen = before
+    name = f"<aotlab graph {next(_graphs)}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec"), namespace)
+    call: Callable[[list[Any]], Any] = functools.partial(namespace["forward"], module)
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call
+
+
+_graphs = itertools.count()
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------
@@ -481,6 +448,11 @@ def only_default_devices() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the wrapper by which a ``torch.func`` transform follows another tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def transforms_active() -> bool:
     """Tell whether a ``torch.func`` transform is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -527,6 +499,7 @@ ASSERTIONS = frozenset(
         torch.ops.aten._linalg_check_errors.default,
     )
 )
+
 
 class _OwnNode(torch.autograd.Function):
     """Hangs a node behind a tensor as a write in place does."""

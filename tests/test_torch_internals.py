@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import aotlab
 from aotlab import torch_internals as internals
@@ -292,25 +292,45 @@ def test_function_mode_count():
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def test_pytrees():
-    """Containers are taken apart and put together; sizes stay whole; paths read like Python."""
-    value = ({"w": [1, None]}, torch.Size([2, 3]), (4,))
-    leaves, nesting = internals.flatten(value)
-    assert leaves == [1, None, torch.Size([2, 3]), 4]
-    again = internals.unflatten(leaves, nesting)
-    assert again == value
-    assert type(again[1]) is torch.Size
-    assert [internals.path_text(path) for path in internals.paths(value)] == [
-        "[0]['w'][0]",
-        "[0]['w'][1]",
-        "[1]",
-        "[2][0]",
-    ]
-    assert internals.is_leaf(torch.Size([1]))
-    assert internals.is_leaf(3)
-    assert not internals.is_leaf([])
-    assert nesting == internals.flatten(value)[1]
-    assert nesting != internals.flatten([value])[1]
+def test_transformed():
+    """A transform's wrapper is told from a plain tensor."""
+    seen = []
+    torch.func.grad(lambda x: (seen.append(internals.is_transformed(x)), x.sum())[1])(torch.ones(2))
+    torch.vmap(lambda x: (seen.append(internals.is_transformed(x)), x)[1])(torch.ones(2))
+    assert [*seen, internals.is_transformed(torch.ones(2))] == [True, True, False]
+
+
+def test_boxed_forward():
+    """A graph's boxed form takes one list, empties it, computes the same, and leaves the graph's own form alone."""
+    module = fx.symbolic_trace(lambda x, y: (x.sin() + y, None, y))
+    before = module.code
+    call = internals.boxed_forward_of(module)
+    arguments = [torch.ones(2), torch.ones(2)]
+    (a, none, y) = call(arguments)
+    assert arguments == []
+    assert none is None
+    assert torch.equal(a, torch.ones(2).sin() + 1)
+    assert torch.equal(y, torch.ones(2))
+    assert call._boxed_call is True
+    assert module.code == before
+    module.recompile()
+    assert module.code == before
+
+
+def test_registered_containers():
+    """What users register with pytree is found, with functions for both ways."""
+
+    class Box:
+        """A container."""
+
+        def __init__(self, item):
+            self.item = item
+
+    assert internals.registered_container(Box) is None
+    torch.utils._pytree.register_pytree_node(Box, lambda box: ([box.item], "context"), lambda items, _: Box(items[0]))
+    node = internals.registered_container(Box)
+    assert node.flatten_fn(Box(3)) == ([3], "context")
+    assert node.unflatten_fn([4], "context").item == 4
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------

@@ -102,8 +102,12 @@ class Segment:
 
 
 def segments(
-    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *,
-    nested: bool = False, cuts: Collection[Edge] = (),
+    roots: Sequence[Edge],
+    inputs: Sequence[Edge],
+    seen: Mapping[Edge, tuple[int, ...]],
+    *,
+    nested: bool = False,
+    cuts: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 

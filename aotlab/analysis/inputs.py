@@ -87,6 +87,13 @@ class Entered:
         LeakedTensorError, EscapeError
             With the argument's name.
         """
+        if type(self.wrapper) is not Tensor:
+            raise LeakedTensorError(
+                f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",
+                why="a compiled call would not",
+                suggestion="do it outside",
+                argument=self.name,
+            )
         if vars(self.wrapper) != self.attributes:
             changed = set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes)
             raise LeakedTensorError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.containers import is_constant
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
@@ -29,12 +29,6 @@ from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import Tape
-
-_PLAIN_RESULTS = (
-    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, enum.Enum, type, slice, range,
-)  # fmt: skip
-
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -65,11 +59,11 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         if not isinstance(leaf, Tensor):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
-            if not isinstance(leaf, _PLAIN_RESULTS):
+            if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
                     why="a compiled call would return the same object each time, holding traced tensors perhaps",
-                    suggestion="return tensors and plain values, or register the type with torch.utils._pytree",
+                    suggestion="return tensors, plain values and containers of them",
                 )
             read.constants[i] = leaf
             kind = type(leaf)

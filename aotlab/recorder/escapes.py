@@ -13,6 +13,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     DataDependentError,
     EscapeError,
+    HooksError,
     RandomOpError,
     RefusedError,
     StorageMutationError,
@@ -60,6 +61,9 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.data_ptr: (EscapeError, "`data_ptr()`", _MEMORY),
     Tensor.__dlpack__: (EscapeError, "`__dlpack__`", _MEMORY),
     Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
+    Tensor.is_shared: (EscapeError, "`is_shared()`", _MEMORY),
+    Tensor.share_memory_: (EscapeError, "`share_memory_()`", "it would move the memory of this one trace"),
+    Tensor.is_pinned: (EscapeError, "`is_pinned()`", _MEMORY),
     Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
     Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
     internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),
@@ -134,12 +138,27 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Let a function pass, or refuse it."""
         escape = _ESCAPES.get(func)
-        if escape is not None and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+        if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
-            raise kind(
-                f"{what} of a traced tensor was asked for",
+            if internals.is_functional(args[0]):
+                raise kind(
+                    f"{what} of a traced tensor was asked for",
+                    line=user_line(),
+                    why=why,
+                    suggestion="move it out of the compiled function",
+                )
+            if _is_captured(args[0]):
+                raise kind(
+                    f"{what} of a tensor that is not an argument was asked for",
+                    line=user_line(),
+                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
+                    suggestion="pass the tensor as an argument, or move it out of the compiled function",
+                )
+        if (func in _CHANGES or func in _HOOKS) and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
+            raise (HooksError if func in _HOOKS else EscapeError)(
+                f"`{_name(func)}` of a tensor that is not an argument was called inside the function",
                 line=user_line(),
-                why=why,
+                why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
             )
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
@@ -300,6 +319,28 @@ _HOOKS: dict[Any, Any] = {
     Tensor.retain_grad: "retain_grad",
     _RETAINS_GRAD: "retain_grad",
 }
+
+#: What changes a tensor without an op that the recorder would see.
+_CHANGES = frozenset(
+    (
+        Tensor.requires_grad_,
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a getter
+        Tensor.data.__get__,  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
+    )
+)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(getattr(func, "__self__", func), "__name__", func))
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a real one that the function found outside of its arguments."""
+    if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
+        return False
+    return not internals.is_transformed(tensor)
+
+
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

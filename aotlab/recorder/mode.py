@@ -12,7 +12,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
-    GraphInvariantError,
+    EscapeError,
     HigherOrderOpError,
     RandomOpError,
     SubclassError,
@@ -21,13 +21,26 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.tape import Operation, Tape, tensors_in
+from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
+
+
+#: Ops whose fake results do not say that the real ones are quantized.
+_QUANTIZES = frozenset(
+    getattr(packet, overload)
+    for packet in (
+        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
+        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
+        torch.ops.aten._empty_per_channel_affine_quantized,
+    )
+    for overload in packet.overloads()
+)  # fmt: skip
+_QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
@@ -40,6 +53,18 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
+
+
+#: What kernels look at when they run and the graph does not say.
+_SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 class Recorder(TorchDispatchMode):
@@ -72,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
+        self._settings = _settings()
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -153,6 +179,7 @@ class Recorder(TorchDispatchMode):
                 why="a graph cannot hold a generator",
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
+        self._check_settings(func)
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
@@ -181,6 +208,17 @@ class Recorder(TorchDispatchMode):
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
         result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        for tensor in tensors_in(result):
+            if (
+                func in _QUANTIZES
+                or tensor.layout != torch.strided
+                or tensor.dtype in _QUANTIZED
+                or tensor.device.type == "meta"
+            ):
+                raise Untraceable(
+                    f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
+                    f"{self._line()}"
+                )
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:
@@ -188,6 +226,18 @@ class Recorder(TorchDispatchMode):
             else:
                 self._memo[key] = description
         return result
+
+    def _check_settings(self, func: Any) -> None:
+        """Refuse an op under another setting than the call's: the graph will run under the call's."""
+        now = _settings()
+        if now != self._settings and self.phase == "forward":
+            name = next(name for name, a, b in zip(_SETTINGS, now, self._settings, strict=True) if a != b)
+            raise EscapeError(
+                f"the function changes a global setting, {name}, before it calls `{func}`",
+                line=self._line(),
+                why="the graph runs under the setting of the call",
+                suggestion="change it outside of the compiled function",
+            )
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
@@ -208,6 +258,11 @@ class Recorder(TorchDispatchMode):
         original = self._original or func
         index = len(tape.operations)
         tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+
+    def line_of(self, sequence: int) -> UserLine | None:
+        """Return the user's line whose forward made the autograd node of that number."""
+        place = self._places.get(sequence)
+        return None if place is None else place()
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
@@ -230,7 +285,10 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
-            raise GraphInvariantError(f"`{func}` was given a fake tensor of another trace, at {self._line()}")
+            raise Untraceable(
+                f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
+                f"that is made inside the function, at {self._line()}"
+            )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             raise SubclassError(
                 f"`{func}` was given a `{type(tensor).__qualname__}`",

@@ -32,16 +32,29 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
+from aotlab import nesting
 from aotlab import torch_internals as internals
-from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, next_edges, node_bits, reachable, segments, state_masks, watches
+from aotlab.analysis import Entered, Outputs, Places, enter, input_info, read_outputs, value_of
+from aotlab.analysis.history import (
+    Edge,
+    Exit,
+    Segment,
+    differentiate,
+    edge_of,
+    next_edges,
+    node_bits,
+    reachable,
+    segments,
+    state_masks,
+    watches,
+)
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -62,7 +75,20 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Hook, HookKind, Recorder, Reshapes, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import (
+    EscapeGuard,
+    Hook,
+    HookKind,
+    Recorder,
+    Reshapes,
+    RunEagerly,
+    Tape,
+    Untraceable,
+    Warned,
+    WarningTape,
+    overlaps_itself,
+    would_raise,
+)
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -161,6 +187,8 @@ class Trace:
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
         For each kept input, its offset when the function returned.
+    warned
+        What the function warned of.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     watch
@@ -196,6 +224,7 @@ class Trace:
     returned_outputs: list[int]
     made_through: dict[int, int]
     final_offsets: list[int]
+    warned: tuple[Warned, ...]
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     metadata: ViewAndMutationMeta
 
@@ -231,8 +260,23 @@ class Trace:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
 
-    def derive(self, segment: int, pattern: Sequence[bool]) -> list[Tensor | None]:
+    def gradient_labels(self, segment: int) -> list[str]:
+        """Name the gradients of a segment's backward."""
+        labels = []
+        for way in self.slots[segment]:
+            source = None if way is None else self.sources.get(way[0])
+            known = source is not None and source.kind == "input"
+            name = f" of `{self.metadata.input_info[source.index].name}`" if source is not None and known else ""
+            labels.append(f"the gradient{name}")
+        return labels
+
+    def derive(
+        self, segment: int, pattern: Sequence[bool], *, autocast: bool = False, again: bool = False
+    ) -> list[Tensor | None]:
         """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. With
+        ``again`` it is run also where the result is known.
 
         Raises
         ------
@@ -241,7 +285,7 @@ class Trace:
         Exception
             Whatever the backward of the traced program raises.
         """
-        if all(pattern) and segment in self.full:
+        if all(pattern) and segment in self.full and not autocast and not again:
             return self.full[segment]
         part, slots = self.segments[segment], self.slots[segment]
         numbers = self.entry_tangents[segment]
@@ -249,11 +293,14 @@ class Trace:
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
-            with _tracing(self.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
+            casting = nullcontext() if autocast else internals.disable_autocast()
+            with _tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 found = differentiate(part, given)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         finally:
             self.recorder.phase = "forward"
+            if autocast:
+                torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         for operation in self.tape.operations[first:]:
             if operation.is_random:
                 raise RandomOpError(
@@ -316,7 +363,9 @@ def run(
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
-    lifted, args, kwargs = call.rebuild(values)
+    places = Places(call.target)
+    warned = WarningTape()
+    lifted, args, kwargs = call.rebuild(values, places.made)
     settings = global_state()
     random_state = _RandomState()
     grad_mode = torch.is_grad_enabled()
@@ -326,7 +375,7 @@ def run(
                 known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
                 shared = {i.storage for i in inputs if i.base is not None}
                 escapes = EscapeGuard(known, shared, Reshapes(inputs))
-                with escapes:
+                with warned, escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
             finally:
@@ -334,8 +383,8 @@ def run(
             for item in inputs:
                 item.check_attributes()
                 item.take_new_edge()
-            leaves, out_spec = internals.flatten(result)
             _check_containers(call, values, args, kwargs)
+            leaves, names, out_spec = places.read_result(result)
             storages = StorageNumbers()
             infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
             infos = _uncounted_writes(inputs, infos)
@@ -344,7 +393,6 @@ def run(
                     # the epilogue, outside of the function's inference mode, could not write it
                     text = f"`{item.name}` was made under inference_mode and is written"
                     raise RefusedError(text, argument=item.name)
-            names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)
     except (RefusedError, RunEagerly):
         raise
@@ -362,8 +410,12 @@ def run(
                 suggestion="pass it as an argument",
             ) from error
         raise TraceFailed(f"{type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise TraceFailed(f"{type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise  # the user's, who wants this to end
+    except Untraceable as error:
+        raise TraceFailed(str(error)) from error
+    except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
+        raise TraceFailed(_first_line(error)) from error
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
@@ -379,14 +431,22 @@ def run(
         )
     if changed:
         raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
+    if would_raise(warned.noted):
+        raise RunEagerly("a warning of the function is turned into an error")
     return _finish(
         call, dedupe, tape, recorder, fake_mode, inputs, infos, outputs, out_spec,
         keep_input_mutations=keep_input_mutations,
         static_inputs=static_inputs,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.offsets_read)),
+        warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
     )  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0].strip()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,18 +505,18 @@ def _uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ..
     written: set[int] = set()
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         changed = any(internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members)
-        if internals.has_data_mutation(base.wrapper) and changed and not any(infos[k].mutates_data for k in base.members):
+        if (
+            internals.has_data_mutation(base.wrapper)
+            and changed
+            and not any(infos[k].mutates_data for k in base.members)
+        ):
             written.update(base.members)
     return tuple(replace(info, mutates_data=True) if info.index in written else info for info in infos)
 
 
-def _output_names(result: Any) -> list[str]:
-    return ["out" + internals.path_text(path) for path in internals.paths(result)]
-
-
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's."""
-    now, spec = internals.flatten((args, kwargs))
+    now, spec = nesting.flatten((args, kwargs))
     before = values[call.lifted_count :]
     if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
         raise LeakedTensorError(
@@ -481,6 +541,7 @@ def _finish(
     static_inputs: int,
     left_grad_mode: bool | None,
     offsets_read: tuple[int, ...],
+    warned: tuple[Warned, ...],
     hooks: Sequence[Hook],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
@@ -597,6 +658,7 @@ def _finish(
         out_spec=out_spec,
         out_constants=outputs.constants,
         offsets_read=offsets_read,
+        warned=warned,
         returned_outputs=[i for i, _, _ in outputs.returned],
         made_through=_made_through(outputs),
         final_offsets=[int(i.wrapper.storage_offset()) for i in inputs],

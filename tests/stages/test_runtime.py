@@ -655,7 +655,7 @@ def test_debug_assert_catches_outputs_that_share_memory():
     def returns_input(gm, inputs):
         return aotlab.make_boxed_func(lambda *args: (args[0], gm(*args)[1]))
 
-    for compiler, what in ((shares, r"`out\[0\]`"), (returns_input, "an input")):
+    for compiler, what in ((shares, r"`out\[0\]`"), (returns_input, "input 0")):
         with aotlab.config.patch(debug_assert=True):
             f = aotlab.aot_function(lambda x: (x * 2, x * 3), compiler)
             with pytest.raises(GraphInvariantError, match=f"shares memory with {what}"):

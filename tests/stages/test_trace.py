@@ -706,15 +706,10 @@ def test_containers_are_new_at_every_call():
 
 
 def test_objects_are_refused_as_outputs():
-    """An output that is neither a tensor, a plain value nor a known container is refused by name."""
-
-    class Box:
-        def __init__(self, value):
-            self.value = value
-
+    """An output that is neither a tensor, a plain value nor made of such is refused by name."""
     x = torch.ones(2)
-    with pytest.raises(OutputError, match=r"`out\[1\]` is a .*Box"):
-        compiled(lambda x: (x.add_(1), Box(x)))(x)
+    with pytest.raises(OutputError, match=r"`out\[1\]` is a .*iterator"):
+        compiled(lambda x: (x.add_(1), iter([x])))(x)
     assert torch.equal(x, torch.ones(2))
 
 
@@ -969,7 +964,7 @@ def test_autocast(around):
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize(("forward", "backward"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("forward", "backward"), [(True, True), (True, False), (False, False), (False, True)])
 def test_backward_inside_and_outside_of_autocast(forward, backward):
     """Wherever the autocast block ends, before or after the backward, gradients are eager's."""
 
@@ -985,17 +980,6 @@ def test_backward_inside_and_outside_of_autocast(forward, backward):
             out.backward()
         gradients.append((x.grad, w.grad))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_backward_under_autocast_of_a_forward_without():
-    """A backward keeps the forward's dtypes, as torch documents; autocast around the backward alone changes nothing."""
-    x, w = leaf(8, 8), leaf(8, 8, seed=1)
-    f = compiled(lambda x, w: (x @ w).sin().sum())
-    plain = torch.autograd.grad(f(x, w), (x, w))
-    out = f(x, w)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = torch.autograd.grad(out, (x, w))
-    assert all(torch.equal(a, b) for a, b in zip(plain, under, strict=True))
 
 
 # --- refusals: before anything was mutated, with argument and line -----------------------------------------------
@@ -1276,12 +1260,10 @@ def test_mutated_captured_tensors_are_refused():
 
 
 def test_captured_tensor_as_output():
-    """A captured tensor that is returned untouched is refused too."""
-
-    def f(x):
-        return x * 2, CAPTURED
-
-    refused(f, torch.ones(3), kind=CapturedTensorError)
+    """A captured tensor that is returned untouched is that very tensor, as in eager."""
+    f = compiled(lambda x: (x * 2, CAPTURED))
+    for _ in range(2):
+        assert f(torch.ones(3))[1] is CAPTURED
 
 
 def test_captured_leaf_would_miss_its_gradient():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge
 from aotlab.analysis.windows import Base
@@ -27,13 +29,15 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
     ViewStep,
 )
-from aotlab.recorder import ends_its_storage
+from aotlab.nesting import Given, Leaf, Node
+from aotlab.recorder import ends_its_storage, warn_again, would_raise
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.history import history_of
+from aotlab.stages.runtime.nests import Unpacker, can_be_written, write_given_guards, write_result
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
 from aotlab.stages.trace import Source, Trace, Write
@@ -95,6 +99,7 @@ class Generator:
         self.expressions: dict[int, str] = {}  # flat position → expression
         self.grad_on = dict(self.state.settings)["grad mode"]
         self.multi: dict[tuple[str, str], tuple[str, set[int]]] = {}
+        self.given: dict[Given, str] = {}
         self.results: dict[int, str] = {}  # forward output → expression
         self.outputs: dict[int, str] = {}  # the user's output → expression
         self.written: set[int] = set()  # which of the trace's writes are done
@@ -132,7 +137,7 @@ class Generator:
             w.add(f"saved.watch({self._as_it_is(source)}, {mask})")
         self._hooks("input", "owner", "root", "output")
         self._grad_mode_left()
-        w.add(f"return {self._nest(outputs)}")
+        w.add(f"return {write_result(w, self.parts.trace.out_spec, outputs, self.given)}")
         source = "\n".join([*self.heads, "def run(args, kwargs):", *body]) + "\n"
         return source, w.namespace
 
@@ -189,6 +194,11 @@ class Generator:
             assert isinstance(facts, TensorFacts)
             self._miss([f"{self.expressions[position]}.storage_offset() != {facts.offset}"])
         self._overlap_guard()
+        self.given = write_given_guards(w, parts.trace.out_spec, self._miss)
+        if parts.trace.warned:
+            noted = w.constant("noted", parts.trace.warned)
+            self._miss([f"{w.constant('would_raise', would_raise)}({noted})"])
+            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
 
     def _star(self, expressions: Sequence[str]) -> str:
         """Write an argument list, with ``*parameters`` for all the lifted ones where they stand in order."""
@@ -208,53 +218,36 @@ class Generator:
             w.add(f"parameters = {w.constant('lifted', call.target.lifter())}()")
             for i in range(call.lifted_count):
                 self.expressions[i] = f"parameters[{i}]"
-        _, args, kwargs = call.rebuild(call.values)
-        position = [call.lifted_count]
-        if _is_simple(args) and _is_simple(kwargs):
-            keys = list(kwargs)
-            conditions = [f"len(args) != {len(args)}"]
-            conditions.append(f"tuple(kwargs) != {tuple(keys)!r}" if keys else "kwargs")
-            self._miss(conditions)
-            if len(args) > 1 and all(internals.is_leaf(value) for value in args):
-                for _ in args:
-                    self._name_leaf(position[0])
-                    position[0] += 1
-                names = [self.expressions[call.lifted_count + i] for i in range(len(args))]
-                w.add(f"{', '.join(names)} = args")
-                for i in range(len(args)):
-                    self._value_guard(call.lifted_count + i)
-            else:
-                for i, value in enumerate(args):
-                    self._unpack_value(value, f"args[{i}]", position)
-            for key in keys:
-                self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
-            return
-        w.add(f"leaves, nesting = {w.constant('tree_flatten', internals.flatten)}((args, kwargs))")
-        expected = w.constant("expected_nesting", call.spec)
-        if internals.has_keys(call.spec.child(0)) or internals.has_keys(call.spec.child(1)):
-            self._miss([f"not {w.constant('same_nesting', internals.same_nesting)}(nesting, {expected})"])
-        else:
-            self._miss([f"nesting != {expected}"])
-        for i in range(call.lifted_count, len(call.values)):
-            self._unpack_leaf(f"leaves[{i - call.lifted_count}]", i)
+        self._unpack_arguments(call.spec)
 
-    def _unpack_value(self, value: Any, expression: str, position: list[int]) -> None:
-        if type(value) in (tuple, list):
-            self._miss([f"type({expression}) is not {type(value).__name__}", f"len({expression}) != {len(value)}"])
-            for i, item in enumerate(value):
-                self._unpack_value(item, f"{expression}[{i}]", position)
-        elif type(value) is dict:
-            keys = self.w.constant("keys", tuple(value))
-            conditions = [f"type({expression}) is not dict", f"tuple({expression}) != {keys}"]
-            if value:  # a member of an enum of strings equals the string
-                types = self.w.constant("key_types", [str] * len(value))
-                conditions.append(f"[*map(type, {expression})] != {types}")
-            self._miss(conditions)
-            for i, item in enumerate(value.values()):
-                self._unpack_value(item, f"{expression}[{keys}[{i}]]", position)
+    def _unpack_arguments(self, tree: Node) -> None:
+        """Write the code for ``args`` and ``kwargs``."""
+        w, call = self.w, self.parts.call
+        following = count(call.lifted_count)
+        args, kwargs = tree.children
+        assert isinstance(args, Node)
+        assert isinstance(kwargs, Node)
+        if not can_be_written(tree):
+            w.add(f"leaves, nesting = {w.constant('tree_flatten', nesting.flatten)}((args, kwargs))")
+            self._miss([f"nesting != {w.constant('expected_nesting', tree)}"])
+            for i in range(call.lifted_count, len(call.values)):
+                self._unpack_leaf(f"leaves[{i - call.lifted_count}]", i)
+            return
+        conditions = [f"len(args) != {len(args.children)}"]
+        conditions.append(f"tuple(kwargs) != {kwargs.keys!r}" if kwargs.keys else "kwargs")
+        self._miss(conditions)
+        unpacker = Unpacker(w, self._miss, lambda expression: self._unpack_leaf(expression, next(following)))
+        if len(args.children) > 1 and all(isinstance(child, Leaf) for child in args.children):
+            positions = [next(following) for _ in args.children]
+            w.add(f"{', '.join([self._name_leaf(i) for i in positions])} = args")
+            for i in positions:
+                self._value_guard(i)
         else:
-            self._unpack_leaf(expression, position[0])
-            position[0] += 1
+            for i, child in enumerate(args.children):
+                unpacker.unpack(child, f"args[{i}]")
+        for key, child in zip(kwargs.keys, kwargs.children, strict=True):
+            unpacker.unpack(child, f"kwargs[{key!r}]")
+        unpacker.distinct()
 
     def _unpack_leaf(self, expression: str, position: int) -> None:
         self.w.add(f"{self._name_leaf(position)} = {expression}")
@@ -865,44 +858,6 @@ class Generator:
     def _grad_mode_left(self) -> None:
         if self.meta.grad_enabled_mutation is not None:
             self.w.add(f"set_grad_mode({self.meta.grad_enabled_mutation})")
-
-    def _nest(self, outputs: list[str]) -> str:
-        spec = self.parts.trace.out_spec
-        template = internals.unflatten(range(len(outputs)), spec)
-        text = _nested_text(template, outputs)
-        if text is not None:
-            return text
-        unflatten = self.w.constant("unflatten", internals.unflatten)
-        return f"{unflatten}([{', '.join(outputs)}], {self.w.constant('out_nesting', spec)})"
-
-
-def _is_simple(value: Any) -> bool:
-    """Tell whether a nesting consists of tuples, lists and dicts with plain keys only, as `_unpack` can take apart."""
-    if type(value) in (tuple, list):
-        return all(_is_simple(item) for item in value)
-    if type(value) is dict:
-        return all(type(k) is str for k in value) and all(_is_simple(item) for item in value.values())
-    return internals.is_leaf(value)
-
-
-def _nested_text(template: Any, outputs: list[str]) -> str | None:
-    """Write a nesting of positions as an expression; None if it has other containers than tuple, list and dict."""
-    if type(template) is int:
-        return outputs[template]
-    if type(template) in (tuple, list):
-        items = [_nested_text(item, outputs) for item in template]
-        if any(item is None for item in items):
-            return None
-        inner = ", ".join(item for item in items if item is not None)
-        if type(template) is list:
-            return f"[{inner}]"
-        return f"({inner},)" if len(items) == 1 else f"({inner})"
-    if type(template) is dict and all(type(k) in (str, int) for k in template):
-        pairs = [(k, _nested_text(item, outputs)) for k, item in template.items()]
-        if any(item is None for _, item in pairs):
-            return None
-        return "{" + ", ".join(f"{k!r}: {item}" for k, item in pairs) + "}"
-    return None
 
 
 def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
