@@ -1,0 +1,200 @@
+"""What came of one variant: each of its calls by eager and by aotlab, compared in all that is observable.
+
+The graphs are run by torch's own kernels (`aotlab.nop`), so values, strides, aliasing, mutated inputs and gradients have to
+be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as where memory
+that nobody wrote is returned, only what is certain is compared: everything but the values.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from aotlab import api, torch_internals
+from aotlab import observe as events
+from aotlab.errors import UsageError
+from aotlab.verification.clones import Cloner, random_state_restored, restored
+from aotlab.verification.differential import Candidate, Comparison, eager, judge
+from aotlab.verification.observables import Observation, observe
+from aotlab.verification.op_database.variants import CASES, Case, Variant, cases_of
+
+
+class Outcome(enum.Enum):
+    """What came of a variant. The order is that of the table: what is right first, what is wrong last."""
+
+    EQUAL = "equal"
+    SHAPES = "equal but for values that eager does not determine"
+    RAISES = "eager raises, and so does aotlab"
+    EAGERLY = "ran eagerly"
+    REFUSED = "refused"
+    NOT_COMPARED = "not compared"
+    OUT_OF_TIME = "out of time"
+    CRASHED = "crashed"
+    DIFFERENT = "different"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether this is a mistake of aotlab's, and not what it promises."""
+        return self in (Outcome.OUT_OF_TIME, Outcome.CRASHED, Outcome.DIFFERENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of one variant.
+
+    ``cases`` counts its calls, ``compiled`` those that were compiled and equal. ``reason`` says for the first call with
+    this outcome why it is not equal; empty if it is.
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str
+    cases: int
+    compiled: int
+    seconds: float
+
+
+#: What returns memory that nobody has written: its values are not eager's to promise.
+_UNWRITTEN = frozenset(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+)
+
+#: The observables that consist of values.
+_VALUES = frozenset(("value", "gradient", "random state"))
+
+#: How often each function is called: the second call is served by the entry that the first made.
+_CALLS = 2
+
+
+def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float | None = None) -> Result:
+    """Run one variant and say what came of it.
+
+    Parameters
+    ----------
+    limit
+        How many samples are taken; None for all.
+    seconds
+        After this time no further call is begun.
+    """
+    started = time.perf_counter()
+    found: list[tuple[Outcome, str]] = []
+    try:
+        for case in cases_of(variant, limit=limit):
+            outcome, reason = _judge_case(case, values=variant.entry not in _UNWRITTEN)
+            found.append((outcome, f"{case.label}: {reason}" if reason else ""))
+            if seconds is not None and time.perf_counter() - started > seconds:
+                break
+    except Exception as error:  # noqa: BLE001  # samples are torch's own code: what it raises says that there are none
+        text = str(error).splitlines()[0] if str(error) else ""
+        found.append((Outcome.NOT_COMPARED, f"its samples cannot be made: {type(error).__name__}: {text}"))
+    outcome, reason = _worst(found)
+    return Result(
+        name=variant.name,
+        outcome=outcome,
+        reason=reason,
+        cases=len(found),
+        compiled=sum(each in (Outcome.EQUAL, Outcome.SHAPES) for each, _ in found),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _worst(found: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    if not found:
+        return Outcome.NOT_COMPARED, "there is no sample in this form"
+    order = list(Outcome)
+    # That eager raises for one sample says nothing against the others.
+    telling = [each for each in found if each[0] is not Outcome.RAISES] or found
+    worst = max(telling, key=lambda each: order.index(each[0]))
+    same = sum(each is worst[0] for each, _ in found)
+    more = f" ({same} of {len(found)} calls)" if worst[0] is not Outcome.EQUAL and same < len(found) else ""
+    return worst[0], worst[1] + more
+
+
+def _judge_case(case: Case, *, values: bool) -> tuple[Outcome, str]:
+    made: list[Any] = []
+
+    def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
+        make = api.aot_module if isinstance(function, nn.Module) else api.aot_function
+        made.append(make(function, api.nop))
+        return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
+
+    with warnings.catch_warnings(), torch_internals.samples_do_not_seed():
+        warnings.simplefilter("ignore")  # that a call runs eagerly is asked for below
+        try:
+            expected = _observe(case, eager)
+            actual = _observe(case, candidate)
+        except UsageError as error:
+            return Outcome.NOT_COMPARED, str(error)
+        rows = _compare(expected, actual)
+        wrong = [row for row in rows if not row.equal]
+        unstable = False
+        if wrong and all(row.kind in _VALUES for row in wrong):
+            unstable = not values or not _agrees_with_itself(case, expected)
+            wrong = [] if unstable else wrong
+        refused = next((row for row in wrong if row.kind == "refused"), None)
+        written = next((row for row in wrong if row.kind == "mutated before refusal"), None)
+        if written is not None or (wrong and refused is None):
+            return Outcome.DIFFERENT, (written or wrong[0]).sentence
+        if refused is not None:
+            # every call here stands on the same line, which says nothing
+            return Outcome.REFUSED, re.sub(r", at \S+/variants\.py:\d+( \([^:]*\))?", "", refused.actual)
+        failure = expected[0].failure
+        if failure is not None:
+            return Outcome.RAISES, str(failure)
+        log = getattr(made[0], "compiled", made[0]).calls
+        if log.eager:
+            return Outcome.EAGERLY, _why_eagerly(case, candidate)
+    if not values or unstable:
+        return Outcome.SHAPES, "eager returns memory that nobody wrote" if not values else "eager is not deterministic"
+    return Outcome.EQUAL, ""
+
+
+def _observe(case: Case, make: Candidate) -> list[Observation]:
+    backward = "all" if case.differentiated else None
+    cloner = Cloner(case.function)
+    with random_state_restored(), restored(cloner.captured):
+        function = make(cloner.function)
+        return [
+            observe(function, cloner.call(case.args, case.kwargs), backward=backward)  # type: ignore[arg-type]  # mypy widens the literal
+            for _ in range(_CALLS)
+        ]
+
+
+def _compare(expected: list[Observation], actual: list[Observation]) -> list[Comparison]:
+    numbered = enumerate(zip(expected, actual, strict=True), start=1)
+    pages = [
+        judge(left, right, call=number, messages=True, exact_gradients=False) for number, (left, right) in numbered
+    ]
+    return list(itertools.chain.from_iterable(pages))
+
+
+def _agrees_with_itself(case: Case, expected: list[Observation]) -> bool:
+    return all(row.equal for row in _compare(expected, _observe(case, eager)))
+
+
+def _why_eagerly(case: Case, candidate: Candidate) -> str:
+    """Run the call once more and listen to why it is not compiled."""
+    with _failures() as heard:
+        _observe(case, candidate)
+    return str(heard[0]) if heard else "aotlab gave no reason"
+
+
+@contextmanager
+def _failures() -> Iterator[list[BaseException]]:
+    heard: list[BaseException] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, events.CompileFailed):
+            heard.append(event.error)
+
+    with events.listen(note):
+        yield heard

@@ -1,0 +1,2 @@
+"""placeholder"""
+SAMPLE: tuple[str, ...] = ()
