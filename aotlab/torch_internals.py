@@ -482,6 +482,31 @@ def current_node_sequence() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+_CHECKED = "aotlab checks what comes in"
+
+
+def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]) -> None:
+    """Let ``check`` see, and replace, the gradients that come into an autograd node."""
+    node.register_prehook(check)
+    node.metadata[_CHECKED] = True
+
+
+def gradients_checked() -> bool:
+    """Tell whether the autograd node that is being run has a check of `check_gradients`."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and _CHECKED in node.metadata
+
+
+def is_svd_node(node: Any) -> bool:
+    """Tell whether an autograd node is that of a singular value decomposition."""
+    return str(node.name()).startswith("LinalgSvdBackward")
+
+
+def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
+    """Return the left and right vectors that the node of a singular value decomposition keeps."""
+    return node._saved_U.detach(), node._saved_Vh.detach()
+
+
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -19,6 +19,7 @@ from aotlab.errors import (
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.corrections import corrected
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -115,15 +116,14 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._look_at_storage(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
-        if _writes_in_place(func) and args:
+        in_place = _writes_in_place(func) and bool(args)
+        if in_place:
             written = args[0]
+        correction = corrected(func)
         if not isinstance(written, Tensor):
-            result = func(*args, **(kwargs or {}))
-            if _writes_in_place(func) and isinstance(written, list | tuple):
-                # eager counts a write to each tensor of the list; the wrappers of functionalization do not
-                for each in written:
-                    if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference():
-                        torch.autograd.graph.increment_version(each)
+            versions = _versions(written)
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            _count_write(versions)
             return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
@@ -131,12 +131,20 @@ class EscapeGuard(TorchFunctionMode):
         if any(overlaps_partly(written, other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers]):
+        if not in_place and ignores_strides(func, written):
+            raise RunEagerly(f"`{func.__name__}` writes beside the places of an `out` with gaps, at {user_line()}")
+        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
         base = internals.base_of(written)
         owner = written if base is None else base
-        shape, stride = owner.shape, owner.stride()
-        result = func(*args, **(kwargs or {}))
+        shape, stride, written_shape = owner.shape, owner.stride(), written.shape
+        version = None if in_place or written.is_inference() else internals.version_of(written)
+        result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+        if internals.is_functional(written) and internals.version_of(written) == version:
+            raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
+        if in_place and func not in _RESHAPES_IN_PLACE and written.shape != written_shape:
+            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
+            raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
         if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
             keep_strides(owner, shape, stride)
         return result
@@ -194,6 +202,22 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
                 argument=name,
             )
+
+
+def _versions(written: Any) -> list[tuple[Tensor, int]]:
+    """Note the versions of what a function is to write."""
+    return [
+        (each, internals.version_of(each))
+        for each in (written if isinstance(written, list | tuple) else (written,))
+        if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference()
+    ]
+
+
+def _count_write(before: list[tuple[Tensor, int]]) -> None:
+    """Count a write to each tensor that was written: eager does, the wrappers of functionalization not always."""
+    for tensor, version in before:
+        if internals.version_of(tensor) == version:
+            torch.autograd.graph.increment_version(tensor)
 
 
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
@@ -257,17 +281,25 @@ _ALWAYS_FLOATING = frozenset(
     for name in (
         "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",
         "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid", "reciprocal", "erf", "erfc", "erfinv",
-        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power",
+        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power", "ldexp", "polygamma",
     )
 )  # fmt: skip
 
 
-def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any]) -> bool:
-    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently."""
+def ignores_strides(func: Any, out: Tensor) -> bool:
+    """Tell whether eager's ``func`` writes into the memory of ``out`` as if it were contiguous, though it is not."""
+    return getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d") and not out.is_contiguous()
+
+
+def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: bool = False) -> bool:
+    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently.
+
+    ``rounds`` says that a division rounds, and so stays among integers.
+    """
     name = getattr(func, "__name__", "")
     if written.dtype.is_complex:
         return True
-    if name in _ALWAYS_FLOATING and not written.is_floating_point():
+    if name in _ALWAYS_FLOATING and not written.is_floating_point() and not rounds:
         return False
     return name not in _PROMOTES or all(
         torch.can_cast(torch.result_type(written, operand), written.dtype) for operand in operands

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -42,6 +43,10 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 )  # fmt: skip
 
 
+#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
+_VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
+
+
 class Recorder(TorchDispatchMode):
     """Run each op on fake tensors and append it to the tape.
 
@@ -72,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
+        self.values_only = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -112,6 +118,10 @@ class Recorder(TorchDispatchMode):
             if isinstance(func, HigherOrderOperator):
                 self._refuse_higher_order(func)
             return func(*args, **kwargs)
+        if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
+            return True  # the graph asks it, and raises
+        if self.values_only and func in _VECTORS_FLAG:
+            args, kwargs = args[:2], {**kwargs, _VECTORS_FLAG[func]: False}
         decomposition = self._decomposition(func, args)
         if decomposition is not None:
             outermost = self._original is None
@@ -254,6 +264,20 @@ class Recorder(TorchDispatchMode):
 
 
 _active: list[Recorder] = []
+
+
+@contextmanager
+def values_only() -> Iterator[None]:
+    """Let decompositions in the block compute no vectors: what is called there does not look at them."""
+    recorder = _active[-1] if _active else None
+    if recorder is None:
+        yield
+        return
+    before, recorder.values_only = recorder.values_only, True
+    try:
+        yield
+    finally:
+        recorder.values_only = before
 
 
 def is_tracing() -> bool:
