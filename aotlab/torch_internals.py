@@ -760,14 +760,15 @@ def dynamo_recompile_reasons() -> dict[str, str]:
 @contextlib.contextmanager
 def _testing_leaves_no_trace() -> Iterator[None]:
     """Put back what importing torch's own test helpers changes in the whole process."""
-    flags = torch.backends.__allow_nonbracketed_mutation_flag  # they forbid all assignments to torch.backends' flags
+    flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
+    allowed = flags["__allow_nonbracketed_mutation_flag"]
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     random_state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():
             yield
     finally:
-        torch.backends.__allow_nonbracketed_mutation_flag = flags
+        flags["__allow_nonbracketed_mutation_flag"] = allowed
         torch.set_rng_state(random_state)
         if cache is None:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)

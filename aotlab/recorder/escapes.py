@@ -119,6 +119,10 @@ class EscapeGuard(TorchFunctionMode):
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
             written = args[0]
+        if not in_place and written is not None and eager_misreads(func, tensors_in((args, written))):
+            raise RunEagerly(
+                f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
+            )
         correction = corrected(func)
         if not isinstance(written, Tensor):
             versions = _versions(written)
@@ -131,8 +135,6 @@ class EscapeGuard(TorchFunctionMode):
         if any(overlaps_partly(written, other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not in_place and ignores_strides(func, written):
-            raise RunEagerly(f"`{func.__name__}` writes beside the places of an `out` with gaps, at {user_line()}")
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
         base = internals.base_of(written)
@@ -286,9 +288,13 @@ _ALWAYS_FLOATING = frozenset(
 )  # fmt: skip
 
 
-def ignores_strides(func: Any, out: Tensor) -> bool:
-    """Tell whether eager's ``func`` writes into the memory of ``out`` as if it were contiguous, though it is not."""
-    return getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d") and not out.is_contiguous()
+def eager_misreads(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether eager's kernel for ``out=`` takes one of ``tensors`` for contiguous although it is not.
+
+    What it then reads or writes lies beside the tensor's elements. No graph does that, so eager has to do it.
+    """
+    careless = getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm")
+    return careless and any(not tensor.is_contiguous() for tensor in tensors)
 
 
 def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: bool = False) -> bool:

@@ -1,8 +1,8 @@
 """What there is to be run: each entry of torch's databases as variants, each variant as a few calls.
 
 The databases have up to thousands of samples for one operator, most of them alike. A few are chosen that differ in kind: in
-how many tensors there are and of how many dimensions, in keywords, in memory layout, in being empty. The first is also
-taken with every tensor laid out with gaps, which is where a compiler's own idea of strides shows.
+how many tensors there are and of how many dimensions, in keywords, in memory layout, in being empty. One is also taken
+with every tensor laid out with gaps, which is where a compiler's own idea of strides shows, and one without gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALSO = (torch.complex64, torch.int64)
 _LOOKED_AT = 48
 
 #: What a variant is limited to if the caller says nothing.
-CASES = 4
+CASES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,31 +160,50 @@ def _operator_samples(variant: Variant, limit: int | None) -> Iterator[Case]:
     chosen = _choose(samples, limit)
     for number, sample in enumerate(chosen):
         yield from _operator_cases(variant, sample, f"sample {number}", differentiated, number)
-    if chosen:
-        first = chosen[0]
-        try:
-            spread = first.noncontiguous()
-        except Exception:  # noqa: BLE001  # not every sample can be laid out so (sparse ones): then there is none
-            return
-        yield from _operator_cases(variant, spread, "sample 0 with gaps", differentiated, 1)
-        if differentiated:
-            plain = first.transform(lambda value: value.detach() if isinstance(value, torch.Tensor) else value)
-            yield from _operator_cases(variant, plain, "sample 0 without gradients", False, 0)
+    if not chosen:
+        return
+    number = next((n for n, sample in enumerate(chosen) if _is_extended(sample.input)), 0)
+    if differentiated:
+        plain = chosen[number].transform(lambda value: value.detach() if isinstance(value, torch.Tensor) else value)
+        yield from _operator_cases(variant, plain, f"sample {number} without gradients", False, 0)
+    try:
+        spread = chosen[number].noncontiguous()
+    except Exception:  # noqa: BLE001  # not every sample can be laid out so (sparse ones): then there is none
+        return
+    yield from _operator_cases(variant, spread, f"sample {number} with gaps", differentiated, 1)
+
+
+def _is_extended(value: Any) -> bool:
+    """Tell whether there is anything to lay out: a tensor with more than one element."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() > 1
+    return isinstance(value, list | tuple) and any(_is_extended(item) for item in value)
 
 
 def _operator_cases(
     variant: Variant, sample: Any, label: str, differentiated: bool, number: int
 ) -> Iterator[Case]:
-    args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
+    args, kwargs = _own((sample.input, *sample.args)), _own(dict(sample.kwargs))
     function = _plain(variant.info.op)
     if variant.form == "in-place":
         function = _plain(variant.info.inplace_variant)
-        args = (_writable(sample.input), *sample.args)
+        args = (_writable(args[0]), *args[1:])
     elif variant.form == "out":
         kwargs["out"] = _results_like(function, args, kwargs, spread=number % 2 == 1)
         if kwargs["out"] is None:
             return
     yield Case(label=label, function=function, args=args, kwargs=kwargs, differentiated=differentiated)
+
+
+def _own(value: Any) -> Any:
+    """Give what requires grad and is a window of another dtype memory of its own: no comparison could rebuild it."""
+    if isinstance(value, torch.Tensor):
+        base = torch_internals.base_of(value)
+        foreign = base is not None and base.dtype != value.dtype and value.requires_grad
+        return value.detach().clone().requires_grad_() if foreign else value
+    if type(value) in (list, tuple):
+        return type(value)(_own(item) for item in value)
+    return {name: _own(item) for name, item in value.items()} if type(value) is dict else value
 
 
 def _plain(operator: Callable[..., Any]) -> Callable[..., Any]:
