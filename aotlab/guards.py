@@ -193,7 +193,8 @@ class CallState:
     reached
         What the function reads besides its arguments.
     overlapping
-        Pairs of positions whose bytes overlap, where they are not the same object.
+        Pairs of positions whose bytes overlap, or which are views of one tensor that requires grad, where they are not
+        the same object; each with how many bytes the second begins behind the first.
     """
 
     structure: str
@@ -202,7 +203,7 @@ class CallState:
     same_as: tuple[int, ...]
     settings: tuple[tuple[str, Any], ...]
     reached: tuple[Reached, ...] = field(repr=False)
-    overlapping: tuple[tuple[int, int], ...] = ()
+    overlapping: tuple[tuple[int, int, int], ...] = ()
     default_device_mode: bool = False
     function_modes: int = 0
 
@@ -222,19 +223,30 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> 
     return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
 
 
-def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of positions whose byte intervals overlap; sorts by address, so pairs are few to look at."""
+def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:
+    """Return the pairs of positions that share memory or a differentiable base, with the bytes from one to the other.
+
+    Sorts by address, so that pairs are few to look at.
+    """
     spans = [(*byte_interval(tensor), tensor.device.type, i) for i, tensor in tensors]
+    starts = {i: start for start, _, _, i in spans}
     spans.sort(key=lambda span: (span[2], span[0]))
-    pairs = []
+    pairs: set[tuple[int, int]] = set()
     open_spans: list[tuple[int, int, str, int]] = []
     for span in spans:
         if span[0] == span[1]:
             continue
         open_spans = [o for o in open_spans if o[2] == span[2] and o[1] > span[0]]
-        pairs += [(min(o[3], span[3]), max(o[3], span[3])) for o in open_spans]
+        pairs.update((min(o[3], span[3]), max(o[3], span[3])) for o in open_spans)
         open_spans.append(span)
-    return tuple(sorted(pairs))
+    families: dict[int, int] = {}
+    for i, tensor in tensors:
+        if tensor.requires_grad and tensor.numel():
+            base = internals.base_of(tensor)
+            first = families.setdefault(id(tensor if base is None else base), i)
+            if first != i:
+                pairs.add((first, i))
+    return tuple(sorted((a, b, starts[b] - starts[a]) for a, b in pairs))
 
 
 def check_surroundings() -> int:
@@ -377,8 +389,10 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
             return f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
     if mutates and then.overlapping != now.overlapping:
         began = [pair for pair in now.overlapping if pair not in then.overlapping]
-        a, b = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
+        a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
         verb = "share" if began else "no longer share"
+        if began and any(pair[:2] == (a, b) for pair in then.overlapping):
+            verb = "share another part of their"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
     return None
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +96,7 @@ def compile_call(
         journal.announce("dedupe", deduped)
 
         with journal.stage("synthetic_bases"):
-            based = synthetic_bases.run(call, deduped)
+            based, bases = synthetic_bases.run(call, deduped)
         journal.announce("synthetic_bases", based)
 
         decompositions = options.backend.decompositions()
@@ -107,14 +107,14 @@ def compile_call(
                 decompositions=decompositions,
                 keep_input_mutations=options.keep_inference_input_mutations,
                 static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
-                check_inputs=lambda infos: synthetic_bases.check(based, infos, call, deduped),
+                bases=bases,
             )
             if config.debug_assert:
                 check_graph(traced.module, "joint", writes_inputs=True)
         journal.announce("trace", traced, op_count(traced.module.graph))
 
         with journal.stage("partition"), pause:
-            if live.training and live.backward_error is None:
+            if live.training and live.backward_error is None and len(live.segments) == 1:
                 options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
         journal.announce("partition", split_record, _size(split_record))
@@ -122,12 +122,19 @@ def compile_call(
         context = compile.CompilationContext(model_name="model", number=number, shared={}, detailed=observe.listening())
         with journal.stage("compile"):
             compiled, forward, full_backward = compile.run(
-                split_record, live, options.backend, context, lazy_backward=config.lazy_backward
+                split_record,
+                live,
+                options.backend,
+                context,
+                lazy_backward=config.lazy_backward or len(live.segments) > 1,
             )
         journal.announce("compile", compiled)
 
         with journal.stage("runtime"):
-            backward = _backward(options, live, split_record, split, full_backward, context) if live.training else None
+            backward = [
+                _backward(options, live, split_record, split, segment, full_backward, context)
+                for segment in range(len(live.segments))
+            ]
             settings = internals.SettingsGuard()
             generated, run = runtime.run(_parts(call, deduped, live, split_record, forward, backward, settings, number))
         journal.announce("runtime", generated)
@@ -224,16 +231,19 @@ def _backward(
     live: trace.Trace,
     record: partition.PartitionRecord,
     split: partition.Split,
+    segment: int,
     full: Boxed | None,
     context: compile.CompilationContext,
 ) -> runtime.Backward:
-    """Make the backward that compiles itself for each pattern of tangents that is met."""
+    """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
+    lone = len(live.segments) == 1
 
-    def compile_pattern(pattern: tuple[bool, ...]) -> Boxed:
+    def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
         started = time.perf_counter_ns()
-        complete = all(pattern) and record.backward is not None
-        module = record.backward if complete else partition.derive_backward(live, split, pattern)
-        assert module is not None
+        if all(pattern) and record.backward is not None and lone:
+            module, needs = record.backward, tuple(range(len(split.saved_names)))
+        else:
+            module, needs = partition.derive_backward(live, split, segment, pattern)
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0)
@@ -246,9 +256,12 @@ def _backward(
                     duration_ns=time.perf_counter_ns() - started,
                 )
             )
-        return compiled
+        return compiled, needs
 
-    return runtime.Backward(live, split, full, compile_pattern, live.call_name)
+    made = runtime.Backward(live, split, segment, full if lone else None, compile_pattern, live.call_name)
+    if not lone and not config.lazy_backward and live.backward_error is None:
+        made.prepare()
+    return made
 
 
 def _parts(
@@ -257,7 +270,7 @@ def _parts(
     live: trace.Trace,
     record: partition.PartitionRecord,
     forward: Boxed,
-    backward: runtime.Backward | None,
+    backward: Sequence[runtime.Backward],
     settings: internals.SettingsGuard,
     number: int,
 ) -> runtime.Parts:

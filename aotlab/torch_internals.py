@@ -542,6 +542,73 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def share_version(a: Tensor, b: Tensor) -> bool:
+    """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
+    if a is b or a.is_inference() or b.is_inference() or a._version != b._version:
+        return a is b
+    before = a._version
+    set_version(a, before + 1)
+    shared = b._version == before + 1
+    set_version(a, before)
+    return shared
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor fills the memory between its first and its last element."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.numel() == last
+
+
+class _Seen(Exception):  # noqa: N818  # a signal, not an error
+    """Stops autograd behind one node."""
+
+
+def run_node(node: Any, given: dict[int, Tensor], wanted: Sequence[tuple[Any, int]]) -> tuple[Tensor | None, ...]:
+    """Run one autograd node alone, with autograd's preparations, and return its gradients as it makes them.
+
+    ``given`` are gradients by the number of the forward output; ``wanted`` are edges behind the node. Autograd has no
+    call for this: asked for the edges alone, it goes on to whatever lies between the node and them.
+    """
+    seen: list[tuple[Tensor | None, ...]] = []
+
+    def look(gradients: tuple[Tensor | None, ...], _: Any) -> None:
+        seen.append(gradients)
+        raise _Seen
+
+    numbers = sorted(given)
+    handle = node.register_hook(look)
+    try:
+        torch.autograd.grad(
+            [torch.autograd.graph.GradientEdge(node, number) for number in numbers],
+            [torch.autograd.graph.GradientEdge(*edge) for edge in wanted],
+            [given[number] for number in numbers],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    except _Seen:
+        pass
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def edge_metadata(node: Any, number: int) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
+    """Return what the gradient looks like that an autograd node takes for one of its forward outputs."""
+    described = node._input_metadata[number]
+    return tuple(described.shape), described.dtype, described.device
+
+
+def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Make a one-dimensional tensor of memory that begins ``shift`` bytes behind the first byte of ``first``.
+
+    It begins its own storage, so that compiled code may count from there, and it does not keep the memory alive.
+    """
+    storage = torch._C._construct_storage_from_data_pointer(
+        first.data_ptr() + shift, first.device, count * dtype.itemsize
+    )
+    return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor of which ``tensor`` is a differentiable view."""
     return tensor._base

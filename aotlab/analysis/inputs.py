@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge, edge_of
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
@@ -30,9 +32,9 @@ class NonLeaf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, fake: Tensor) -> Tensor:
-        """Wrap the fake value once more."""
-        return internals.to_functional(fake)
+    def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor that the program gets."""
+        return make()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -44,19 +46,20 @@ class NonLeaf(torch.autograd.Function):
 class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
 
-    ``leaf`` is the wrapper that gradients are taken with respect to; ``grad_fn``, ``version`` and ``storage`` are the
-    wrapper's at the start.
+    ``edge`` is where its gradient goes, None if it gets none; ``grad_fn``, ``version`` and ``storage`` are the wrapper's
+    at the start; ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
     """
 
     name: str
     real: Tensor
     fake: Tensor
     wrapper: Tensor
-    leaf: Tensor | None
+    edge: Edge | None
     grad_fn: Any
     version: int
     storage: int
     attributes: dict[str, Any]
+    base: Any = None
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -77,29 +80,34 @@ class Entered:
 
 
 def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
-    """Make the traced stand-in of one input."""
+    """Make the traced stand-in of one input that has its memory to itself."""
     fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
+    if real.requires_grad:
+        wrapper.requires_grad_(True)
+        if not real.is_leaf:
+            with torch.enable_grad():
+                wrapper = NonLeaf.apply(wrapper, lambda: internals.to_functional(fake))  # type: ignore[no-untyped-call]  # untyped in torch
+    return entered(name, real, fake, wrapper, None)
+
+
+def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:
+    """Note what the stand-in of an input is like before the program runs."""
     attributes = dict(vars(real))
     if isinstance(real, torch.nn.Parameter):
         attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
-    leaf = None
-    if real.requires_grad:
-        leaf = wrapper.requires_grad_(True)
-        if not real.is_leaf:
-            with torch.enable_grad():
-                wrapper = NonLeaf.apply(leaf, fake)  # type: ignore[no-untyped-call]  # untyped in torch
     vars(wrapper).update(attributes)
     return Entered(
         name=name,
         real=real,
         fake=fake,
         wrapper=wrapper,
-        leaf=leaf,
+        edge=edge_of(wrapper) if real.requires_grad else None,
         grad_fn=wrapper.grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),
         attributes=dict(vars(wrapper)),
+        base=base,
     )
 
 
@@ -137,7 +145,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             argument=item.name,
         )
     grad = wrapper.grad if wrapper.is_leaf else None
-    if grad is not None or (item.leaf is not None and item.leaf.grad is not None):
+    if grad is not None:
         raise EscapeError(
             f"gradients were accumulated into `{item.name}` inside the function",
             why="they would be added to the traced tensor, not to the caller's",

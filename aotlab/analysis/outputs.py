@@ -19,9 +19,11 @@ from aotlab.analysis.views import (
     is_view_of,
     or_else,
     views_between,
+    views_from_window,
     with_detach,
 )
 from aotlab.errors import OutputError, SymbolicShapeError
+from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import Tape
@@ -43,13 +45,16 @@ class Outputs:
     constants: dict[int, Any] = field(default_factory=dict)
     returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
 
 
 def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
     """Classify every output."""
     read = Outputs()
     storages = StorageNumbers()
-    input_storage = {internals.storage_key(i.wrapper): k for k, i in enumerate(inputs)}
+    of_storage: dict[int, list[int]] = {}
+    for k, item in enumerate(inputs):
+        of_storage.setdefault(internals.storage_key(item.wrapper), []).append(k)
     groups: dict[int, list[int]] = {}
     values: dict[int, Tensor] = {}
     infos: dict[int, OutputAliasInfo] = {}
@@ -70,6 +75,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             )
             continue
         values[i] = value_of(leaf, f"`{name}`")
+        read.tensors[i] = leaf
         if vars(leaf) and not any(leaf is item.wrapper for item in inputs):
             raise OutputError(
                 f"`{name}` has the attribute `{next(iter(vars(leaf)))}`",
@@ -102,13 +108,47 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         )
 
     for key, members in groups.items():
-        k = input_storage.get(key)
-        if k is not None:
-            _read_input_aliases(tape, leaves, values, names, members, k, inputs[k], info)
+        windows = of_storage.get(key)
+        if windows is not None:
+            for k, own in _nearest_inputs(leaves, members, windows, inputs).items():
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _nearest_inputs(
+    leaves: Sequence[Any], members: Sequence[int], windows: Sequence[int], inputs: Sequence[Entered]
+) -> dict[int, list[int]]:
+    """Say for each output in the memory of some inputs from which of them it is to be made."""
+    if len(windows) == 1:
+        return {windows[0]: list(members)}
+    found: dict[int, list[int]] = {}
+    for i in members:
+        output = leaves[i]
+        root = or_else(internals.base_of(output), output)
+        related = [k for k in windows if or_else(internals.base_of(inputs[k].wrapper), inputs[k].wrapper) is root]
+        around = [k for k in related or windows if _contains(inputs[k].wrapper, output)]
+        chosen = next((k for k in windows if inputs[k].wrapper is output), None)
+        if chosen is None:
+            if not around:
+                raise OutputError(
+                    "an output shares memory with several inputs and lies in none of them",
+                    suggestion="return a clone",
+                )
+            chosen = min(around, key=lambda k: (inputs[k].wrapper.dtype != output.dtype, inputs[k].wrapper.numel()))
+        found.setdefault(chosen, []).append(i)
+    return found
+
+
+def _contains(tensor: Tensor, other: Tensor) -> bool:
+    def span(t: Tensor) -> tuple[int, int]:
+        start = int(t.storage_offset()) * t.element_size()
+        return start, start + extent_bytes(tuple(t.shape), tuple(t.stride()), t.element_size())
+
+    (a, b), (c, d) = span(tensor), span(other)
+    return a <= c and d <= b
 
 
 def _read_input_aliases(
@@ -135,7 +175,10 @@ def _read_input_aliases(
                 suggestion="return a clone",
                 argument=item.name,
             )
-        views = with_detach(views_between(tape, base_value, values[i]), output, item.wrapper)
+        between = views_between(tape, base_value, values[i])
+        if between is None and item.base is not None:
+            between = views_from_window(tape, base_value, values[i])
+        views = with_detach(between, output, item.wrapper)
         if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
             raise OutputError(
                 f"`{names[i]}` is a part of a lazy conjugate or negative of `{item.name}`",

@@ -56,6 +56,27 @@ def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ..
     return tuple(reversed(steps))
 
 
+def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the view ops that lead from a window of a synthetic base to ``value``.
+
+    After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
+    on the way to ``value``; but the steps to the window may be the first of those to ``value``.
+    """
+    to_window, top = _steps_from_top(tape, window)
+    to_value, other_top = _steps_from_top(tape, value)
+    if top is not other_top or to_value[: len(to_window)] != to_window:
+        return None
+    return tuple(to_value[len(to_window) :])
+
+
+def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
+    steps: list[ViewStep] = []
+    while (parent := view_parent(tape, value)) is not None:
+        value, step = parent
+        steps.append(step)
+    return steps[::-1], value
+
+
 def covers_storage(value: Tensor) -> bool:
     """Tell whether ``value`` begins its storage and is as large: whether returning it returns the whole storage."""
     return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()

@@ -153,11 +153,12 @@ class OutputAliasInfo:
 
 
 class TangentSource(Enum):
-    """What a tangent is the gradient of."""
+    """What a tangent is the gradient of; a carrier's is of a value between two segments of the backward."""
 
     MUTATED_INPUT = "mutated input"
     OUTPUT = "output"
     INTERMEDIATE_BASE = "intermediate base"
+    CARRIER = "carrier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -85,12 +85,16 @@ class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
-    of inputs whose place in their storage the function looks at.
+    of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
+    share, where they have other places in the trace than in the caller's storages.
     """
 
-    def __init__(self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None) -> None:
+    def __init__(
+        self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None, shared: Collection[int] = ()
+    ) -> None:
         super().__init__()
         self.inputs = inputs or {}
+        self.shared = shared
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
 
@@ -166,6 +170,8 @@ class EscapeGuard(TorchFunctionMode):
     def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note that the entry depends on where an input begins, and refuse a window that reaches out of it."""
         key = internals.storage_key(args[0])
+        if key in self.shared:
+            raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
         result = func(*args, **kwargs)
         if key in self.inputs:
             position, name, _ = self.inputs[key]

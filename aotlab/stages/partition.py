@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, placeholders
-from aotlab.ir.metadata import MutationType
+from aotlab.recorder import tensors_in
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.stages.trace import Trace, TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
@@ -101,8 +101,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     )
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    _save_roots_of_views(forward, backward, count)
-    _save_clones(forward, trace, count)
+    _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
+    _save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -125,42 +125,43 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     return record, Split(saved_values=values, saved_names=names)
 
 
-def derive_backward(trace: Trace, split: Split, pattern: Sequence[bool]) -> fx.GraphModule:
-    """Write the backward graph for the tangents that ``pattern`` says are defined.
+def derive_backward(
+    trace: Trace, split: Split, segment: int, pattern: Sequence[bool]
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """Write the backward graph of a segment for the tangents that ``pattern`` says are defined.
 
-    It takes all saved values and the defined tangents, and returns one gradient or None per input. What the forward
-    did not save, but can be computed from what it saved, is computed again.
+    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
+    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
+    it saved, is computed again.
 
     Raises
     ------
     PartialBackwardError
         Something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.derive(pattern)
-    inputs = [
-        (f"{name}" if value is not None else f"unused_{name}", value if value is not None else _stand_in(trace))
-        for name, value in zip(split.saved_names, split.saved_values, strict=True)
-    ]
+    gradients = trace.derive(segment, pattern)
+    saved = list(zip(split.saved_names, split.saved_values, strict=True))
+    inputs = [(name, value) for name, value in saved if value is not None]
     defined = [
-        (f"tangents_{n + 1}", tangent)
-        for n, (tangent, is_defined) in enumerate(zip(trace.tangents, pattern, strict=True))
+        (f"tangents_{n + 1}", trace.tangents[n])
+        for n, is_defined in zip(trace.entry_tangents[segment], pattern, strict=True)
         if is_defined
     ]
     stop = {id(fake) for _, fake in (*inputs, *defined)}
     wanted, outside = trace.tape.needed(gradients, stop)
-    again = [trace.tape.operations[i] for i in wanted if trace.tape.operations[i].phase == "forward"]
+    operations = trace.tape.operations
+    again = [operations[i] for i in wanted if operations[i].phase == "forward"]
     if outside or any(operation.is_random for operation in again):
         raise PartialBackwardError(
             "a backward from some of the outputs needs a value that the forward did not save",
             why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
             suggestion="use aotlab.default_partition",
         )
-    return trace.tape.graph("Backward", [*inputs, *defined], gradients)
-
-
-def _stand_in(trace: Trace) -> Tensor:
-    with trace.fake_mode:
-        return trace.tape.enter(torch.empty(0))
+    used = {id(tensor) for i in wanted for tensor in tensors_in((operations[i].args, operations[i].kwargs))}
+    used |= {id(gradient) for gradient in gradients if gradient is not None}
+    numbers = tuple(n for n, (_, value) in enumerate(saved) if value is not None and id(value) in used)
+    inputs = [(name, value) for n, (name, value) in enumerate(saved) if value is not None and n in numbers]
+    return trace.tape.graph("Backward", [*inputs, *defined], gradients), numbers
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -173,11 +174,13 @@ def _is_view(node: fx.Node) -> bool:
     return first is not None and not first.is_write and result is not None and isinstance(node.meta.get("val"), Tensor)
 
 
-def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    """Save an input or output in place of a view of it."""
+def _save_roots_of_views(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]
+) -> None:
+    """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     returned = list(output_args(forward.graph))
-    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph))
+    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph)) - bases
     inputs = placeholders(backward.graph)
     saved = returned[count:]
     kept: list[fx.Node] = []
@@ -233,20 +236,20 @@ def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
     return None
 
 
-def _save_clones(forward: fx.GraphModule, trace: Trace, count: int) -> None:
-    """Save a clone of each saved input that the epilogue overwrites."""
-    overwritten = {
-        placeholder
-        for placeholder, (_, fake) in zip(placeholders(forward.graph), trace.placeholders, strict=True)
-        for info, kept in zip(trace.metadata.input_info, trace.input_fakes, strict=True)
-        if kept is fake and info.mutation_type is MutationType.MUTATED_OUT_GRAPH
-    }
+def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
+    """Return the graph's inputs that stand for ``values``."""
+    fakes = {id(value) for value in values}
+    pairs = zip(placeholders(forward.graph), trace.placeholders, strict=True)
+    return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
+
+
+def _save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
+    """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     returned = list(output_args(forward.graph))
     for i in range(count, len(returned)):
         node = returned[i]
-        if node in overwritten:
-            assert node is not None
+        if node is not None and (node in overwritten or _root(node, overwritten) is not None):
             with forward.graph.inserting_before(output):
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
@@ -272,7 +275,7 @@ def _describe_saved(
     inputs = placeholders(backward.graph)
     storages = StorageNumbers()
     of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
-    mutated = [i.name for i in trace.metadata.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+    mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
     of_outputs = {storages.number(node.meta["val"]) for node in returned[len(mutated) : count] if node is not None}
     new_values = {
         storages.number(node.meta["val"]): name

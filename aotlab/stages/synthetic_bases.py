@@ -3,20 +3,28 @@
     buffer = torch.zeros(4)
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
-The graph must see the write through the second argument too. The cure is to pass the shared memory as
-one input, a synthetic base, and to make both arguments from it inside the graph. That is not built
-yet; what this stage does is to find the overlaps, on byte intervals, so that windows of different
-dtypes and storages over one buffer count too. After the trace, when it is known which inputs are
-written, `check` refuses an overlap that matters. Overlapping inputs that are only read need no base.
+The graph must see the write through the second argument too. So the memory that both share is passed as one input, a
+*synthetic base*, and both arguments are windows of it inside the graph::
+
+    forward(base):                   # four floats
+        a = base[0:3]; b = base[1:4]
+
+This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
+too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
+the others a new history. Inside trace the windows are made (`aotlab.analysis.windows`). If it turns out that none of a
+group is written, its windows become inputs of their own again, and there is no base.
+
+At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values into
+the windows that were written.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotlab.errors import OverlappingInputsError
-from aotlab.guards import TensorFacts, byte_interval
-from aotlab.ir.metadata import InputAliasInfo
+from aotlab import torch_internals as internals
+from aotlab.analysis.windows import Base, plan
+from aotlab.guards import byte_interval
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 
@@ -31,47 +39,63 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticBase:
+    """Memory that the kept inputs ``members`` share: ``nbytes`` bytes, seen as ``dtype``.
+
+    Whether the graph takes it as an input in place of them depends on whether one of them is written.
+    """
+
+    members: tuple[int, ...]
+    nbytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups that were merged into a base (none so far)."""
+    """The overlaps among the inputs, and the groups that may be merged into a base."""
 
     overlaps: tuple[Overlap, ...]
-    bases: tuple[tuple[int, ...], ...] = ()
+    bases: tuple[SyntheticBase, ...] = ()
 
 
-def run(call: Call, dedupe: DedupeRecord) -> SyntheticBasesRecord:
-    """Find the inputs whose bytes overlap."""
-    index = {position: k for k, position in enumerate(dedupe.kept)}
-    overlaps = []
-    for a, b in call.state.overlapping:
-        (start, end), (other_start, other_end) = byte_interval(call.values[a]), byte_interval(call.values[b])
-        shared = min(end, other_end) - max(start, other_start)
-        overlaps.append(Overlap(first=index[a], second=index[b], bytes=shared))
-    return SyntheticBasesRecord(overlaps=tuple(overlaps))
-
-
-def check(record: SyntheticBasesRecord, inputs: tuple[InputAliasInfo, ...], call: Call, dedupe: DedupeRecord) -> None:
-    """Refuse the trace if an input that was written overlaps another.
+def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
+    """Find the inputs that share memory or a history.
 
     Raises
     ------
-    OverlappingInputsError
-        With both names.
+    RunEagerly
+        They share it in a way that no base can express.
     """
-    for overlap in record.overlaps:
-        pair = (overlap.first, overlap.second)
-        mutated = next((k for k in pair if inputs[k].mutates_data), None)
-        if mutated is None:
-            continue
-        other = pair[0] if mutated == pair[1] else pair[1]
-        facts = [call.state.leaves[dedupe.kept[k]] for k in (mutated, other)]
-        described = [
-            f"`{dedupe.names[k]}` (shape {f.shape}, {f.dtype}, offset {call.values[dedupe.kept[k]].storage_offset()})"
-            for k, f in zip((mutated, other), facts, strict=True)
-            if isinstance(f, TensorFacts)
-        ]
-        raise OverlappingInputsError(
-            f"input {described[0]} is mutated and shares {overlap.bytes} bytes with input {described[1]}",
-            why="the graph would not see the write through the other input",
-            suggestion="pass a clone of one of them",
-            argument=dedupe.names[mutated],
-        )
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    overlaps = []
+    links = []
+    for a, b, _ in call.state.overlapping:
+        (start, end), (other_start, other_end) = byte_interval(call.values[a]), byte_interval(call.values[b])
+        shared = min(end, other_end) - max(start, other_start)
+        if shared > 0:
+            overlaps.append(Overlap(first=index[a], second=index[b], bytes=shared))
+        links.append((index[a], index[b]))
+    bases = []
+    for members in _groups(links):
+        bases.append(plan(members, [call.values[dedupe.kept[k]] for k in members]))
+    record = SyntheticBasesRecord(
+        overlaps=tuple(overlaps),
+        bases=tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases),
+    )
+    return record, bases
+
+
+def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
+    """Return the connected components, each in order."""
+    group: dict[int, set[int]] = {}
+    for a, b in links:
+        merged = group.get(a, {a}) | group.get(b, {b})
+        for k in merged:
+            group[k] = merged
+    return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
+
+
+def base_maker(base: Base) -> object:
+    """Return the function that makes the base of a call from its first member."""
+    shift, count, dtype = base.shift, base.count, base.dtype
+    return lambda first: internals.memory_window(first, shift, count, dtype)

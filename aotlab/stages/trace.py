@@ -34,14 +34,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, segments, state_masks
 from aotlab.analysis.views import view_parent
+from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
@@ -54,6 +56,7 @@ from aotlab.guards import global_state, restore_settings
 from aotlab.ir.metadata import (
     InputAliasInfo,
     MutationType,
+    OutputType,
     TangentInfo,
     TangentSource,
     ViewAndMutationMeta,
@@ -89,6 +92,34 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
     """The traced program raised something that is neither a refusal nor aotlab's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
+
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter.
+    """
+
+    index: int
+    visible: bool
+    counts: bool
+
+
+SourceKind = Literal["input", "owner", "root", "output", "carrier"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What stands at run time for an edge of the traced autograd graph.
+
+    ``"input"``: the kept input ``index``. ``"owner"``: the tensor that member ``index`` of the kept inputs is a view of.
+    ``"root"``: the differentiable forward output ``index``. ``"output"``: the user's output ``index``, a view.
+    ``"carrier"``: the carrier ``index``.
+    """
+
+    kind: SourceKind
+    index: int
+
+
 @dataclass(kw_only=True, eq=False)
 class Trace:
     """A trace with its live values: the tape, the wrappers' autograd graph, and what became of the inputs.
@@ -98,21 +129,29 @@ class Trace:
     input_fakes
         The fake tensor of each kept input.
     placeholders
-        (name, fake) for each graph input.
+        (name, fake) for each graph input, and ``placeholder_sources``: the flat argument that it is, or the synthetic
+        base.
     forward_outputs
-        The fake tensors that the forward graph returns.
+        The fake tensors that the forward graph returns; ``writes`` says where the first of them go.
+    roots
+        The positions among the forward outputs of those that can be differentiated.
+    segments
+        The parts of the autograd graph, `aotlab.analysis.history`.
+    entry_tangents
+        For each segment, the numbers of the tangents that come into it.
     tangents
-        The fake tangents, one per differentiable forward output, and ``roots``, the wrappers they belong to.
-    tangent_outputs
-        For each tangent, the position of its value among the forward outputs.
-    leaves
-        For each graph input, the wrapper to differentiate with respect to, or None.
+        The fake tangents, one per root, then one per carrier.
+    slots
+        For each segment, where its gradients leave it: for a segment that is the only one, an exit or None for each
+        graph input, then those of inputs that are not inputs of the graph.
     connected
-        For each graph input, whether a gradient can reach it: those inputs have to go through autograd.
+        For each slot, whether a gradient can reach it: those have to go through autograd.
+    sources
+        What stands at run time for each edge.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     state_masks
-        For each tangent, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
+        For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     """
 
     tape: Tape
@@ -121,15 +160,19 @@ class Trace:
     call_name: str
     input_fakes: list[Tensor]
     placeholders: list[tuple[str, Tensor]]
+    placeholder_sources: list[int | Base]
     forward_outputs: list[Tensor]
+    writes: list[Write]
     write_back: list[tuple[Tensor, Tensor]]
-    roots: list[Tensor]
-    tangent_outputs: list[int]
+    roots: list[int]
+    segments: list[Segment]
+    entry_tangents: list[list[int]]
     tangents: list[Tensor]
     tangent_wrappers: list[Tensor]
-    leaves: list[Tensor | None]
-    connected: list[bool]
-    state_masks: list[int]
+    slots: list[list[Exit | None]]
+    connected: list[list[bool]]
+    sources: dict[Edge, Source]
+    state_masks: list[list[int]]
     backward_error: BaseException | None
     out_spec: Any
     out_constants: dict[int, Any]
@@ -142,12 +185,22 @@ class Trace:
         """Whether anything can be differentiated."""
         return bool(self.roots)
 
+    @property
+    def overwritten(self) -> list[Tensor]:
+        """The fakes of the inputs that the epilogue writes."""
+        return [self.input_fakes[write.index] for write in self.writes]
+
+    @property
+    def bases(self) -> list[Tensor]:
+        """The fakes of the synthetic bases among the graph's inputs."""
+        return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
+
     def is_view(self, position: int) -> bool:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
 
-    def derive(self, pattern: Sequence[bool]) -> list[Tensor | None]:
-        """Differentiate the forward outputs whose tangents are defined; None for an input that they do not reach.
+    def derive(self, segment: int, pattern: Sequence[bool]) -> list[Tensor | None]:
+        """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
 
         Raises
         ------
@@ -156,22 +209,15 @@ class Trace:
         Exception
             Whatever the backward of the traced program raises.
         """
-        chosen = [i for i, defined in enumerate(pattern) if defined]
-        wanted = [leaf for leaf in self.leaves if leaf is not None]
-        if not wanted:
-            return [None] * len(self.leaves)
+        part, slots = self.segments[segment], self.slots[segment]
+        numbers = self.entry_tangents[segment]
+        given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
             with _tracing(self.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
-                found: Sequence[Tensor | None] = torch.autograd.grad(
-                    [self.roots[i] for i in chosen],
-                    wanted,
-                    [self.tangent_wrappers[i] for i in chosen],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-                values = iter([None if g is None else value_of(g, "a gradient") for g in found])
+                found = differentiate(part, given)
+                values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         finally:
             self.recorder.phase = "forward"
         for operation in self.tape.operations[first:]:
@@ -181,7 +227,7 @@ class Trace:
                     line=None if operation.place is None else operation.place(),
                     why="a compiled backward would draw other numbers than eager",
                 )
-        return [None if leaf is None else next(values) for leaf in self.leaves]
+        return [None if way is None else values.get(way) for way in slots]
 
 
 @contextmanager
@@ -205,7 +251,7 @@ def run(
     decompositions: dict[Any, Callable[..., Any]] | None,
     keep_input_mutations: bool,
     static_inputs: int,
-    check_inputs: Callable[[tuple[InputAliasInfo, ...]], None],
+    bases: Sequence[Base] = (),
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -219,8 +265,8 @@ def run(
         Let an inference graph write mutated inputs itself.
     static_inputs
         How many of the first inputs are parameters and buffers.
-    check_inputs
-        Called as soon as it is known what happened to the inputs; may refuse.
+    bases
+        The inputs that share memory.
 
     Raises
     ------
@@ -232,7 +278,7 @@ def run(
     fake_mode = FakeTensorMode(static_shapes=True)
     tape = Tape()
     recorder = Recorder(tape, fake_mode, decompositions)
-    inputs = [enter(tape, fake_mode, name, call.values[p]) for name, p in zip(dedupe.names, dedupe.kept, strict=True)]
+    inputs = _enter_inputs(tape, recorder, call, dedupe, bases)
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
@@ -243,7 +289,8 @@ def run(
     try:
         with _tracing(recorder):
             try:
-                escapes = EscapeGuard({i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs)})
+                known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+                escapes = EscapeGuard(known, {i.storage for i in inputs if i.base is not None})
                 with escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
@@ -260,7 +307,6 @@ def run(
                     # the epilogue, outside of the function's inference mode, could not write it
                     text = f"`{item.name}` was made under inference_mode and is written"
                     raise RefusedError(text, argument=item.name)
-            check_inputs(infos)
             names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)
     except (RefusedError, RunEagerly):
@@ -337,6 +383,25 @@ class _RandomState:
         return drew
 
 
+def _enter_inputs(
+    tape: Tape, recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]
+) -> list[Entered]:
+    """Make the traced stand-ins of all inputs."""
+    fake_mode = recorder.fake_mode
+    tensors = [call.values[position] for position in dedupe.kept]
+    found: dict[int, Entered] = {}
+    for base in bases:
+        names = [dedupe.names[k] for k in base.members]
+        enter_base(tape, fake_mode, base, tensors[base.members[0]].device)
+        with _tracing(recorder):
+            entered = enter_windows(base, names, [tensors[k] for k in base.members])
+        found.update(zip(base.members, entered, strict=True))
+    for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
+        if k not in found:
+            found[k] = enter(tape, fake_mode, name, real)
+    return [found[k] for k in range(len(tensors))]
+
+
 def _output_names(result: Any) -> list[str]:
     return ["out" + internals.path_text(path) for path in internals.paths(result)]
 
@@ -371,13 +436,13 @@ def _finish(
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
-    visible = [i.mutates_data and inputs[k].wrapper.grad_fn is not inputs[k].grad_fn for k, i in enumerate(infos)]
     returned: list[_Returned] = []
-    for k, seen in enumerate(visible):
-        if infos[k].mutates_data:
-            root = inputs[k].wrapper if seen and inputs[k].wrapper.requires_grad else None
-            label = f"mutated input {infos[k].name}"
-            returned.append(_Returned(TangentSource.MUTATED_INPUT, k, finals[k], root, label))
+    writes = _writes(inputs, infos)
+    for write in writes:
+        wrapper = inputs[write.index].wrapper
+        root = wrapper if write.visible and wrapper.requires_grad else None
+        label = f"mutated input {infos[write.index].name}"
+        returned.append(_Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
     for i, value, root in outputs.returned:
         returned.append(_Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
     for i, (value, root) in enumerate(outputs.bases):
@@ -387,37 +452,52 @@ def _finish(
     write_back: list[tuple[Tensor, Tensor]] = []
     if keep_input_mutations and not training:
         # a write in the graph moves the version counter; where eager's does not, the epilogue writes
-        infos = tuple(replace(i, keep_input_mutations=True) if i.moves_version else i for i in infos)
+        infos = tuple(
+            replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None else i
+            for k, i in enumerate(infos)
+        )
         kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
         write_back = [(inputs[k].fake, finals[k]) for k in sorted(kept)]
         returned = [r for r in returned if r.source is not TangentSource.MUTATED_INPUT or r.index not in kept]
+        writes = [write for write in writes if write.index not in kept]
 
-    prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
-    placeholders: list[tuple[str, Tensor]] = []
-    leaves: list[Tensor | None] = []
-    kept_at = {p: k for k, p in enumerate(dedupe.kept)}
-    for n, position in enumerate(dedupe.placeholders):
-        known = kept_at.get(position)
-        if known is None:  # a duplicate that keeps its placeholder, which nothing uses
-            real = call.values[position]
-            fake = tape.enter(fake_mode.from_tensor(real.detach().view_as(real), static_shapes=True))
-        else:
-            fake = inputs[known].fake
-        placeholders.append((prefix[0].format(n + prefix[1]), fake))
-        leaves.append(None if known is None else inputs[known].leaf)
+    placeholders, sources = _placeholders(call, dedupe, tape, fake_mode, inputs, writes, training=training)
+    positions = [position for position, item in enumerate(returned) if item.root is not None]
+    roots = [returned[position] for position in positions]
+    edges = [edge_of(item.root) for item in roots if item.root is not None]
+    stands_for = _input_sources(inputs)
+    seen = _seen(outputs, inputs, roots)
+    known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
+    for n, edge in reversed(list(enumerate(edges))):
+        known.setdefault(edge, Source("root", n))
+    parts = segments(edges, list(stands_for), {edge: base for edge, (_, base) in seen.items()})
 
-    roots, tangents, wrappers, infos_t, positions = [], [], [], [], []
-    for position, item in enumerate(returned):
-        if item.root is None:
-            continue
+    tangents, infos_t = [], []
+    for item in roots:
         value = item.value
         with fake_mode:
             tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        roots.append(item.root)
         tangents.append(tape.enter(tangent))
-        wrappers.append(internals.to_functional(tangent))
         infos_t.append(TangentInfo(source=item.source, index=item.index, spec=spec_of(tangent)))
-        positions.append(position)
+    entries: list[list[int]] = []
+    for part in parts:
+        entries.append(list(part.roots))
+        for edge in part.entries[len(part.roots) :]:
+            shape, dtype, device = internals.edge_metadata(*edge)
+            with fake_mode:
+                tangent = tape.enter(torch.empty(shape, dtype=dtype, device=device))
+            known[edge] = Source("carrier", len(tangents) - len(roots))
+            entries[-1].append(len(tangents))
+            index = len(tangents) - len(roots)
+            infos_t.append(TangentInfo(source=TangentSource.CARRIER, index=index, spec=spec_of(tangent)))
+            tangents.append(tangent)
+    wrappers = [internals.to_functional(tangent) for tangent in tangents]
+    if len(parts) == 1 and parts[0].nodes is None:
+        at = {dedupe.kept[known[way[0]].index]: way for way in parts[0].exits if known[way[0]].kind == "input"}
+        first: list[Exit | None] = [None if isinstance(p, Base) else at.pop(p, None) for p in sources]
+        slots = [[*first, *(way for way in parts[0].exits if way not in first)]]
+    else:
+        slots = [list(part.exits) for part in parts]
 
     metadata = ViewAndMutationMeta(
         input_info=infos,
@@ -436,15 +516,19 @@ def _finish(
         call_name=call.target.name,
         input_fakes=[i.fake for i in inputs],
         placeholders=placeholders,
+        placeholder_sources=sources,
         forward_outputs=[item.value for item in returned],
+        writes=writes,
         write_back=write_back,
-        roots=roots,
-        tangent_outputs=positions,
+        roots=positions,
+        segments=parts,
+        entry_tangents=entries,
         tangents=tangents,
         tangent_wrappers=wrappers,
-        leaves=leaves,
-        connected=[leaf is not None for leaf in leaves],
-        state_masks=_state_masks(roots),
+        slots=slots,
+        connected=[[way is not None for way in own] for own in slots],
+        sources=known,
+        state_masks=state_masks(parts),
         backward_error=None,
         out_spec=out_spec,
         out_constants=outputs.constants,
@@ -453,9 +537,6 @@ def _finish(
         metadata=metadata,
     )
     gradients = _differentiate(trace)
-    if gradients:
-        width = len(leaves)
-        trace.connected = [any(g is not None for g in gradients[k::width]) for k in range(width)]
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -478,6 +559,99 @@ def _finish(
     return record, trace
 
 
+def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
+    """Decide into which of the caller's tensors the epilogue writes.
+
+    Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
+    of theirs out.
+    """
+    found = []
+    for k, info in enumerate(infos):
+        if info.mutates_data and inputs[k].base is None:
+            visible = inputs[k].wrapper.grad_fn is not inputs[k].grad_fn
+            found.append(Write(k, visible, info.moves_version))
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        if not internals.has_data_mutation(base.wrapper) or not any(
+            internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
+        ):
+            continue
+        covered: list[tuple[int, int]] = []
+        order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
+        for k in order:
+            real = inputs[k].real
+            visible = inputs[k].wrapper.grad_fn is not inputs[k].grad_fn
+            start = real.data_ptr()
+            inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if inside and not visible:
+                continue
+            found.append(Write(k, visible, infos[k].moves_version))
+            if internals.is_dense(real):
+                covered.append((start, start + extent(real)))
+    return sorted(found, key=lambda write: write.index)
+
+
+def _placeholders(
+    call: Call,
+    dedupe: DedupeRecord,
+    tape: Tape,
+    fake_mode: FakeTensorMode,
+    inputs: Sequence[Entered],
+    writes: Sequence[Write],
+    *,
+    training: bool,
+) -> tuple[list[tuple[str, Tensor]], list[int | Base]]:
+    """Name the graph's inputs: the flat arguments, and for those that share memory which is written their base."""
+    written = {id(inputs[write.index].base) for write in writes}
+    prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
+    kept_at = {p: k for k, p in enumerate(dedupe.kept)}
+    fakes: list[Tensor] = []
+    sources: list[int | Base] = []
+    for position in dedupe.placeholders:
+        k = kept_at.get(position)
+        if k is None:  # a duplicate that keeps its placeholder, which nothing uses
+            real = call.values[position]
+            fakes.append(tape.enter(fake_mode.from_tensor(real.detach().view_as(real), static_shapes=True)))
+            sources.append(position)
+            continue
+        base = inputs[k].base
+        if base is None or id(base) not in written:
+            fakes.append(inputs[k].fake)
+            sources.append(position)
+        elif base not in sources:
+            fakes.append(base.fake)
+            sources.append(base)
+    return [(prefix[0].format(n + prefix[1]), fake) for n, fake in enumerate(fakes)], sources
+
+
+def _input_sources(inputs: Sequence[Entered]) -> dict[Edge, Source]:
+    """Return the edges at which the traced autograd graph ends."""
+    found = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        for owner, wrapper in zip(base.owners, base.owner_edges, strict=True):
+            member = next(k for k in base.members if internals.base_of(inputs[k].real) is owner)
+            found[wrapper] = Source("owner", member)
+    return found
+
+
+def _seen(
+    outputs: Outputs, inputs: Sequence[Entered], roots: Sequence[_Returned]
+) -> dict[Edge, tuple[int, int | None]]:
+    """Return the edges of outputs that the epilogue makes by views: (output, root that it is made from, or None)."""
+    number = {(item.source, item.index): n for n, item in enumerate(roots)}
+    found: dict[Edge, tuple[int, int | None]] = {}
+    for info in outputs.infos:
+        leaf = outputs.tensors.get(info.index)
+        if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
+            continue
+        kind = {
+            OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
+        }.get(info.output_type, TangentSource.INTERMEDIATE_BASE)
+        assert info.base_idx is not None
+        found.setdefault(edge_of(leaf), (info.index, number.get((kind, info.base_idx))))
+    return found
+
+
 def _differentiate(trace: Trace) -> list[Tensor | None]:
     """Return the gradients for all tangents together.
 
@@ -487,23 +661,31 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
     """
     if not trace.training:
         return []
-    count = len(trace.tangents)
-    try:
-        return trace.derive([True] * count)
-    except RefusedError:
-        raise
-    except Exception as error:  # whatever the traced program's backward raises
-        if "use_reentrant=True" in str(error):
-            raise HigherOrderOpError(
-                "a checkpoint with use_reentrant=True is used inside the function",
-                why="it calls a backward of its own, which a graph cannot hold",
-                suggestion="pass use_reentrant=False",
-            ) from error
-        trace.backward_error = _without_frames(error)
     gradients: list[Tensor | None] = []
-    for i in range(count if count > 1 else 0):
-        with suppress(Exception):
-            gradients += trace.derive([i == j for j in range(count)])
+    for number, part in enumerate(trace.segments):
+        count = len(part.entries)
+        try:
+            found = trace.derive(number, [True] * count)
+            trace.connected[number] = [gradient is not None for gradient in found]
+            gradients += found
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever the traced program's backward raises
+            if "use_reentrant=True" in str(error):
+                raise HigherOrderOpError(
+                    "a checkpoint with use_reentrant=True is used inside the function",
+                    why="it calls a backward of its own, which a graph cannot hold",
+                    suggestion="pass use_reentrant=False",
+                ) from error
+            trace.backward_error = _without_frames(error)
+            singles: list[Tensor | None] = []
+            for i in range(count if count > 1 else 0):
+                with suppress(Exception):
+                    singles += trace.derive(number, [i == j for j in range(count)])
+            width = len(trace.slots[number])
+            if singles:
+                trace.connected[number] = [any(g is not None for g in singles[k::width]) for k in range(width)]
+            gradients += singles
     return gradients
 
 
@@ -511,31 +693,3 @@ def _without_frames(error: BaseException) -> BaseException:
     """Drop what would keep the traced call's tensors alive."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
-
-
-def _state_masks(roots: Sequence[Tensor]) -> list[int]:
-    """Say for each root which autograd nodes that hold saved tensors it reaches, as bits.
-
-    With a single root it is enough to know whether there is any such node.
-    """
-    numbers: dict[Any, int] = {}
-    holds: dict[Any, bool] = {}
-    masks = []
-    for root in roots:
-        mask = 0
-        seen: set[Any] = set()
-        todo = [root.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node not in holds:
-                holds[node] = internals.saves_tensors(node)
-            if holds[node]:
-                mask |= 1 << numbers.setdefault(node, len(numbers))
-                if len(roots) == 1:
-                    break
-            todo += [following for following, _ in node.next_functions]
-        masks.append(mask)
-    return masks

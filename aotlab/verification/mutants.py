@@ -174,11 +174,11 @@ def _allow_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drop_tangent(original: Callable[..., Any]) -> Callable[..., Any]:
-    def derive(self: Any, pattern: Sequence[bool]) -> list[torch.Tensor | None]:
+    def derive(self: Any, segment: int, pattern: Sequence[bool]) -> list[torch.Tensor | None]:
         defined = [index for index, wanted in enumerate(pattern) if wanted]
         if len(defined) > 1:
             pattern = [wanted and index != defined[-1] for index, wanted in enumerate(pattern)]
-        result: list[torch.Tensor | None] = original(self, pattern)
+        result: list[torch.Tensor | None] = original(self, segment, pattern)
         return result
 
     return derive
@@ -187,10 +187,12 @@ def _drop_tangent(original: Callable[..., Any]) -> Callable[..., Any]:
 def _zeros_for_none(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor]:
         found = original(self, saved, tangents)
-        leaves = [leaf for leaf in self._trace.leaves if leaf is not None]
+        fakes = [fake for _, fake in self._trace.placeholders]
         return [
-            torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if gradient is None else gradient
-            for gradient, leaf in zip(found, leaves, strict=True)
+            torch.zeros(fakes[i].shape, dtype=fakes[i].dtype, device=fakes[i].device)
+            if gradient is None and i < len(fakes)
+            else gradient
+            for gradient, i in zip(found, self.wanted, strict=True)
         ]
 
     return call

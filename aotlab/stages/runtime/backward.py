@@ -17,29 +17,36 @@ from aotlab.stages.trace import Trace
 
 
 class Backward:
-    """The compiled backwards of one entry, one for each pattern of defined tangents that was asked for."""
+    """The compiled backwards of one segment, one for each pattern of defined tangents that was asked for."""
 
     def __init__(
         self,
         trace: Trace,
         split: Split,
+        segment: int,
         full: Boxed | None,
-        compile_pattern: Callable[[tuple[bool, ...]], Boxed],
+        compile_pattern: Callable[[tuple[bool, ...]], tuple[Boxed, tuple[int, ...]]],
         name: str,
     ) -> None:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
-        self.masks = trace.state_masks
-        self.strides = [tuple(t.stride()) for t in trace.tangents]
-        self.wanted = [i for i, connected in enumerate(trace.connected) if connected]
-        self._compiled: dict[tuple[bool, ...], Boxed] = {}
-        self._saves = len(split.saved_names)
+        self.masks = trace.state_masks[segment]
+        self.all_masks = [mask for masks in trace.state_masks for mask in masks]
+        self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
+        self.wanted = [i for i, connected in enumerate(trace.connected[segment]) if connected]
+        #: A backward for each pattern, and which of the saved values it takes.
+        self._compiled: dict[tuple[bool, ...], tuple[Boxed, tuple[int, ...]]] = {}
         if full is not None:
-            self._compiled[(True,) * len(self.masks)] = full
+            self._compiled[(True,) * len(self.masks)] = (full, tuple(range(len(split.saved_names))))
+
+    def prepare(self) -> None:
+        """Compile the backward for all tangents now."""
+        pattern = (True,) * len(self.masks)
+        self._compiled[pattern] = self._compile(pattern)
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs that went through ``apply``, in their order.
+        """Return the gradients of what went through ``apply``, in their order.
 
         Raises
         ------
@@ -57,18 +64,19 @@ class Backward:
         pattern = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
-        compiled = self._compiled.get(pattern)
+        known = self._compiled.get(pattern)
         mask = 0
         inputs: list[Any] = []
         for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
             if tangent is not None:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
-        if compiled is None:
-            compiled = self._compiled[pattern] = self._compile(pattern)
+        if known is None:
+            known = self._compiled[pattern] = self._compile(pattern)
+        compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
-        arguments = saved.use(mask) if self._saves else _none_saved(saved, mask)
-        saved.release(mask, self.masks)
+        arguments = saved.use(mask, needs)
+        saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs
         if internals.any_autocast_enabled():
@@ -77,8 +85,3 @@ class Backward:
         else:
             gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]
-
-
-def _none_saved(saved: SavedValues, mask: int) -> list[Tensor]:
-    """Raise eager's error for a second backward also where we, other than eager, had nothing to save."""
-    return saved.use(mask) if saved.released & mask else []

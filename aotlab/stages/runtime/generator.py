@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge
+from aotlab.analysis.windows import Base
 from aotlab.backends.base import Boxed
 from aotlab.errors import GraphInvariantError
-from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes
+from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, overlapping_pairs
 from aotlab.ir.metadata import (
     InputAliasInfo,
     MutationType,
@@ -29,7 +31,8 @@ from aotlab.stages.partition import PartitionRecord
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
-from aotlab.stages.trace import Trace
+from aotlab.stages.runtime.history import history_of
+from aotlab.stages.trace import Source, Trace
 
 _METHODS = {
     "aten.t.default": "t",
@@ -64,7 +67,7 @@ class Parts:
     trace: Trace
     partition: PartitionRecord
     forward: Boxed
-    backward: Backward | None
+    backward: Sequence[Backward]
     settings_hold: Callable[[], bool]
     tensors_hold: Callable[..., bool]
     entry: int
@@ -87,6 +90,13 @@ class Generator:
         self.expressions: dict[int, str] = {}  # flat position → expression
         self.grad_on = dict(self.state.settings)["grad mode"]
         self.multi: dict[tuple[str, str], tuple[str, set[int]]] = {}
+        self.results: dict[int, str] = {}  # forward output → expression
+        self.outputs: dict[int, str] = {}  # the user's output → expression
+        self.written: set[int] = set()  # which of the trace's writes are done
+        self.counted = False  # whether the versions of inputs that the graph writes are seen to
+        self.heads: list[str] = []
+        # an entry that takes a synthetic base is for calls that share memory in the very same way
+        self.with_base = any(isinstance(source, Base) for source in parts.trace.placeholder_sources)
 
     def generate(self) -> tuple[str, dict[str, Any]]:
         """Write prologue, call and epilogue; return the source and what it refers to."""
@@ -98,15 +108,19 @@ class Generator:
         w.add("# prologue: do the assumptions of the trace hold?")
         self._guards()
         w.add()
-        results = self._call_forward()
-        w.add()
-        w.add("# epilogue: what the caller can see")
-        self._mutations(results)
-        outputs = self._outputs(results)
+        if len(self.parts.trace.segments) > 1:
+            self._call_segments()
+        else:
+            self._call_forward()
+            w.add()
+            w.add("# epilogue: what the caller can see")
+            self._mutations(self.results)
+        if self._settles():
+            w.add("saved.remember_versions()")
+        outputs = self._outputs(self.results)
         self._grad_mode_left()
         w.add(f"return {self._nest(outputs)}")
-        head = self._function_class() if self.parts.trace.training else []
-        source = "\n".join([*head, "def run(args, kwargs):", *body]) + "\n"
+        source = "\n".join([*self.heads, "def run(args, kwargs):", *body]) + "\n"
         return source, w.namespace
 
     # --- prologue
@@ -239,6 +253,15 @@ class Generator:
         written = [i.index for i in self.meta.input_info if i.mutation_type is not MutationType.NOT_MUTATED]
         if not written or len(kept) < 2:
             return
+        if self.with_base:
+            at = {position: k for k, position in enumerate(kept)}
+            expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
+            check = self.w.constant("shares_memory_otherwise", _pattern_checker(expected))
+            self._miss([f"{check}({self._star([self.expressions[i] for i in kept])})"])
+            for source in self.parts.trace.placeholder_sources:
+                if isinstance(source, Base) and source.owners:
+                    self._owner_guard(source)
+            return
         extents = []
         for i in kept:
             facts = self.state.leaves[i]
@@ -249,43 +272,107 @@ class Generator:
             one, two = self.w.local("start"), self.w.local("start")
             self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
             self._miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
+        else:
+            check = self.w.constant("written_inputs_overlap", _overlap_checker(extents, written))
+            self._miss([f"{check}({self._star([self.expressions[i] for i in kept])})"])
+        self._history_guard(written)
+
+    def _history_guard(self, written: Sequence[int]) -> None:
+        """Write the check that a written input is not a view of what another input is a view of too."""
+        may = [info.index for info in self.meta.input_info if info.requires_grad and not info.is_leaf]
+        if len(may) < 2 or not set(may) & set(written):
             return
-        check = self.w.constant("written_inputs_overlap", _overlap_checker(extents, written))
-        self._miss([f"{check}({self._star([self.expressions[i] for i in kept])})"])
+        names = [self.expressions[self.parts.dedupe.kept[k]] for k in may]
+        owners = self.w.constant("share_a_base", _share_a_base)
+        self._miss([f"{owners}({', '.join(names)})"])
+
+    def _owner_guard(self, base: Base) -> None:
+        members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
+        check = self.w.constant("owned_otherwise", _owner_checker(members))
+        names = [self.expressions[self.parts.dedupe.kept[k]] for k in base.members]
+        self._miss([f"{check}({', '.join(names)})"])
 
     # --- the compiled forward
 
     def _input_list(self) -> list[str]:
-        return [self.expressions[i] for i in self.parts.dedupe.placeholders]
+        listed = []
+        for source in self.parts.trace.placeholder_sources:
+            if isinstance(source, Base):
+                first = self.expressions[self.parts.dedupe.kept[source.members[0]]]
+                name = self.w.local("base")
+                self.w.add(f"{name} = {self.w.constant('memory_of', _base_maker(source))}({first})")
+                listed.append(name)
+            else:
+                listed.append(self.expressions[source])
+        return listed
 
-    def _call_forward(self) -> dict[int, str]:
-        """Write the call of the compiled forward; return the expression for each of its user-visible outputs."""
+    def _through(self, source: Source, done: set[int]) -> str:
+        """Return the expression of what stands for an edge of the traced autograd graph; write it if need be."""
+        if source.kind in ("input", "owner"):
+            return self._old(source) if self._is_written(source, done) else self._now(source)
+        if source.kind == "output":
+            return self._output(source.index)
+        if source.kind == "carrier":
+            return f"carrier_{source.index}"
+        position = self.parts.trace.roots[source.index]
+        if position < len(self.parts.trace.writes):
+            return self.expressions[self.parts.dedupe.kept[self.parts.trace.writes[position].index]]
+        return self.results[position]
+
+    def _now(self, source: Source) -> str:
+        tensor = self.expressions[self.parts.dedupe.kept[source.index]]
+        return f"{tensor}._base" if source.kind == "owner" else tensor
+
+    def _old(self, source: Source) -> str:
+        return f"before_{'base_of_' if source.kind == 'owner' else ''}{source.index}"
+
+    def _is_written(self, source: Source, done: set[int]) -> bool:
+        """Tell whether one of the visible writes ``done`` gives the tensor another history."""
+        writes = [self.parts.trace.writes[n] for n in done]
+        base = self._base_with(source.index)
+        return any(
+            write.visible and (write.index == source.index or (base is not None and write.index in base.members))
+            for write in writes
+        )
+
+    def _base_with(self, k: int) -> Base | None:
+        for source in self.parts.trace.placeholder_sources:
+            if isinstance(source, Base) and k in source.members:
+                return source
+        return None
+
+    def _autocast(self) -> bool:
+        return any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
+
+    def _call_forward(self) -> None:
+        """Write the call of the compiled forward; note the expression for each of its user-visible outputs."""
         w, trace = self.w, self.parts.trace
         count = len(trace.forward_outputs)
-        autocast = any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
         w.add("# compiled forward")
+        inputs = self._input_list()
+        names = self.results
         if not trace.training:
             requires = any(i.requires_grad for i in self.meta.input_info)
             with_mode = self.grad_on and requires
             self._in_context(
-                f"out = forward([{self._star(self._input_list())}])",
+                f"out = forward([{self._star(inputs)}])",
                 grad_mode=False if with_mode else None,
-                autocast_off=autocast,
+                autocast_off=self._autocast(),
             )
-            plain = {i: f"out[{i}]" for i in range(count)}
+            names.update({i: f"out[{i}]" for i in range(count)})
             for i in filter(self._needs_detach, range(count)):
-                plain[i] = w.local(self._output_label(i))
-                w.add(f"{plain[i]} = out[{i}].detach()")
-            return plain
-        names: dict[int, str] = {}
-        inputs = self._input_list()
-        through = [e for e, connected in zip(inputs, trace.connected, strict=True) if connected]
-        beside = [e for e, connected in zip(inputs, trace.connected, strict=True) if not connected]
-        differentiable = trace.tangent_outputs
+                names[i] = w.local(self._output_label(i))
+                w.add(f"{names[i]} = out[{i}].detach()")
+            return
+        slots, connected = trace.slots[0], trace.connected[0]
+        through = [self._through(trace.sources[way[0]], set()) for way, c in zip(slots, connected, strict=True) if way and c]
+        beside = [e for e, c in zip(inputs, connected, strict=False) if not c]
+        differentiable = trace.roots
         for i in range(count):
             names[i] = w.local(self._output_label(i))
         w.add(f"box = [{', '.join(beside)}]")
-        if not through:  # the outputs require grad, but no input gets any; something has to say so
+        anchored = not through
+        if anchored:  # the outputs require grad, but no input gets any; something has to say so
             through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
         results = ", ".join(names[i] for i in differentiable)
         self._in_context(
@@ -293,10 +380,97 @@ class Generator:
             grad_mode=None if self.grad_on else True,
             autocast_off=False,
         )
-        others = [i for i in range(count) if i not in differentiable]
+        others = [names[i] for i in range(count) if i not in differentiable] + ["saved"] * self._settles()
         if others:
-            w.add(f"{', '.join(names[i] for i in others)}{',' if len(others) == 1 else ''} = box")
-        return names
+            w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
+        self._function_class(len(inputs), anchored=anchored)
+
+    def _call_segments(self) -> None:
+        """Write the call of the compiled forward and of one autograd node for each segment, with what stands between.
+
+        A segment's node takes what the caller can see of the segments before it: their outputs as they are returned,
+        and inputs as they are after their write.
+        """
+        w, trace = self.w, self.parts.trace
+        count = len(trace.forward_outputs)
+        w.add("# compiled forward")
+        inputs = self._input_list()
+        self._in_context(
+            f"out = forward([{self._star(inputs)}])", grad_mode=False if self.grad_on else None,
+            autocast_off=self._autocast(),
+        )  # fmt: skip
+        w.namespace["SavedValues"] = SavedValues
+        w.add(f"saved = SavedValues({self._saved_expression(count)})")
+        self._keep_old_histories()
+        for i in range(count):
+            if i not in trace.roots:
+                self.results[i] = w.local(self._output_label(i))
+                w.add(f"{self.results[i]} = out[{i}]{'.detach()' if self._needs_detach(i) else ''}")
+        for number, part in enumerate(trace.segments):
+            w.add()
+            w.add(f"# segment {number + 1} of {len(trace.segments)}: an autograd node of its own")
+            done = set(self.written)
+            pairs = zip(trace.slots[number], trace.connected[number], strict=True)
+            through = [self._through(trace.sources[way[0]], done) for way, c in pairs if way and c]
+            anchored = not through
+            if anchored:
+                through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
+            positions = [trace.roots[n] for n in part.roots]
+            names = [w.local(self._output_label(i)) for i in positions]
+            carriers = [trace.sources[edge].index for edge in part.entries[len(part.roots) :]]
+            values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
+            values += [f"{self._carrier(part.entries[len(part.roots) + n])}.detach()" for n in range(len(carriers))]
+            results = [*names, *(f"carrier_{c}" for c in carriers)]
+            comma = "," if len(results) == 1 else ""
+            self._in_context(
+                f"{', '.join(results)}{comma} = Segment_{number + 1}.apply(saved, ({', '.join(values)},), "
+                f"{', '.join(through)})",
+                grad_mode=None if self.grad_on else True,
+                autocast_off=False,
+            )
+            self._segment_class(number, anchored=anchored)
+            self.results.update(zip(positions, names, strict=True))
+            self._mutations(self.results)
+
+    def _keep_old_histories(self) -> None:
+        """Write what keeps the history that an input has before a segment's write, for the segments after it."""
+        trace, w = self.parts.trace, self.w
+        done: set[int] = set()
+        for number, part in enumerate(trace.segments):
+            for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
+                if way is None or not connected:
+                    continue
+                source = trace.sources[way[0]]
+                if source.kind in ("input", "owner") and self._is_written(source, done):
+                    line = f"{self._old(source)} = {w.constant('history_of', history_of)}({self._now(source)})"
+                    self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
+            done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
+
+    def _carrier(self, edge: Edge) -> str:
+        """Return the name of a tensor without memory that looks like the value whose gradient an edge carries."""
+        shape, dtype, device = internals.edge_metadata(*edge)
+        return self.w.constant("like", torch.empty((), dtype=dtype, device=device).expand(shape))
+
+    def _segment_class(self, number: int, *, anchored: bool) -> None:
+        """Write the autograd.Function of a segment; its forward only hands on what the compiled forward returned."""
+        names = self.w.namespace
+        names["Function"] = torch.autograd.Function
+        names[f"backward_{number + 1}"] = self.parts.backward[number]
+        anchor = ", None" if anchored else ""
+        self.heads += [
+            f"class Segment_{number + 1}(Function):",
+            "    @staticmethod",
+            "    def forward(ctx, saved, results, *inputs):",
+            "        ctx.set_materialize_grads(False)",
+            "        ctx.values = saved",
+            "        return results",
+            "",
+            "    @staticmethod",
+            "    def backward(ctx, *tangents):",
+            f"        return None, None{anchor}, *backward_{number + 1}(ctx.values, tangents)",
+            "",
+            "",
+        ]
 
     def _needs_detach(self, i: int) -> bool:
         """Tell whether forward output ``i`` reaches the caller as a view of something that only the graph knows.
@@ -327,22 +501,20 @@ class Generator:
         if autocast_off:
             w.depth -= 1
 
-    def _function_class(self) -> list[str]:
-        """Write the autograd.Function."""
-        parts, trace = self.parts, self.parts.trace
-        backward = parts.backward
-        assert backward is not None
+    def _function_class(self, inputs: int, *, anchored: bool) -> None:
+        """Write the autograd.Function of an entry that has one segment."""
+        trace = self.parts.trace
+        (backward,) = self.parts.backward
         count = len(trace.forward_outputs)
-        inputs = self._input_list()
-        through = [i for i, connected in enumerate(trace.connected) if connected]
+        through = [i for i, connected in enumerate(trace.connected[0]) if connected]
         order, box_index = [], 0
-        for i in range(len(inputs)):
+        for i in range(inputs):
             if i in through:
                 order.append(f"inputs[{through.index(i)}]")
             else:
                 order.append(f"box[{box_index}]")
                 box_index += 1
-        if not box_index:
+        if not box_index and len(through) == inputs:
             listed = "list(inputs)" if through else "[]"
         else:
             listed = f"[{', '.join(order)}]"
@@ -350,24 +522,24 @@ class Generator:
         names["Function"] = torch.autograd.Function
         names["SavedValues"] = SavedValues
         names["backward"] = backward
-        others = [i for i in range(count) if i not in trace.tangent_outputs]
-        autocast = any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
+        others = [i for i in range(count) if i not in trace.roots]
         lines = ["class Compiled(Function):", "    @staticmethod", "    def forward(ctx, box, *inputs):"]
         lines.append("        ctx.set_materialize_grads(False)")
-        if autocast:
+        if self._autocast():
             lines += ["        with disable_autocast():", f"            out = forward({listed})"]
         else:
             lines.append(f"        out = forward({listed})")
         lines.append(f"        ctx.values = SavedValues({self._saved_expression(count)})")
-        if box_index or others:
+        if box_index or others or self._settles():
             boxed = [f"out[{i}]{'.detach()' if self._needs_detach(i) else ''}" for i in others]
+            boxed += ["ctx.values"] * self._settles()
             lines.append(f"        box[:] = [{', '.join(boxed)}]")
-        returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.tangent_outputs]
+        returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]
         lines.append(f"        return {', '.join(returned)}")
         lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
-        anchor = "" if through else ", None"
+        anchor = ", None" if anchored else ""
         lines.append(f"        return None{anchor}, *backward(ctx.values, tangents)")
-        return [*lines, "", ""]
+        self.heads += [*lines, "", ""]
 
     def _saved_expression(self, count: int) -> str:
         """Write the list of saved values; an output is saved detached, lest it keep itself alive."""
@@ -380,7 +552,15 @@ class Generator:
     # --- epilogue
 
     def _mutated_out(self) -> list[InputAliasInfo]:
-        return [i for i in self.meta.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+        return [self.meta.input_info[write.index] for write in self.parts.trace.writes]
+
+    def _settles(self) -> bool:
+        """Tell whether the saved values have to be told that the epilogue's own writes are done.
+
+        A saved input may share its version counter with a written one without sharing memory.
+        """
+        trace = self.parts.trace
+        return trace.training and bool(trace.writes) and any(s.is_input for s in self.parts.partition.saved)
 
     def _returned_outputs(self) -> list[OutputAliasInfo]:
         kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
@@ -389,19 +569,24 @@ class Generator:
         return sorted(found, key=lambda o: order[o.index])
 
     def _mutations(self, results: dict[int, str]) -> None:
-        """Write the new values into the caller's tensors."""
-        visible = {t.index for t in self.meta.tangents if t.source is TangentSource.MUTATED_INPUT}
-        for n, info in enumerate(self._mutated_out()):
-            target = self.expressions[self.parts.dedupe.kept[info.index]]
+        """Write the new values that are there into the caller's tensors."""
+        for n, write in enumerate(self.parts.trace.writes):
+            if n in self.written or n not in results:
+                continue
+            self.written.add(n)
+            info = self.meta.input_info[write.index]
+            target = self.expressions[self.parts.dedupe.kept[write.index]]
             line = f"{target}.copy_({results[n]})"
-            if not info.moves_version:
+            if not write.counts:
                 self.w.add(f"{target}.data.copy_({results[n]})  # eager does not count this write either")
-            elif info.index in visible:
+            elif write.visible:
                 self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
             else:
                 quiet = self.grad_on and (info.requires_grad or info.requires_grad_after)
                 self._in_context(line, grad_mode=False if quiet else None, autocast_off=False)
-
+        if len(self.written) < len(self.parts.trace.writes) or self.counted:
+            return
+        self.counted = True
         for info in self.meta.input_info:
             # a compiler's kernels write without counting; so do writes of nothing, which eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
@@ -411,12 +596,9 @@ class Generator:
 
     def _outputs(self, results: dict[int, str]) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
-        w, meta = self.w, self.meta
-        mutated = len(self._mutated_out())
+        w = self.w
         returned = self._returned_outputs()
-        expressions: dict[int, str] = {}
-        for n, output in enumerate(returned):
-            expressions[output.index] = results[mutated + n]
+        expressions = {output.index: self._output(output.index) for output in returned}
         if self.parts.debug:
             for output in returned:
                 assert output.spec is not None
@@ -425,41 +607,46 @@ class Generator:
             fresh = ", ".join([*(expressions[o.index] for o in returned)])
             check = w.constant("check_fresh", _fresh_checker([o.name for o in returned]))
             w.add(f"{check}([{fresh}], [{self._star([self.expressions[i] for i in self.parts.dedupe.kept])}])")
-        bases = {n: results[mutated + len(returned) + n] for n in range(len(meta.intermediate_bases))}
-        constants = self.parts.trace.out_constants
-        pending = [o for o in meta.output_info if o.index not in expressions]
-        pending.sort(key=lambda o: o.same_as is not None)
-        for output in pending:
-            i = output.index
-            if i in constants:
-                value = constants[i]
-                plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
-                expressions[i] = repr(value) if plain else w.constant("constant", value)
-                continue
-            if output.same_as is not None:
-                expressions[i] = expressions[output.same_as]
-                continue
-            assert output.base_idx is not None
-            if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
-                base = self.expressions[self.parts.dedupe.kept[output.base_idx]]
-                base_requires = meta.input_info[output.base_idx].requires_grad_after
-            elif output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
-                base = expressions[output.base_idx]
-                base_requires = meta.output_info[output.base_idx].requires_grad
-            else:
-                base = bases[output.base_idx]
-                base_requires = any(
-                    t.source is TangentSource.INTERMEDIATE_BASE and t.index == output.base_idx for t in meta.tangents
-                )
-            if output.views == ():
-                expressions[i] = base
-                continue
-            name = w.local(output.name)
-            want = not output.under_no_grad
-            toggle = want if base_requires and want != self.grad_on else None
-            self._write_views(name, base, output, toggle)
-            expressions[i] = name
-        return [expressions[i] for i in range(len(meta.output_info))]
+        return [self._output(i) for i in self._in_order()]
+
+    def _in_order(self) -> list[int]:
+        return list(range(len(self.meta.output_info)))
+
+    def _output(self, i: int) -> str:
+        """Return the expression of one of the user's outputs; write what makes it, once."""
+        if i not in self.outputs:
+            self.outputs[i] = self._make_output(self.meta.output_info[i])
+        return self.outputs[i]
+
+    def _make_output(self, output: OutputAliasInfo) -> str:
+        w, meta, trace = self.w, self.meta, self.parts.trace
+        if output.index in trace.out_constants:
+            value = trace.out_constants[output.index]
+            plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
+            return repr(value) if plain else w.constant("constant", value)
+        if output.same_as is not None:
+            return self._output(output.same_as)
+        if output.index in trace.returned_outputs:
+            return self.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
+        assert output.base_idx is not None
+        if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
+            base = self.expressions[self.parts.dedupe.kept[output.base_idx]]
+            base_requires = meta.input_info[output.base_idx].requires_grad_after
+        elif output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            base = self._output(output.base_idx)
+            base_requires = meta.output_info[output.base_idx].requires_grad
+        else:
+            base = self.results[len(trace.writes) + len(trace.returned_outputs) + output.base_idx]
+            base_requires = any(
+                t.source is TangentSource.INTERMEDIATE_BASE and t.index == output.base_idx for t in meta.tangents
+            )
+        if output.views == ():
+            return base
+        name = w.local(output.name)
+        want = not output.under_no_grad
+        toggle = want if base_requires and want != self.grad_on else None
+        self._write_views(name, base, output, toggle)
+        return name
 
     def _write_views(self, name: str, base: str, output: OutputAliasInfo, grad_mode: bool | None) -> None:
         if output.views is None:
@@ -558,6 +745,50 @@ def _nested_text(template: Any, outputs: list[str]) -> str | None:
             return None
         return "{" + ", ".join(f"{k!r}: {item}" for k, item in pairs) + "}"
     return None
+
+
+def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
+    """Make the function that makes a synthetic base from its first member."""
+    shift, count, dtype = base.shift, base.count, base.dtype
+    return lambda first: internals.memory_window(first, shift, count, dtype)
+
+
+def _pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[..., bool]:
+    """Make a check of whether tensors share memory in another way than was traced."""
+
+    def otherwise(*tensors: Tensor) -> bool:
+        return overlapping_pairs(list(enumerate(tensors))) != expected
+
+    return otherwise
+
+
+def _share_a_base(*tensors: Tensor) -> bool:
+    """Tell whether two of the tensors are views of one tensor."""
+    owners = [id(t if t._base is None else t._base) for t in tensors]
+    return len(set(owners)) < len(owners)
+
+
+def _owner_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
+    """Make a check of whether tensors are views of other tensors, or of tensors of another kind, than was traced."""
+
+    def facts(tensors: Sequence[Tensor]) -> list[Any]:
+        first = tensors[0].data_ptr()
+        owners: list[Any] = []
+        found: list[Any] = []
+        for tensor in tensors:
+            owner = internals.base_of(tensor)
+            number = next((i for i, known in enumerate(owners) if known is owner), len(owners))
+            if number == len(owners):
+                owners.append(owner)
+            kind = None
+            if owner is not None:
+                kind = (owner.shape, owner.stride(), owner.dtype, owner.requires_grad, owner.is_leaf)
+                kind = (*kind, owner.data_ptr() - first)
+            found.append((number, kind))
+        return found
+
+    expected = facts(members)
+    return lambda *tensors: facts(tensors) != expected
 
 
 def _overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[..., bool]:

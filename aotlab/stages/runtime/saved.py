@@ -74,25 +74,31 @@ class SavedValues:
         self._versions = internals.versions_of(values)
         self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
 
-    def use(self, mask: int) -> list[Tensor]:
-        """Return the values for a backward that reaches the nodes in ``mask``.
+    def remember_versions(self) -> None:
+        """Take the versions after the epilogue's own writes, which count for what shares a counter with their target."""
+        if self._values is not None and self._hooks is None:
+            self._versions = internals.versions_of(self._values)
+
+    def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
+        """Return those of the values that are needed by a backward that reaches the nodes in ``mask``.
 
         Raises
         ------
         RuntimeError
             As autograd does: when the graph has been freed, or a value was written in place.
         """
-        if self.released & mask or self._values is None:
+        if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
+        if self._values is None:
+            return []
         if self._hooks is not None:
-            return [self._hooks[1](value) for value in self._values]
+            return [self._hooks[1](self._values[n]) for n in needs]
         now = internals.versions_of(self._values)
-        if now == self._versions:
-            return list(self._values)
-        for value, version, is_at in zip(self._values, self._versions, now, strict=True):
-            if is_at != version:
-                _raise_for_written_value(value, version, is_at)
-        return list(self._values)
+        if now != self._versions:
+            for n in needs:
+                if now[n] != self._versions[n]:
+                    _raise_for_written_value(self._values[n], self._versions[n], now[n])
+        return list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""

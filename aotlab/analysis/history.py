@@ -1,0 +1,311 @@
+"""The autograd graph of a trace, cut where the caller can see it.
+
+    def f(x, w):
+        y = x * w
+        return y, y.exp().sum()
+
+In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees what
+comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are divided
+into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to another it
+passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it (a
+*carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
+
+A program whose outputs do not depend on each other, which is nearly every one, has a single segment.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from aotlab import torch_internals as internals
+
+#: A stop, and if it is no input the node that sends a gradient there and in which place; None where all is summed.
+Exit = tuple["Edge", Any, int]
+
+#: An autograd node and the number of one of its forward outputs: where the gradient of that output goes.
+Edge = tuple[Any, int]
+
+
+def edge_of(tensor: Tensor) -> Edge:
+    """Return where the gradient of ``tensor`` goes."""
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def next_edges(node: Any) -> list[Edge]:
+    """Return where a node sends gradients, each place once."""
+    return list(dict.fromkeys(edge for edge in node.next_functions if edge[0] is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the traced program's autograd graph.
+
+    ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
+    differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave, ``inputs`` those
+    of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
+    itself, so that autograd sums as it does in eager. ``nodes`` are
+    what lies between; None if the segment is the only one.
+    """
+
+    roots: tuple[int, ...]
+    entries: tuple[Edge, ...]
+    stops: tuple[Edge, ...]
+    inputs: frozenset[Edge]
+    nodes: frozenset[Any] | None = field(repr=False)
+
+    @property
+    def exits(self) -> tuple[Exit, ...]:
+        """The ways out: inputs, and for other stops each node's way there."""
+        if self.nodes is None:
+            return tuple((edge, None, 0) for edge in self.stops)
+        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if edge in self.inputs}
+        for edge in self.entries:
+            if edge in self.stops and edge not in self.inputs and not self.has(edge[0]):
+                found[edge, None, 0] = None
+        for node in sorted(self.nodes, key=lambda node: -node._sequence_nr()):
+            for i, edge in enumerate(node.next_functions):
+                if edge in self.stops and edge not in self.inputs:
+                    found[edge, node, i] = None
+        return tuple(found)
+
+    def has(self, node: Any) -> bool:
+        """Tell whether the node is of this segment."""
+        return self.nodes is None or node in self.nodes
+
+
+def segments(roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, int | None]) -> list[Segment]:
+    """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
+
+    Parameters
+    ----------
+    roots
+        The edges of the differentiable forward outputs.
+    inputs
+        The edges of the inputs, where the graph ends.
+    seen
+        The edges of tensors that the caller gets as views, or can reach otherwise, with the root that each is made
+        from; None where it is an input.
+    """
+    whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
+    if len(roots) < 2 and not seen:
+        return [whole] if roots else []
+    ends = set(inputs)
+    visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
+    order = _topological([node for node, _ in visible], visible, seen, ends, roots)
+    depth = dict.fromkeys(order, 0)
+    for node in order:
+        for target, crossing in _following(node, visible, seen, ends, roots):
+            depth[target] = max(depth[target], depth[node] + crossing)
+    useful = _useful(order, visible, seen, ends)
+    levels = sorted({depth[node] for node, _ in visible} | {depth[node] for node in order}, reverse=True) or [0]
+    made = []
+    for level in levels:
+        nodes = frozenset(node for node in order if depth[node] == level)
+        own = [n for n, edge in enumerate(roots) if (edge in ends and level == levels[-1]) or edge[0] in nodes]
+        carriers = dict.fromkeys(
+            edge
+            for node in order
+            if depth[node] < level
+            for edge in next_edges(node)
+            if edge[0] in nodes and edge not in visible and edge not in seen and edge not in ends
+        )
+        stops: dict[Edge, None] = {roots[n]: None for n in own if roots[n] in ends}
+        for node in order:
+            if node in nodes:
+                stops.update(
+                    (edge, None)
+                    for edge in next_edges(node)
+                    if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
+                )
+        made.append(Segment(tuple(own), (*(roots[n] for n in own), *carriers), tuple(stops), frozenset(ends), nodes & useful))
+    made = [segment for segment in made if segment.entries]
+    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) else made
+
+
+def _following(
+    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, int | None], ends: set[Edge], roots: Sequence[Edge]
+) -> list[tuple[Any, int]]:
+    """Return the nodes behind ``node``, each with 1 if the way there passes something that the caller can see."""
+    found = []
+    for edge in next_edges(node):
+        if edge in ends:
+            continue
+        if edge in visible:
+            found.append((edge[0], 1))
+        elif edge in seen:
+            root = seen[edge]
+            if root is not None and roots[root] not in ends:
+                found.append((roots[root][0], 1))
+        else:
+            found.append((edge[0], 0))
+    return found
+
+
+def _topological(
+    starts: Sequence[Any],
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, int | None],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+) -> list[Any]:
+    """List all nodes behind ``starts``, each before those that it sends gradients to."""
+    done: dict[Any, None] = {}
+    entered: set[Any] = set()
+    for start in starts:
+        stack: list[tuple[Any, bool]] = [(start, False)]
+        while stack:
+            node, left = stack.pop()
+            if left:
+                done[node] = None
+            elif node not in entered:
+                entered.add(node)
+                stack.append((node, True))
+                stack += [(target, False) for target, _ in _following(node, visible, seen, ends, roots)]
+    return list(done)[::-1]
+
+
+def _useful(
+    order: Sequence[Any], visible: Mapping[Edge, int], seen: Mapping[Edge, int | None], ends: set[Edge]
+) -> set[Any]:
+    """Return the nodes from which a gradient can get to an input or to something that the caller can see."""
+    useful: set[Any] = set()
+    for node in reversed(order):
+        if any(e in ends or e in visible or e in seen or e[0] in useful for e in next_edges(node)):
+            useful.add(node)
+    return useful
+
+
+def differentiate(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[Exit, Tensor]:
+    """Run the segment's nodes and return the gradients that leave it, by exit.
+
+    ``tangents`` has one gradient or None per entry. A segment that is the only one is run by one call of autograd; else
+    each node is run by a call of its own, in autograd's order, because autograd would not stop at an edge that the
+    caller can see.
+    """
+    if segment.nodes is None:
+        chosen = [(GradientEdge(*edge), t) for edge, t in zip(segment.entries, tangents, strict=True) if t is not None]
+        stops = list(segment.stops)
+        if not stops or not chosen:
+            return {}
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            [edge for edge, _ in chosen],
+            [GradientEdge(*edge) for edge in stops],
+            [tangent for _, tangent in chosen],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
+    return _node_by_node(segment, tangents)
+
+
+def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[Exit, Tensor]:
+    stops = set(segment.stops)
+    arrived: dict[Exit, Tensor] = {}
+    buffers: dict[Any, dict[int, Tensor]] = {}
+
+    def add(place: dict[Any, Tensor], key: Any, gradient: Tensor) -> None:
+        place[key] = place[key] + gradient if key in place else gradient
+
+    for edge, tangent in zip(segment.entries, tangents, strict=True):
+        if tangent is not None and segment.has(edge[0]):
+            add(buffers.setdefault(edge[0], {}), edge[1], tangent)
+        elif tangent is not None:
+            add(arrived, (edge, None, 0), tangent)
+    waiting = _dependencies(buffers, segment, stops)
+    ready = [(-node._sequence_nr(), i, node) for i, node in enumerate(buffers) if not waiting.get(node)]
+    heapq.heapify(ready)
+    counter = len(buffers)
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        found = _run(node, buffers.pop(node, {}), segment, stops)
+        targets: dict[Any, None] = {}
+        for i, edge in enumerate(node.next_functions):
+            gradient = found.get(i)
+            if edge in stops:
+                if gradient is not None:
+                    add(arrived, (edge, None, 0) if edge in segment.inputs else (edge, node, i), gradient)
+            elif segment.has(edge[0]):
+                targets[edge[0]] = None
+                if gradient is not None:
+                    add(buffers.setdefault(edge[0], {}), edge[1], gradient)
+        for target in targets:
+            waiting[target] -= 1
+            if not waiting[target]:
+                counter += 1
+                heapq.heappush(ready, (-target._sequence_nr(), counter, target))
+    return arrived
+
+
+def _run(node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge]) -> dict[int, Tensor]:
+    """Run one node; return its gradients by their place in ``next_functions``."""
+    wanted = [(i, e) for i, e in enumerate(node.next_functions) if e in stops or segment.has(e[0])]
+    if not buffer or not wanted:
+        return {}
+    returned = internals.run_node(node, buffer, list(dict.fromkeys(edge for _, edge in wanted)))
+    found = {i: (returned[i], edge) for i, edge in wanted}
+    return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
+
+
+def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
+    """Do to a gradient what autograd does before it hands it on: sum what was broadcast, cast it."""
+    shape, dtype, _ = internals.edge_metadata(*edge)
+    if tuple(gradient.shape) != shape:
+        gradient = gradient.sum_to_size(shape)
+    if dtype.is_complex != gradient.is_complex() and not dtype.is_complex:
+        gradient = torch.real(gradient)
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)
+
+
+def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge]) -> dict[Any, int]:
+    """Count for each node behind ``starts`` how many others send it gradients."""
+    counts: dict[Any, int] = {}
+    entered = set(starts)
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        for target in dict.fromkeys(e[0] for e in next_edges(node) if e not in stops and segment.has(e[0])):
+            counts[target] = counts.get(target, 0) + 1
+            if target not in entered:
+                entered.add(target)
+                todo.append(target)
+    return counts
+
+
+def state_masks(parts: Sequence[Segment]) -> list[list[int]]:
+    """Say for each entry of each segment which autograd nodes that hold saved tensors it reaches there, as bits.
+
+    Where there is a single entry in all it is enough to know whether there is any such node.
+    """
+    numbers: dict[Any, int] = {}
+    holds: dict[Any, bool] = {}
+    lone = sum(len(part.entries) for part in parts) == 1
+    masks = []
+    for part in parts:
+        own = []
+        for start, _ in part.entries:
+            mask = 0
+            entered: set[Any] = set()
+            todo = [start]
+            while todo:
+                node = todo.pop()
+                if node in entered or not part.has(node):
+                    continue
+                entered.add(node)
+                if node not in holds:
+                    holds[node] = internals.saves_tensors(node)
+                if holds[node]:
+                    mask |= 1 << numbers.setdefault(node, len(numbers))
+                    if lone:
+                        break
+                todo += [edge[0] for edge in next_edges(node) if edge not in part.stops]
+            own.append(mask)
+        masks.append(own)
+    return masks

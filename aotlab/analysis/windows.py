@@ -1,0 +1,243 @@
+"""Inputs that share memory, entered into a trace as windows of one synthetic base.
+
+    buffer = torch.zeros(4)
+    f(buffer[:3], buffer[1:])        # and f writes to its first argument
+
+The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
+traced *base*, whose memory covers theirs, as windows of it. What autograd knows is kept apart from what memory knows:
+
+- Inputs that are views of one tensor which requires grad are views of its traced form, so that a write to one gives the
+  others a new history.
+- Inputs that autograd does not connect (``x`` and ``x.detach()``, slices of a flat buffer that are leaves of their own)
+  share memory only; those that share a version counter share one in the trace too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge, edge_of
+from aotlab.analysis.inputs import Entered, NonLeaf, entered
+from aotlab.guards import byte_interval
+from aotlab.recorder import RunEagerly, Tape
+from aotlab.torch_internals import FakeTensorMode
+
+#: How far before its first window a base may begin, so that each window is aligned in it.
+_MAX_SHIFT = 16
+
+
+@dataclass(kw_only=True, eq=False)
+class Base:
+    """A synthetic base: the memory that some inputs share.
+
+    Attributes
+    ----------
+    members
+        The kept inputs that are windows of it.
+    shift
+        Where it begins, in bytes relative to the first byte of the first member.
+    nbytes, dtype
+        Its size and element type; ``torch.uint8`` where the windows have several.
+    owners
+        The tensors of which members are differentiable views and which require grad, where they are not members.
+    fake, wrapper
+        Its traced form; set by `enter_base`.
+    owner_edges
+        Where the gradients of ``owners`` go; set by `enter_windows`.
+    """
+
+    members: tuple[int, ...]
+    shift: int
+    nbytes: int
+    dtype: torch.dtype
+    owners: list[Tensor] = field(default_factory=list)
+    owner_edges: list[Edge] = field(default_factory=list)
+    fake: Tensor | None = None
+    wrapper: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return self.nbytes // self.dtype.itemsize
+
+
+def extent(tensor: Tensor) -> int:
+    """Return how many bytes lie between a tensor's first byte and the one after its last."""
+    start, stop = byte_interval(tensor)
+    return stop - start
+
+
+def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
+    """Decide what memory a base for ``tensors`` covers.
+
+    Raises
+    ------
+    RunEagerly
+        There is no such base: a window would not be aligned in it.
+    """
+    owners: list[Tensor] = []
+    for tensor in tensors:
+        owner = internals.base_of(tensor)
+        if owner is not None and owner.requires_grad and not any(owner is other for other in (*owners, *tensors)):
+            owners.append(owner)
+    everything = [*tensors, *owners]
+    spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in everything]
+    start = min(begin for begin, _, _, _ in spans)
+    stop = max(end for _, end, _, _ in spans)
+    dtypes = {t.dtype for t in everything}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
+    earliest = min(storage.data_ptr() for _, _, _, storage in spans)
+    for moved in range(_MAX_SHIFT):
+        if start - moved >= earliest and all((begin - start + moved) % size == 0 for begin, _, size, _ in spans):
+            nbytes = stop - start + moved
+            nbytes += -nbytes % dtype.itemsize
+            shift = start - moved - tensors[0].data_ptr()
+            return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype, owners=owners)
+    raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
+
+
+def window(source: Tensor, start: int, like: Tensor) -> Tensor:
+    """Make the window of ``source`` that lies where ``like`` does, as ``like`` sees it, by ordinary view ops.
+
+    Functionalization can write through any chain of those, but not through ``as_strided`` behind another view.
+    ``start`` is how many bytes ``like`` lies behind the first byte of ``source``, whose elements are dense.
+
+    Raises
+    ------
+    RunEagerly
+        There is no such chain.
+    """
+    flat = _flat(source)
+    size, stop = like.element_size(), start + extent(like)
+    if flat.dtype == like.dtype:
+        return _strided(flat, start // size, like)
+    if flat.dtype.is_complex and like.is_floating_point() and flat.dtype.itemsize == 2 * size:
+        return _strided(torch.view_as_real(flat).view(-1), start // size, like)
+    if like.is_complex() and flat.dtype.is_floating_point and 2 * flat.dtype.itemsize == size:
+        pairs = flat.narrow(0, 2 * start // size, 2 * (stop - start) // size).view(-1, 2)
+        return _strided(torch.view_as_complex(pairs), 0, like)
+    if flat.requires_grad:
+        raise RunEagerly("inputs share memory as tensors of dtypes between which autograd knows no view")
+    if flat.dtype != torch.uint8:
+        flat = flat.view(torch.uint8)
+    return _strided(flat.narrow(0, start, stop - start).view(like.dtype), 0, like)
+
+
+def _flat(source: Tensor) -> Tensor:
+    if source.dim() == 1 and source.stride(0) == 1:
+        return source
+    if not internals.is_dense(source):
+        raise RunEagerly("inputs share memory with a tensor that has gaps")
+    order = sorted(range(source.dim()), key=lambda d: (-source.stride(d), -source.shape[d]))
+    return source.permute(order).reshape(-1)
+
+
+def _strided(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor."""
+    shape, stride = tuple(like.shape), tuple(like.stride())
+    dims = [d for d in range(len(shape)) if shape[d] > 1 and stride[d] > 0]
+    dims.sort(key=lambda d: -stride[d])
+    result = flat
+    for position, d in enumerate(dims):
+        length = int(result.shape[-1])
+        inner = 1 + sum((shape[e] - 1) * stride[e] for e in dims[position + 1 :])
+        count, step = shape[d], stride[d]
+        first = offset - offset % step
+        if offset - first + inner > step or first + count * step > length:
+            first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
+        if first < 0 or offset - first + inner > step:
+            raise RunEagerly("inputs share memory in windows that ordinary view ops do not make")
+        result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
+        offset -= first
+    result = result.select(-1, offset)
+    result = result.permute([dims.index(d) for d in sorted(dims)])
+    for d in range(len(shape)):
+        if d not in dims:
+            result = result.unsqueeze(d)
+    return result.expand(shape) if any(n > 1 and step == 0 for n, step in zip(shape, stride, strict=True)) else result
+
+
+def enter_base(tape: Tape, fake_mode: FakeTensorMode, base: Base, device: torch.device) -> None:
+    """Make the traced form of a base."""
+    base.fake = tape.enter(internals.new_fake(fake_mode, (base.count,), (1,), base.dtype, device))
+    base.wrapper = internals.to_functional(base.fake)
+
+
+def enter_windows(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entered]:
+    """Make the traced stand-ins of the inputs that share a base; runs under the recorder, as it records their views."""
+    assert base.wrapper is not None
+    origin = tensors[0].data_ptr() + base.shift
+    made: dict[int, Tensor] = {}
+    families = sorted(_families([*tensors, *base.owners]), key=len, reverse=True)
+    with torch.enable_grad():
+        for number, family in enumerate(families):
+            # the first family counts writes with the base; an alias by `data` has a counter of its own
+            _enter_family(base.wrapper, family, origin, made, own_counter=number > 0)
+    base.owner_edges = [edge_of(made[id(owner)]) for owner in base.owners]
+    result = []
+    for name, real in zip(names, tensors, strict=True):
+        wrapper = made[id(real)]
+        internals.sync(wrapper)
+        result.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
+    return result
+
+
+def _families(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Divide tensors by the version counter that they have in common."""
+    found: list[list[Tensor]] = []
+    for tensor in tensors:
+        for family in found:
+            if internals.share_version(family[0], tensor):
+                family.append(tensor)
+                break
+        else:
+            found.append([tensor])
+    return found
+
+
+def _enter_family(
+    wrapper: Tensor, family: Sequence[Tensor], origin: int, made: dict[int, Tensor], *, own_counter: bool
+) -> None:
+    """Make the traced forms of tensors with one version counter."""
+    counter = wrapper.data if own_counter else wrapper
+    groups: dict[int, list[Tensor]] = {}
+    for real in family:
+        owner = internals.base_of(real)
+        groups.setdefault(id(real if owner is None else owner), []).append(real)
+    for key, group in groups.items():
+        root = next((real for real in family if id(real) == key), None)
+        if root is not None and root.requires_grad:
+            traced = made[id(root)] = _with_history(root, _placer(counter, root, origin))
+            start = root.data_ptr()
+        else:  # views of a tensor that requires no grad, and of which no more is needed than they show
+            traced, start = counter.detach(), origin
+        for real in group:
+            if id(real) in made:
+                continue
+            if real.requires_grad and not traced.requires_grad:
+                made[id(real)] = _with_history(real, _placer(counter, real, origin))
+            elif real is root and len(group) == 1:
+                made[id(real)] = _placer(counter, real, origin)()
+            else:
+                source = traced.detach() if traced.requires_grad and not real.requires_grad else traced
+                made[id(real)] = window(source, real.data_ptr() - start, real)
+
+
+def _placer(counter: Tensor, real: Tensor, origin: int) -> Callable[[], Tensor]:
+    """Return a function that makes the window of ``real``, without a history."""
+    return lambda: window(counter, real.data_ptr() - origin, real).detach()
+
+
+def _with_history(real: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Make a traced tensor that requires grad as ``real`` does: a leaf, or something that was computed."""
+    if real.is_leaf:
+        leaf: Tensor = make().requires_grad_(True)
+        return leaf
+    leaf = internals.to_functional(internals.from_functional(make())).requires_grad_(True)
+    result: Tensor = NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+    return result
