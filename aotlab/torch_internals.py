@@ -333,6 +333,13 @@ def call_by_fake_mode(
         return op(*args, **kwargs)
 
 
+def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format that kernels give their results when ``tensor`` comes in."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
+
+
 #: Set grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 

@@ -146,7 +146,8 @@ class EscapeGuard(TorchFunctionMode):
         shape, stride, written_shape = owner.shape, owner.stride(), written.shape
         version = None if in_place or written.is_inference() else internals.version_of(written)
         result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
-        if internals.is_functional(written) and internals.version_of(written) == version:
+        unmoved = internals.is_functional(written) and internals.version_of(written) == version
+        if unmoved and written.numel() and not internals.has_data_mutation(written):
             raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
         if in_place and func not in _RESHAPES_IN_PLACE and written.shape != written_shape:
             # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape

@@ -20,6 +20,7 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.ir.graphs import Phase
+from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.tape import Operation, Tape, tensors_in
@@ -185,6 +186,7 @@ class Recorder(TorchDispatchMode):
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
         result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        result = as_in_eager(func, args, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:

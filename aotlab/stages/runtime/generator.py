@@ -836,7 +836,10 @@ def _output_checker(output: OutputAliasInfo) -> Callable[[Tensor], None]:
     def check(value: Tensor) -> None:
         seen = (tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad)
         expected = (spec.shape, spec.stride, spec.dtype, output.requires_grad)
-        if seen != expected:
+        # a stride that leads to no other element is chosen otherwise by many a kernel than by its fake
+        steps = [tuple(step for size, step in zip(each[0], each[1], strict=False) if size > 1) for each in (seen, expected)]
+        led_nowhere = seen[0] == expected[0] and seen[2:] == expected[2:] and (not value.numel() or steps[0] == steps[1])
+        if seen != expected and not led_nowhere:
             raise GraphInvariantError(
                 f"`{output.name}` came back with (shape, strides, dtype, requires_grad) {seen}; traced as {expected}"
             )

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from aotlab import api, torch_internals
+from aotlab import api, config, torch_internals
 from aotlab import observe as events
 from aotlab.errors import RefusedError, UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored
@@ -105,7 +105,7 @@ def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float
         except Exception as error:  # noqa: BLE001  # samples are torch's own code: if it raises, there are none
             found.append((Outcome.NOT_COMPARED, f"torch cannot make its samples: {_first_line(error)}"))
             break
-        outcome, reason = _judge_case(case, values=variant.entry not in _UNWRITTEN)
+        outcome, reason = _judge_case(case, variant.entry)
         found.append((outcome, f"{case.label}: {reason}" if reason else ""))
         if seconds is not None and time.perf_counter() - started > seconds:
             break
@@ -138,15 +138,18 @@ def _worst(found: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     return worst[0], worst[1] + more
 
 
-def _judge_case(case: Case, *, values: bool) -> tuple[Outcome, str]:
+def _judge_case(case: Case, entry: str) -> tuple[Outcome, str]:
     made: list[Any] = []
+    values = entry not in _UNWRITTEN
 
     def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
         make = api.aot_module if isinstance(function, nn.Module) else api.aot_function
         made.append(make(function, api.nop))
         return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
 
-    with warnings.catch_warnings(), torch_internals.samples_do_not_seed():
+    # checked as well: that what the graphs return is as the trace promised; torch itself lies of these ops' memory
+    checks = config.patch(debug_assert=not entry.startswith("unsafe_"))
+    with warnings.catch_warnings(), torch_internals.samples_do_not_seed(), checks:
         warnings.simplefilter("ignore")  # that a call runs eagerly is asked for below
         if isinstance(case.function, nn.Module) and any(is_lazy(held) for held in case.function.parameters()):
             return _judge_lazy(case, candidate)
