@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
 
-    verify = commands.add_parser("verify", allow_abbrev=False, help="compare with eager", description="Compare with eager.")
+    verify = commands.add_parser(
+        "verify", allow_abbrev=False, help="compare with eager", description="Compare with eager."
+    )
     subjects = verify.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     ops = subjects.add_parser(
         "ops",
@@ -119,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         "extra `ops`.",
     )
     ops.add_argument("--sample", action="store_true", help="only the 300 variants that the test-suite runs")
-    ops.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these: add, nn.Linear, 'add out int64'")
+    ops.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="only these: add, nn.Linear, 'add out int64'"
+    )
     ops.add_argument("--thorough", action="store_true", help="all samples instead of a few of each kind; takes hours")
     ops.add_argument("--jobs", type=_jobs, default=1, help="how many processes (default: 1)")
     ops.add_argument("--json", type=Path, metavar="PATH", help="write the results here, too")

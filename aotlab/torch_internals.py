@@ -885,7 +885,9 @@ def module_database() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def samples_do_not_seed() -> Iterator[None]:
     """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
-    from torch.testing._internal import common_methods_invocations as entries
+    import torch.testing._internal.common_methods_invocations
+
+    entries: Any = torch.testing._internal.common_methods_invocations
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -82,28 +82,24 @@ def _eigen(func: Any, name: str) -> Correction:
 def _singular(func: Any) -> Correction:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        left, values, right = result
+        left, values, _ = result
         node = values.grad_fn
         if node is not None and left.is_complex() and internals.is_svd_node(node):
             # Of the vectors that the node made, some may have been cut off from the result.
             held = internals.singular_vectors(node)
             count = values.shape[-1]  # full matrices have more vectors than there are values
             message = (
-                "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. "
-                "The specified loss function depends on this phase term, making it ill-defined."
+                "svd_backward: The singular vectors in the complex case are specified up to multiplication by "
+                "e^{i phi}. The specified loss function depends on this phase term, making it ill-defined."
             )
 
             def check(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
                 of_left, of_values, of_right = gradients
                 if of_left is None and of_right is None:
                     return None
-                phases = [
-                    None if of_left is None else _phase(held[0], of_left)[..., :count],
-                    None if of_right is None else _phase(held[1].mH, of_right.mH)[..., :count],
-                ]
-                first, second = [torch.zeros_like(phases[0] if p is None else p) for p in phases]
-                first = first if phases[0] is None else phases[0]
-                second = second if phases[1] is None else -phases[1]
+                zero = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
+                first = zero if of_left is None else _phase(held[0], of_left)[..., :count]
+                second = zero if of_right is None else -_phase(held[1].mH, of_right.mH)[..., :count]
                 if of_left is not None:
                     return _assert_close(first, second, message, of_left), of_values, of_right
                 assert of_right is not None

@@ -278,9 +278,7 @@ def judge(
     A refusal is a difference of its own kind, and so is every trace that it left on the arguments. When both raise,
     only the exceptions are compared: how far a program got before it raised is not kept.
     """
-    page = _Page(
-        call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, units=units
-    )
+    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, units=units)
     if actual.failure is not None and actual.failure.refused is not None:
         page.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
         for state in actual.tensors:
@@ -324,9 +322,7 @@ def judge(
 class _Page:
     """The comparisons of one call, as they are written."""
 
-    def __init__(
-        self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, units: int = 0
-    ) -> None:
+    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, units: int = 0) -> None:
         self.call = call
         self.exact = exact
         self.exact_gradients = exact_gradients

@@ -1,10 +1,10 @@
 """Every operator and module of which torch itself ships samples, through aotlab and through eager.
 
 Torch's own tests stand on two databases: OpInfo (operators: what each supports, and samples of its arguments) and
-ModuleInfo (modules: how each is made and called). `variants` turns their entries into *variants*, an operator in one form
-(called, in place, with ``out=``) and one dtype, or a module in training or evaluation; `outcome` runs one of them by both
-engines and says what came of it; `sample` names the 300 variants that every run of the tests takes; `campaign` is
-``aotlab verify ops``.
+ModuleInfo (modules: how each is made and called). `variants` turns their entries into *variants*, an operator in one
+form (called, in place, with ``out=``) and one dtype, or a module in training or evaluation; `outcome` runs one of them
+by both engines and says what came of it; `sample` names the 300 variants that every run of the tests takes; `campaign`
+is ``aotlab verify ops``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``aotlab verify ops``: all variants, or some of them, in processes of their own; the table, and the same as JSON.
 
-The databases' samples reach corners of torch in which a kernel can crash or never end. So variants run in worker processes:
-one that dies or overruns its time is named in the table and replaced, and the others go on. Ctrl-C ends the workers and
-shows what is known by then.
+The databases' samples reach corners of torch in which a kernel can crash or never end. So variants run in worker
+processes: one that dies or overruns its time is named in the table and replaced, and the others go on. Ctrl-C ends the
+workers and shows what is known by then.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ SECONDS, HARD_SECONDS = 20.0, 120.0
 _SHIFT = 400
 
 
-def run(
-    *, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_path: Path | None, out: TextIO
-) -> int:
+def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_path: Path | None, out: TextIO) -> int:
     """Run the chosen variants, print the table and return the exit status: 1 if there is a wrong value or a crash.
 
     Parameters

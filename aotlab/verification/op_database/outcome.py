@@ -1,8 +1,8 @@
 """What came of one variant: each of its calls by eager and by aotlab, compared in all that is observable.
 
-The graphs are run by torch's own kernels (`aotlab.nop`), so values, strides, aliasing, mutated inputs and gradients have to
-be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as where memory
-that nobody wrote is returned, only what is certain is compared: everything but the values.
+The graphs are run by torch's own kernels (`aotlab.nop`), so values, strides, aliasing, mutated inputs and gradients have
+to be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as where
+memory that nobody wrote is returned, only what is certain is compared: everything but the values.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Outcome(enum.Enum):
 class Result:
     """The outcome of one variant.
 
-    ``cases`` counts its calls, ``compiled`` those that were compiled and are right. ``reason`` says for the first call with
-    this outcome why it is not equal; empty if it is.
+    ``cases`` counts its calls, ``compiled`` those that were compiled and are right. ``reason`` says for the first call
+    with this outcome why it is not equal; empty if it is.
     """
 
     name: str
@@ -67,7 +67,16 @@ class Result:
 
 #: What returns memory that nobody has written: its values are not eager's to promise.
 _UNWRITTEN = frozenset(
-    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+    (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
 )
 
 #: Why there is nothing to be run, by form.
@@ -143,8 +152,10 @@ def _judge_case(case: Case, entry: str) -> tuple[Outcome, str]:
     values = entry not in _UNWRITTEN
 
     def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
-        make = api.aot_module if isinstance(function, nn.Module) else api.aot_function
-        made.append(make(function, api.nop))
+        if isinstance(function, nn.Module):
+            made.append(api.aot_module(function, api.nop))
+        else:
+            made.append(api.aot_function(function, api.nop))
         return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
 
     # checked as well: that what the graphs return is as the trace promised; torch itself lies of these ops' memory

@@ -1,8 +1,9 @@
 """What there is to be run: each entry of torch's databases as variants, each variant as a few calls.
 
-The databases have up to thousands of samples for one operator, most of them alike. A few are chosen that differ in kind: in
-how many tensors there are and of how many dimensions, in keywords, in memory layout, in being empty. One is also taken
-with every tensor laid out with gaps, which is where a compiler's own idea of strides shows, and one without gradients.
+The databases have up to thousands of samples for one operator, most of them alike. A few are chosen that differ in
+kind: in how many tensors there are and of how many dimensions, in keywords, in memory layout, in being empty. One is
+also taken with every tensor laid out with gaps, which is where a compiler's own idea of strides shows, and one without
+gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,7 +43,7 @@ CASES = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """An entry of the databases in one form and one dtype; ``name`` is unique and the same in every version of torch."""
+    """An entry of the databases in one form and one dtype; ``name`` is unique, and the same in all versions of torch."""
 
     entry: str
     form: Form
@@ -180,9 +181,7 @@ def _is_extended(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_is_extended(item) for item in value)
 
 
-def _operator_cases(
-    variant: Variant, sample: Any, label: str, differentiated: bool, number: int
-) -> Iterator[Case]:
+def _operator_cases(variant: Variant, sample: Any, label: str, differentiated: bool, number: int) -> Iterator[Case]:
     args, kwargs = _own((sample.input, *sample.args)), _own(dict(sample.kwargs))
     function = _plain(variant.info.op)
     if variant.form == "in-place":
@@ -224,9 +223,7 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _results_like(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, spread: bool
-) -> Any:
+def _results_like(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, spread: bool) -> Any:
     """Make tensors to write the results into; None if the results are not tensors, or the call raises."""
     try:
         with random_state_restored(), torch.no_grad():
@@ -258,10 +255,15 @@ def _choose(samples: Any, limit: int | None) -> list[Any]:
     for index, sample in enumerate(seen):
         kinds.setdefault(_kind((sample.input, sample.args, sample.kwargs)), index)
     order = [*kinds.values()]
-    if len(order) > limit:  # the first, and evenly from the rest
-        order = [order[round(step * (len(order) - 1) / (limit - 1))] for step in range(limit)] if limit > 1 else order[:1]
-    spare = [round(step * (len(seen) - 1) / limit) for step in range(limit + 1)]
+    if len(order) > limit:
+        order = _evenly(order, limit)
+    spare = _evenly(range(len(seen)), limit + 1)
     return [seen[index] for index in sorted(list(dict.fromkeys([*order, *spare]))[:limit])]
+
+
+def _evenly(values: Sequence[int], count: int) -> list[int]:
+    """Take ``count`` of ``values``, the first and the last among them."""
+    return [values[round(step * (len(values) - 1) / max(1, count - 1))] for step in range(count)]
 
 
 def _kind(value: Any) -> Any:
@@ -277,9 +279,7 @@ def _kind(value: Any) -> Any:
 
 def _module_samples(variant: Variant, limit: int | None) -> Iterator[Case]:
     info, training = variant.info, variant.form == "train"
-    samples = info.module_inputs_func(
-        info, device="cpu", dtype=variant.dtype, requires_grad=True, training=training
-    )
+    samples = info.module_inputs_func(info, device="cpu", dtype=variant.dtype, requires_grad=True, training=training)
     every = [sample for sample in _first(samples, limit) if sample.forward_input is not None]
     count = len(every) if limit is None else min(limit, len(every))
     for step in range(count):
