@@ -640,6 +640,13 @@ def test_svd_nodes_keep_their_vectors():
     )
 
 
+def test_vectors_flag():
+    """The third argument of each decomposition says whether vectors are computed."""
+    for op, name in internals.VECTORS_FLAG.items():
+        assert [argument.name for argument in op._schema.arguments].index(name) == 2
+        assert op(torch.eye(2), **{name: False})[1 if name == "compute_v" else 0].numel() == 0
+
+
 def test_suggest_memory_format():
     """Kernels keep channels-last."""
     x = torch.ones(2, 3, 4, 5)

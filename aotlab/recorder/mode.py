@@ -44,10 +44,6 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 )  # fmt: skip
 
 
-#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
-_VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
-
-
 class Recorder(TorchDispatchMode):
     """Run each op on fake tensors and append it to the tape.
 
@@ -121,8 +117,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
             return True  # the graph asks it, and raises
-        if self.values_only and func in _VECTORS_FLAG:
-            args, kwargs = args[:2], {**kwargs, _VECTORS_FLAG[func]: False}
+        if self.values_only and func in internals.VECTORS_FLAG:
+            args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
         decomposition = self._decomposition(func, args)
         if decomposition is not None:
             outermost = self._original is None
