@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import aotlab
+from aotlab.errors import DataDependentError
 from aotlab.frontends.dynamo import backend
 from aotlab.recorder.corrections import corrected
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, same, targets, traced
@@ -186,6 +187,29 @@ def test_strides_that_fake_tensors_promise():
 
     assert same(f, x, indices)
     assert same(f, pooled, indices)
+
+
+def test_questions_about_constants_are_answered():
+    """What is computed from no input is the same at every call: it may decide what is traced, and be returned."""
+
+    def f(x):
+        steps = torch.arange(4).cumsum(0)
+        return x * steps.max().item() if torch.equal(steps, torch.tensor([0, 1, 3, 6])) else x
+
+    assert same(f, leaf(3))
+    assert same(torch.cov, leaf(3, 5))
+    assert same(torch.corrcoef, torch.rand(3, 5))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * torch.ones_like(x).add(x).max().item(), lambda x: x * torch.rand(3).max().item()],
+    ids=["an input", "random numbers"],
+)
+def test_questions_about_other_values_are_refused(function):
+    """What is computed from an input, or drawn, is another at the next call."""
+    with pytest.raises(DataDependentError, match="_local_scalar_dense"):
+        compiled(function)(torch.ones(3))
 
 
 def test_most_functions_are_left_as_they_are():

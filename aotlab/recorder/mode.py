@@ -157,6 +157,8 @@ class Recorder(TorchDispatchMode):
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
+            if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
+                return self._ask_constants(func, args, kwargs)
             raise DataDependentError(
                 f"`{func}` has a result that depends on the values of a tensor",
                 line=self._line(),
@@ -190,6 +192,25 @@ class Recorder(TorchDispatchMode):
             else:
                 self._memo[key] = description
         return result
+
+    def _is_constant(self, arguments: Any) -> bool:
+        """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
+        needed, outside = self.tape.needed(tensors_in(arguments), set())
+        return not outside and not any(self.tape.operations[index].is_random for index in needed)
+
+    def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question about the values of constants by computing them."""
+        module = self.tape.graph("Constants", [], tensors_in((args, kwargs)))
+        values = iter(internals.forward_of(module)())
+
+        def real(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return next(values)
+            if isinstance(value, list | tuple):
+                return type(value)([real(item) for item in value])
+            return value
+
+        return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
