@@ -114,7 +114,7 @@ def compile_call(
         journal.announce("trace", traced, op_count(traced.module.graph))
 
         with journal.stage("partition"), pause:
-            if live.training and live.backward_error is None and len(live.segments) == 1:
+            if live.training and live.backward_error is None and live.is_whole:
                 options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
         journal.announce("partition", split_record, _size(split_record))
@@ -126,7 +126,7 @@ def compile_call(
                 live,
                 options.backend,
                 context,
-                lazy_backward=config.lazy_backward or len(live.segments) > 1,
+                lazy_backward=config.lazy_backward or not live.is_whole,
             )
         journal.announce("compile", compiled)
 
@@ -236,11 +236,10 @@ def _backward(
     context: compile.CompilationContext,
 ) -> runtime.Backward:
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
-    lone = len(live.segments) == 1
 
     def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
         started = time.perf_counter_ns()
-        if all(pattern) and record.backward is not None and lone:
+        if all(pattern) and record.backward is not None and live.is_whole:
             module, needs = record.backward, tuple(range(len(split.saved_names)))
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)
@@ -258,8 +257,8 @@ def _backward(
             )
         return compiled, needs
 
-    made = runtime.Backward(live, split, segment, full if lone else None, compile_pattern, live.call_name)
-    if not lone and not config.lazy_backward and live.backward_error is None:
+    made = runtime.Backward(live, split, segment, full if live.is_whole else None, compile_pattern, live.call_name)
+    if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()
     return made
 

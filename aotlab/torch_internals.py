@@ -466,6 +466,29 @@ ASSERTIONS = frozenset(
     )
 )
 
+class _OwnNode(torch.autograd.Function):
+    """Hangs a node behind a tensor as a write in place does."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def give_own_node(tensor: Tensor) -> None:
+    """Put an autograd node of its own behind the very tensor that is given."""
+    if not tensor.is_complex():
+        torch.ops.aten.lift.default(tensor)
+        return
+    version = tensor._version  # `lift` has no derivative for complex numbers
+    _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
+    set_version(tensor, version)
+
+
 #: How `torch.overrides` names the reading of a version counter.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 
@@ -639,6 +662,8 @@ def saves_tensors(node: Any) -> bool:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return bool(node.saved_tensors)
         kind: Any = type(node)
+        if kind.__name__ == "CopySlices":  # a write to a view; autograd lets go of the node inside after one backward
+            return True
         return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
     except RuntimeError:  # what was saved has been written since: then it was saved
         return True

@@ -81,7 +81,9 @@ class Segment:
         return self.nodes is None or node in self.nodes
 
 
-def segments(roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, int | None]) -> list[Segment]:
+def segments(
+    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *, nested: bool = False
+) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
     Parameters
@@ -91,11 +93,13 @@ def segments(roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, 
     inputs
         The edges of the inputs, where the graph ends.
     seen
-        The edges of tensors that the caller gets as views, or can reach otherwise, with the root that each is made
-        from; None where it is an input.
+        The edges of tensors that the caller gets as views, with the roots that each is made from; none where it is made
+        from an input.
+    nested
+        Whether the gradient of one input may go on to another, of which it is a view.
     """
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
-    if len(roots) < 2 and not seen:
+    if len(roots) < 2 and not seen and not nested:
         return [whole] if roots else []
     ends = set(inputs)
     visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
@@ -127,11 +131,11 @@ def segments(roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, 
                 )
         made.append(Segment(tuple(own), (*(roots[n] for n in own), *carriers), tuple(stops), frozenset(ends), nodes & useful))
     made = [segment for segment in made if segment.entries]
-    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) else made
+    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) and not nested else made
 
 
 def _following(
-    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, int | None], ends: set[Edge], roots: Sequence[Edge]
+    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge], roots: Sequence[Edge]
 ) -> list[tuple[Any, int]]:
     """Return the nodes behind ``node``, each with 1 if the way there passes something that the caller can see."""
     found = []
@@ -141,9 +145,7 @@ def _following(
         if edge in visible:
             found.append((edge[0], 1))
         elif edge in seen:
-            root = seen[edge]
-            if root is not None and roots[root] not in ends:
-                found.append((roots[root][0], 1))
+            found += [(roots[root][0], 1) for root in seen[edge] if roots[root] not in ends]
         else:
             found.append((edge[0], 0))
     return found
@@ -152,7 +154,7 @@ def _following(
 def _topological(
     starts: Sequence[Any],
     visible: Mapping[Edge, int],
-    seen: Mapping[Edge, int | None],
+    seen: Mapping[Edge, tuple[int, ...]],
     ends: set[Edge],
     roots: Sequence[Edge],
 ) -> list[Any]:
@@ -173,7 +175,7 @@ def _topological(
 
 
 def _useful(
-    order: Sequence[Any], visible: Mapping[Edge, int], seen: Mapping[Edge, int | None], ends: set[Edge]
+    order: Sequence[Any], visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
 ) -> set[Any]:
     """Return the nodes from which a gradient can get to an input or to something that the caller can see."""
     useful: set[Any] = set()
@@ -277,6 +279,25 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
                 entered.add(target)
                 todo.append(target)
     return counts
+
+
+def reachable(segment: Segment) -> set[Edge]:
+    """Return the stops to which there is a way, whether or not a gradient goes it."""
+    stops = set(segment.stops)
+    found = {edge for edge in segment.entries if edge in stops}
+    entered: set[Any] = set()
+    todo = [node for node, _ in segment.entries if segment.has(node)]
+    while todo:
+        node = todo.pop()
+        if node in entered:
+            continue
+        entered.add(node)
+        for edge in next_edges(node):
+            if edge in stops:
+                found.add(edge)
+            elif segment.has(edge[0]):
+                todo.append(edge[0])
+    return found
 
 
 def state_masks(parts: Sequence[Segment]) -> list[list[int]]:

@@ -46,8 +46,8 @@ class NonLeaf(torch.autograd.Function):
 class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
 
-    ``edge`` is where its gradient goes, None if it gets none; ``grad_fn``, ``version`` and ``storage`` are the wrapper's
-    at the start; ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
+    ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
+    what it is a view of, at the start, as ``version`` and ``storage`` are the wrapper's; ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
     """
 
     name: str
@@ -55,11 +55,16 @@ class Entered:
     fake: Tensor
     wrapper: Tensor
     edge: Edge | None
-    grad_fn: Any
+    history: Any
     version: int
     storage: int
     attributes: dict[str, Any]
     base: Any = None
+
+    @property
+    def written_visibly(self) -> bool:
+        """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
+        return owner_of(self.wrapper).grad_fn is not self.history
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -103,12 +108,18 @@ def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -
         fake=fake,
         wrapper=wrapper,
         edge=edge_of(wrapper) if real.requires_grad else None,
-        grad_fn=wrapper.grad_fn,
+        history=owner_of(wrapper).grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),
         attributes=dict(vars(wrapper)),
         base=base,
     )
+
+
+def owner_of(wrapper: Tensor) -> Tensor:
+    """Return the tensor of which ``wrapper`` is a differentiable view, itself if it is none."""
+    base = internals.base_of(wrapper)
+    return wrapper if base is None else base
 
 
 def value_of(wrapper: Tensor, what: str) -> Tensor:
@@ -161,12 +172,14 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             argument=item.name,
         )
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
-    if mutated and overlaps_itself(item.real):
+    if item.base is not None:  # a write to another window of the base is not one to this input
+        mutated = mutated and (internals.version_of(wrapper) != item.version)
+    if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    visible = wrapper.grad_fn is not item.grad_fn
+    visible = item.written_visibly
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)

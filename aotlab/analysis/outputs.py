@@ -110,7 +110,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
     for key, members in groups.items():
         windows = of_storage.get(key)
         if windows is not None:
-            for k, own in _nearest_inputs(leaves, members, windows, inputs).items():
+            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, info)
@@ -119,9 +119,20 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
 
 
 def _nearest_inputs(
-    leaves: Sequence[Any], members: Sequence[int], windows: Sequence[int], inputs: Sequence[Entered]
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    members: Sequence[int],
+    windows: Sequence[int],
+    inputs: Sequence[Entered],
 ) -> dict[int, list[int]]:
-    """Say for each output in the memory of some inputs from which of them it is to be made."""
+    """Say for each output in the memory of some inputs from which of them it is to be made.
+
+    Raises
+    ------
+    OutputError
+        From none of them.
+    """
     if len(windows) == 1:
         return {windows[0]: list(members)}
     found: dict[int, list[int]] = {}
@@ -129,20 +140,27 @@ def _nearest_inputs(
         output = leaves[i]
         root = or_else(internals.base_of(output), output)
         related = [k for k in windows if or_else(internals.base_of(inputs[k].wrapper), inputs[k].wrapper) is root]
-        around = [k for k in related or windows if _contains(inputs[k].wrapper, output)]
-        chosen = next((k for k in windows if inputs[k].wrapper is output), None)
-        if chosen is None:
-            if not around:
-                raise OutputError(
-                    "an output shares memory with several inputs and lies in none of them",
-                    suggestion="return a clone",
-                )
-            chosen = min(around, key=lambda k: (inputs[k].wrapper.dtype != output.dtype, inputs[k].wrapper.numel()))
-        found.setdefault(chosen, []).append(i)
+        same = [k for k in windows if inputs[k].wrapper is output]
+        reached = [k for k in related or windows if _leads_to(tape, inputs[k], values[i])]
+        around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
+        if not (same or reached or around):
+            raise OutputError(
+                "an output shares memory with several inputs and is an ordinary view of none of them",
+                suggestion="return a clone",
+            )
+        found.setdefault([*same, *reached, *around][0], []).append(i)
     return found
 
 
+def _leads_to(tape: Tape, item: Entered, value: Tensor) -> bool:
+    window = internals.from_functional(item.wrapper)
+    return views_between(tape, window, value) is not None or views_from_window(tape, window, value) is not None
+
+
 def _contains(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.dtype != other.dtype or not internals.is_dense(tensor):
+        return False
+
     def span(t: Tensor) -> tuple[int, int]:
         start = int(t.storage_offset()) * t.element_size()
         return start, start + extent_bytes(tuple(t.shape), tuple(t.stride()), t.element_size())

@@ -116,6 +116,10 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     """
     if output is base:
         return True
+    owner = internals.base_of(base)
+    if owner is not None and internals.base_of(output) is owner:
+        # both are views of one tensor, and so will be what is made from the one by the steps to the other
+        return not internals.is_custom_function_node(output.grad_fn)
     if internals.base_of(output) is not base:
         return False
     node = output.grad_fn

@@ -94,11 +94,21 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     earliest = min(storage.data_ptr() for _, _, _, storage in spans)
     for moved in range(_MAX_SHIFT):
         if start - moved >= earliest and all((begin - start + moved) % size == 0 for begin, _, size, _ in spans):
-            nbytes = stop - start + moved
-            nbytes += -nbytes % dtype.itemsize
+            nbytes = stop - start + moved + _room(everything, stop)
+            nbytes -= nbytes % dtype.itemsize
             shift = start - moved - tensors[0].data_ptr()
             return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype, owners=owners)
     raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
+
+
+def _room(tensors: Sequence[Tensor], stop: int) -> int:
+    """Return how many bytes behind ``stop`` belong to the same memory, at most one row of the widest strides.
+
+    A row that is looked at in part is made from a whole one.
+    """
+    wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
+    storages = [t.untyped_storage() for t in tensors]
+    return max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
 
 
 def window(source: Tensor, start: int, like: Tensor) -> Tensor:
@@ -147,6 +157,9 @@ def _strided(flat: Tensor, offset: int, like: Tensor) -> Tensor:
         length = int(result.shape[-1])
         inner = 1 + sum((shape[e] - 1) * stride[e] for e in dims[position + 1 :])
         count, step = shape[d], stride[d]
+        if inner == 1:
+            result, offset = result[..., offset : offset + (count - 1) * step + 1 : step], -1
+            break
         first = offset - offset % step
         if offset - first + inner > step or first + count * step > length:
             first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
@@ -154,7 +167,8 @@ def _strided(flat: Tensor, offset: int, like: Tensor) -> Tensor:
             raise RunEagerly("inputs share memory in windows that ordinary view ops do not make")
         result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
         offset -= first
-    result = result.select(-1, offset)
+    if offset >= 0:
+        result = result.select(-1, offset)
     result = result.permute([dims.index(d) for d in sorted(dims)])
     for d in range(len(shape)):
         if d not in dims:

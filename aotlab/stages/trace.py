@@ -41,7 +41,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, segments, state_masks
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, reachable, segments, state_masks
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -62,7 +62,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape
+from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape, overlaps_itself
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -148,6 +148,8 @@ class Trace:
         For each slot, whether a gradient can reach it: those have to go through autograd.
     sources
         What stands at run time for each edge.
+    full
+        What `derive` found for each segment with all its tangents.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     state_masks
@@ -172,6 +174,7 @@ class Trace:
     slots: list[list[Exit | None]]
     connected: list[list[bool]]
     sources: dict[Edge, Source]
+    full: dict[int, list[Tensor | None]]
     state_masks: list[list[int]]
     backward_error: BaseException | None
     out_spec: Any
@@ -184,6 +187,11 @@ class Trace:
     def training(self) -> bool:
         """Whether anything can be differentiated."""
         return bool(self.roots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the autograd graph of the call is one node."""
+        return len(self.segments) == 1 and self.segments[0].nodes is None
 
     @property
     def overwritten(self) -> list[Tensor]:
@@ -209,6 +217,8 @@ class Trace:
         Exception
             Whatever the backward of the traced program raises.
         """
+        if all(pattern) and segment in self.full:
+            return self.full[segment]
         part, slots = self.segments[segment], self.slots[segment]
         numbers = self.entry_tangents[segment]
         given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
@@ -302,6 +312,7 @@ def run(
             _check_containers(call, values, args, kwargs)
             storages = StorageNumbers()
             infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
+            infos = _uncounted_writes(inputs, infos)
             for info, item in zip(infos, inputs, strict=True):
                 if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
                     # the epilogue, outside of the function's inference mode, could not write it
@@ -402,6 +413,16 @@ def _enter_inputs(
     return [found[k] for k in range(len(tensors))]
 
 
+def _uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...]) -> tuple[InputAliasInfo, ...]:
+    """Take all windows of a base for written that was written without any version counter telling through which."""
+    written: set[int] = set()
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        changed = any(internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members)
+        if internals.has_data_mutation(base.wrapper) and changed and not any(infos[k].mutates_data for k in base.members):
+            written.update(base.members)
+    return tuple(replace(info, mutates_data=True) if info.index in written else info for info in infos)
+
+
 def _output_names(result: Any) -> list[str]:
     return ["out" + internals.path_text(path) for path in internals.paths(result)]
 
@@ -470,7 +491,12 @@ def _finish(
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    parts = segments(edges, list(stands_for), {edge: base for edge, (_, base) in seen.items()})
+    parts = segments(
+        edges,
+        list(stands_for),
+        {edge: base for edge, (_, base) in seen.items()},
+        nested=any(i.base is not None and internals.base_of(i.wrapper) is not None for i in inputs),
+    )
 
     tangents, infos_t = [], []
     for item in roots:
@@ -492,7 +518,7 @@ def _finish(
             infos_t.append(TangentInfo(source=TangentSource.CARRIER, index=index, spec=spec_of(tangent)))
             tangents.append(tangent)
     wrappers = [internals.to_functional(tangent) for tangent in tangents]
-    if len(parts) == 1 and parts[0].nodes is None:
+    if parts and parts[0].nodes is None:
         at = {dedupe.kept[known[way[0]].index]: way for way in parts[0].exits if known[way[0]].kind == "input"}
         first: list[Exit | None] = [None if isinstance(p, Base) else at.pop(p, None) for p in sources]
         slots = [[*first, *(way for way in parts[0].exits if way not in first)]]
@@ -528,6 +554,7 @@ def _finish(
         slots=slots,
         connected=[[way is not None for way in own] for own in slots],
         sources=known,
+        full={},
         state_masks=state_masks(parts),
         backward_error=None,
         out_spec=out_spec,
@@ -568,8 +595,7 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
     found = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
-            visible = inputs[k].wrapper.grad_fn is not inputs[k].grad_fn
-            found.append(Write(k, visible, info.moves_version))
+            found.append(Write(k, inputs[k].written_visibly, info.moves_version))
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         if not internals.has_data_mutation(base.wrapper) or not any(
             internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
@@ -579,7 +605,9 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
         order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
         for k in order:
             real = inputs[k].real
-            visible = inputs[k].wrapper.grad_fn is not inputs[k].grad_fn
+            if overlaps_itself(real):
+                continue  # eager lets nobody write it: what it shows was written through the others
+            visible = inputs[k].written_visibly
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
             if inside and not visible:
@@ -635,10 +663,10 @@ def _input_sources(inputs: Sequence[Entered]) -> dict[Edge, Source]:
 
 def _seen(
     outputs: Outputs, inputs: Sequence[Entered], roots: Sequence[_Returned]
-) -> dict[Edge, tuple[int, int | None]]:
-    """Return the edges of outputs that the epilogue makes by views: (output, root that it is made from, or None)."""
+) -> dict[Edge, tuple[int, tuple[int, ...]]]:
+    """Return the edges of outputs that the epilogue makes by views: (output, roots that it is made from)."""
     number = {(item.source, item.index): n for n, item in enumerate(roots)}
-    found: dict[Edge, tuple[int, int | None]] = {}
+    found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
@@ -648,7 +676,11 @@ def _seen(
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
         }.get(info.output_type, TangentSource.INTERMEDIATE_BASE)
         assert info.base_idx is not None
-        found.setdefault(edge_of(leaf), (info.index, number.get((kind, info.base_idx))))
+        sources = [info.base_idx]
+        if kind is TangentSource.MUTATED_INPUT and inputs[info.base_idx].base is not None:
+            sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
+        made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
+        found.setdefault(edge_of(leaf), (info.index, made_from))
     return found
 
 
@@ -667,6 +699,7 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
         try:
             found = trace.derive(number, [True] * count)
             trace.connected[number] = [gradient is not None for gradient in found]
+            trace.full[number] = found
             gradients += found
         except RefusedError:
             raise
@@ -682,9 +715,8 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
             for i in range(count if count > 1 else 0):
                 with suppress(Exception):
                     singles += trace.derive(number, [i == j for j in range(count)])
-            width = len(trace.slots[number])
-            if singles:
-                trace.connected[number] = [any(g is not None for g in singles[k::width]) for k in range(width)]
+            reached = reachable(part)
+            trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
             gradients += singles
     return gradients
 

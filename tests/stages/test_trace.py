@@ -1609,15 +1609,14 @@ def test_global_settings_left_changed():
 
 
 def test_overlapping_inputs_that_are_written():
-    """Windows of one storage of which one is written are refused with both names, before any write."""
+    """Windows of one storage of which one is written: what is written shows in the other."""
 
     def f(x, y):
         x.mul_(2)
         return x + y
 
     base = torch.arange(6.0)
-    error = refused(f, base[:4], base[2:], kind=OverlappingInputsError, match="`x`.*`y`", argument="x")
-    assert "8 bytes" in str(error)
+    same(f, base[:4], base[2:])
     same(lambda x, y: x + y, base[:4], base[2:])
     same(f, base[:3], base[3:])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ class Generator:
         w.add("# prologue: do the assumptions of the trace hold?")
         self._guards()
         w.add()
-        if len(self.parts.trace.segments) > 1:
+        if self.parts.trace.training and not self.parts.trace.is_whole:
             self._call_segments()
         else:
             self._call_forward()
@@ -381,6 +381,7 @@ class Generator:
             grad_mode=None if self.grad_on else True,
             autocast_off=False,
         )
+        self._own_nodes(differentiable, names, len(differentiable))
         others = [names[i] for i in range(count) if i not in differentiable] + ["saved"] * self._settles()
         if others:
             w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
@@ -431,6 +432,7 @@ class Generator:
             )
             self._segment_class(number, anchored=anchored)
             self.results.update(zip(positions, names, strict=True))
+            self._own_nodes(positions, self.results, len(results))
             self._mutations(self.results)
 
     def _keep_old_histories(self) -> None:
@@ -479,6 +481,20 @@ class Generator:
         Made inside the Function, or without grad mode, such a view could not be written in place; an alias of it can.
         """
         return i >= len(self._mutated_out()) and self.parts.trace.is_view(i)
+
+    def _own_nodes(self, positions: Sequence[int], names: Mapping[int, str], entries: int) -> None:
+        """Write what gives outputs that the caller gets as they are an autograd node of their own.
+
+        A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the
+        others; and autograd's bookkeeping of a tensor that was detached fails if gradients are retained before a write.
+        """
+        first = len(self.parts.trace.writes)
+        last = first + len(self.parts.trace.returned_outputs)
+        own = [i for i in positions if first <= i < last and (entries > 1 or self.parts.trace.is_view(i))]
+        if own:
+            self.w.namespace["own_node"] = internals.give_own_node
+            line = "; ".join(f"own_node({names[i]})" for i in own)
+            self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
 
     def _output_label(self, i: int) -> str:
         kinds = [("new", info.name) for info in self._mutated_out()]

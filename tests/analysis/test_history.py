@@ -1,0 +1,171 @@
+"""One autograd node for the call, or several where outputs hang on each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, same
+
+
+def both(function, *make):
+    """Run something with eager's function and with the compiled one, and return both results."""
+    return [make[0](candidate) for candidate in (function, compiled(function))]
+
+
+def test_one_node_where_that_is_enough():
+    """Outputs that do not hang on each other share a node."""
+    f = compiled(lambda x: (x.sin(), x.cos()))
+    f(leaf(3))
+    assert entry_of(f).source.count("(Function)") == 1
+
+
+def test_gradients_between_outputs():
+    """``autograd.grad`` from one output to another, through several, and to the inputs besides."""
+
+    def f(x, w):
+        hidden = x * w
+        logits = hidden.sin()
+        return hidden, logits, (logits * hidden).sum()
+
+    def use(g):
+        x, w = leaf(3), leaf(3, seed=1)
+        hidden, logits, loss = g(x, w)
+        first = torch.autograd.grad(loss, (hidden, logits, x), retain_graph=True)
+        second = torch.autograd.grad(logits, hidden, torch.ones(3), retain_graph=True)
+        loss.backward()
+        return [t.tolist() for t in (*first, *second, x.grad, w.grad)]
+
+    expected, actual = both(f, use)
+    assert expected == actual
+    same(f, leaf(3), leaf(3, seed=1))
+
+
+def test_hooks_and_retained_gradients_of_outputs():
+    """A hook on an output sees what comes down from the others, and none is called that eager does not call."""
+
+    def f(x):
+        y = x * 2
+        z = y * y
+        return y, z, x.cos()
+
+    def use(g):
+        x, seen = leaf(3), []
+        y, z, other = g(x)
+        for name, output in (("y", y), ("z", z), ("other", other)):
+            output.register_hook(lambda gradient, name=name: seen.append((name, gradient.tolist())))
+            output.retain_grad()
+        z.sum().backward()
+        return seen, y.grad.tolist(), z.grad.tolist(), other.grad, x.grad.tolist()
+
+    expected, actual = both(f, use)
+    assert expected == actual
+
+
+def test_views_and_writes_between():
+    """Outputs that are views of others, and an input that is written in between, are on the way too."""
+
+    def f(x, w):
+        before = x + w
+        x.mul_(2)
+        view = x.view(-1)[1:]
+        return before, view, view * before[1:], (x * before).sum()
+
+    def use(g):
+        x = leaf(4)
+        w = leaf(4, seed=1)
+        hidden = x * 1
+        before, view, product, total = g(hidden, w)
+        found = torch.autograd.grad(total, (before, hidden), retain_graph=True)
+        more = torch.autograd.grad(product, (view, before, w), torch.ones(3), retain_graph=True)
+        (total + product.sum()).backward()
+        return [t.tolist() for t in (*found, *more, x.grad, w.grad)]
+
+    expected, actual = both(f, use)
+    assert expected == actual
+    same(f, nonleaf(4), leaf(4, seed=1))
+    same(f, nonleaf(4), leaf(4, seed=1), backward="each")
+
+
+def test_a_shared_part_runs_once():
+    """What two outputs have in common below the one that hangs on the other belongs to one segment only."""
+    calls = []
+
+    class Count(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            calls.append(1)
+            return gradient * 2
+
+    def f(x):
+        trunk = Count.apply(x)
+        y = trunk.sin()
+        return y, y * trunk
+
+    same(f, leaf(3))
+    calls.clear()
+    f_compiled = compiled(f)
+    f_compiled(leaf(3))
+    assert len(calls) == 1
+
+
+def test_separate_backwards():
+    """Outputs can be backwarded one by one; what they share fails the second time, and works with retain_graph."""
+
+    def f(x):
+        y = x.sin()
+        return y + 1, y.exp(), (y + 1).sum() * 2
+
+    def use(g):
+        outcome = []
+        for keep in (True, False):
+            for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+                x = leaf(3)
+                outputs = g(x)
+                for i in order:
+                    try:
+                        outputs[i].sum().backward(retain_graph=keep)
+                    except RuntimeError as error:
+                        outcome.append(str(error)[:40])
+                    else:
+                        outcome.append(x.grad.tolist())
+        return outcome
+
+    expected, actual = both(f, use)
+    assert expected == actual
+
+
+def test_none_where_nothing_reaches():
+    """An input that no used output reaches gets None, also across segments."""
+
+    def f(x, w, v):
+        y = x * 2
+        return y, y * w, v.exp()
+
+    def use(g):
+        x, w, v = leaf(2), leaf(2, seed=1), leaf(2, seed=2)
+        outputs = g(x, w, v)
+        outputs[0].sum().backward()
+        return [None if t.grad is None else t.grad.tolist() for t in (x, w, v)]
+
+    expected, actual = both(f, use)
+    assert expected == actual
+    assert actual[1:] == [None, None]
+
+
+def test_an_error_in_the_middle():
+    """A value that one segment needs and the caller overwrote is an error for that segment only."""
+
+    def use(g):
+        x = leaf(3)
+        y, z = g(x)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+        return x.grad
+
+    assert both(lambda x: ((y := x.exp()), y * y), use) == [None, None]
