@@ -56,6 +56,40 @@ def test_writes_of_another_shape_raise_as_in_eager(training):
         behind_dynamo(lambda x, y: x.clone().mul_(y))(torch.ones(3), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, out: torch.amax(x, 0, out=out),
+        lambda x, out: torch.gather(x, 0, torch.zeros(3, dtype=torch.int64), out=out),
+        lambda x, out: torch.aminmax(x, dim=0, out=(out, torch.zeros_like(out))),
+        lambda x, out: torch.add(x, 1, out=out),
+    ],
+    ids=["amax", "gather", "aminmax", "add"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_results_of_another_dtype_are_eagers_affair(function, dtype):
+    """Some functions cast their result to the dtype of `out`, some raise; functionalization would always cast."""
+    x = torch.arange(3.0)
+    shape = () if "amax" in function.__code__.co_names or "aminmax" in function.__code__.co_names else (3,)
+    assert same(function, x, torch.zeros(shape, dtype=dtype), eagerly=True)
+    assert same(function, x, torch.zeros(shape))
+
+
+def test_casts_in_place():
+    """Where the kind of number stays, eager casts in place, and so does the graph; views too; copies cast anything."""
+    x, y = torch.ones(3, 2), torch.full((2,), 2.5, dtype=torch.float64)
+    assert same(lambda x, y: x.mul_(y), x, y)
+    assert same(lambda x, y: x[0].mul_(y), x, y)
+    assert same(lambda x, y: x.copy_(y), torch.ones(2, dtype=torch.int64), y)
+    assert same(lambda x, y: x.__setitem__(0, y[0]), torch.ones(2, dtype=torch.int64), y)
+    assert same(lambda x, y: x.mul_(y), torch.ones(2, dtype=torch.int64), y, eagerly=True)
+
+
+def test_not_implemented_comes_back():
+    """A reflected operator returns it where it cannot help."""
+    assert same(lambda x: x.__rsub__("text"), torch.ones(2))
+
+
 def test_rank_is_written():
     """`matrix_rank(out=)` hands its result on where functionalization does not see it: zero came back for any rank."""
     x, out = torch.eye(3), torch.zeros((), dtype=torch.int64)
@@ -63,7 +97,7 @@ def test_rank_is_written():
     f(x, out)
     assert (out.item(), f.calls.compiled) == (3, 1)
     assert same(lambda x, out: torch.linalg.matrix_rank(x, out=out), x, out)
-    assert same(lambda x, out: torch.linalg.matrix_rank(x, out=out), x, torch.zeros(()))
+    assert same(lambda x, out: torch.linalg.matrix_rank(x, out=out), x, torch.zeros(()), eagerly=True)
 
 
 def test_results_that_are_lists_count_as_written():

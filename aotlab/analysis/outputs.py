@@ -30,7 +30,7 @@ from aotlab.recorder import Tape
 
 _PLAIN_RESULTS = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, enum.Enum, type, slice, range,
+    torch.Size, enum.Enum, type, slice, range, type(NotImplemented), type(Ellipsis),
 )  # fmt: skip
 
 

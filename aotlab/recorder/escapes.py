@@ -20,6 +20,7 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder.corrections import corrected
+from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -129,9 +130,11 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if not isinstance(written, Tensor):
-            versions = _versions(written)
+            versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
+            for each in tensors_in(written):
+                _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
@@ -144,11 +147,13 @@ class EscapeGuard(TorchFunctionMode):
         base = internals.base_of(written)
         owner = written if base is None else base
         shape, stride, written_shape = owner.shape, owner.stride(), written.shape
+        count = operations_so_far()
         version = None if in_place or written.is_inference() else internals.version_of(written)
         result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
         unmoved = internals.is_functional(written) and internals.version_of(written) == version
         if unmoved and written.numel() and not internals.has_data_mutation(written):
             raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
+        _refuse_casts(func, casts_since(count, written), written, in_place=in_place)
         if in_place and func not in _RESHAPES_IN_PLACE and written.shape != written_shape:
             # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
             raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
@@ -317,6 +322,21 @@ def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: 
     return name not in _PROMOTES or all(
         torch.can_cast(torch.result_type(written, operand), written.dtype) for operand in operands
     )
+
+
+#: In-place functions that convert whatever they are given.
+_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "set_", "zero_"))
+
+
+def _refuse_casts(func: Any, casts: Sequence[torch.dtype], written: Tensor, *, in_place: bool) -> None:
+    """Leave a write that functionalization made possible by a cast to eager, which may have an error to raise.
+
+    In place, eager casts where the kind of number stays; with ``out``, some functions do and some want the very dtype.
+    """
+    name = getattr(func, "__name__", "")
+    if not casts or name in _CONVERTS or (in_place and all(torch.can_cast(cast, written.dtype) for cast in casts)):
+        return
+    raise RunEagerly(f"`{name}` writes a result of dtype {casts[0]} into {written.dtype}, at {user_line()}")
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

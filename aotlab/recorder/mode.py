@@ -299,6 +299,33 @@ def values_only() -> Iterator[None]:
         recorder.values_only = before
 
 
+def operations_so_far() -> int:
+    """Count what the running recorder has written."""
+    return len(_active[-1].tape.operations) if _active else 0
+
+
+def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
+    """Return the dtypes of the values that functionalization cast so that they could take the place of ``written``.
+
+    It casts whatever an op in place or with ``out=`` results in; eager casts some, and refuses the rest.
+    """
+    if not _active or not internals.is_functional(written):
+        return []
+    tape = _active[-1].tape
+    candidates = tape.operations[count:]
+    if internals.base_of(written) is None:
+        internals.sync(written)
+        made = tape.producer(internals.from_functional(written))
+        candidates = [] if made is None or made[0].index < count else [made[0]]
+    return [
+        operation.args[0].dtype
+        for operation in candidates
+        if operation.target is torch.ops.aten._to_copy.default
+        and operation.result.dtype == written.dtype != operation.args[0].dtype
+        and operation.result.shape == written.shape
+    ]
+
+
 def is_tracing() -> bool:
     """Tell whether a recorder is running."""
     return bool(_active)

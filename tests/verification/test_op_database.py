@@ -97,6 +97,7 @@ def test_cases_of_each_form(by_name: dict[str, Variant]):
     assert any(case.differentiated for case in called)
     assert any(not case.differentiated for case in called)
     assert any(not case.args[0].is_contiguous() for case in called)
+    assert any(case.label.startswith("error") for case in cases_of(by_name["gather call float32"]))
     in_place = list(cases_of(by_name["mul in-place float32"]))
     assert all(not case.args[0].is_leaf for case in in_place if case.differentiated)
     written = list(cases_of(by_name["mul out float32"]))

@@ -3,7 +3,7 @@
 The databases have up to thousands of samples for one operator, most of them alike. A few are chosen that differ in
 kind: in how many tensors there are and of how many dimensions, in keywords, in memory layout, in being empty. One is
 also taken with every tensor laid out with gaps, which is where a compiler's own idea of strides shows, and one without
-gradients.
+gradients; and calls that torch expects to raise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def variants() -> tuple[Variant, ...]:
 
 def _of_operator(info: Any) -> Iterator[Variant]:
     supported = info.supported_dtypes("cpu")
-    first = next((dtype for dtype in _FIRST if dtype in supported), None)
+    first = _first_dtype(info)
     if first is None:
         return
     forms: list[Form] = ["call"]
@@ -100,6 +100,11 @@ def _of_operator(info: Any) -> Iterator[Variant]:
     for dtype in dict.fromkeys((first, *(dtype for dtype in _ALSO if dtype in supported))):
         for form in forms:
             yield Variant(entry=info.full_name, form=form, dtype=dtype, info=info)
+
+
+def _first_dtype(info: Any) -> torch.dtype | None:
+    supported = info.supported_dtypes("cpu")
+    return next((dtype for dtype in _FIRST if dtype in supported), None)
 
 
 def _of_module(info: Any) -> Iterator[Variant]:
@@ -161,6 +166,9 @@ def _operator_samples(variant: Variant, limit: int | None) -> Iterator[Case]:
     chosen = _choose(samples, limit)
     for number, sample in enumerate(chosen):
         yield from _operator_cases(variant, sample, f"sample {number}", differentiated, number)
+    if variant.form == "call" and variant.dtype == _first_dtype(variant.info) and variant.info.error_inputs_func:
+        for number, error in enumerate(_first(variant.info.error_inputs_func(variant.info, "cpu"), limit)[:limit]):
+            yield from _operator_cases(variant, error.sample_input, f"error {number}", False, 0)
     if not chosen:
         return
     number = next((n for n, sample in enumerate(chosen) if _is_extended(sample.input)), 0)
