@@ -344,6 +344,11 @@ def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 
 
+def disable_torch_function() -> AbstractContextManager[None]:
+    """Keep function modes from seeing what we ourselves call."""
+    return torch._C.DisableTorchFunction()
+
+
 def disable_autocast() -> AbstractContextManager[None]:
     """Keep autocast from casting again what a trace under autocast has cast already."""
     return torch._C._DisableAutocast()
@@ -667,6 +672,21 @@ def saves_tensors(node: Any) -> bool:
         return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
     except RuntimeError:  # what was saved has been written since: then it was saved
         return True
+
+
+def saved_tensors_of(node: Any) -> list[Tensor]:
+    """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return list(node.saved_tensors)
+        found = [getattr(node, name, None) for name in _saved_names(type(node))]
+    except RuntimeError:
+        return []
+    flat: list[Tensor] = []
+    for item in found:
+        flat += [item] if isinstance(item, Tensor) else []
+        flat += [t for t in item if isinstance(t, Tensor)] if isinstance(item, (tuple, list)) else []
+    return flat
 
 
 def storage_key(tensor: Tensor) -> int:

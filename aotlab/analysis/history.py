@@ -16,7 +16,7 @@ A program whose outputs do not depend on each other, which is nearly every one, 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,25 @@ Edge = tuple[Any, int]
 
 def edge_of(tensor: Tensor) -> Edge:
     """Return where the gradient of ``tensor`` goes."""
+    if tensor.grad_fn is None:
+        # what torch's own function does for a leaf costs an op, and there may be hundreds of parameters
+        with torch.enable_grad():
+            found: Edge = _Look.apply(tensor).grad_fn.next_functions[0]  # type: ignore[no-untyped-call]  # untyped in torch
+        return found
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
+
+
+class _Look(torch.autograd.Function):
+    """Hangs a node behind a tensor, to see what its gradient goes to."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
 
 
 def next_edges(node: Any) -> list[Edge]:
@@ -82,7 +99,8 @@ class Segment:
 
 
 def segments(
-    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *, nested: bool = False
+    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *,
+    nested: bool = False, cuts: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
@@ -95,18 +113,21 @@ def segments(
     seen
         The edges of tensors that the caller gets as views, with the roots that each is made from; none where it is made
         from an input.
+    cuts
+        Edges that are to be carriers.
     nested
         Whether the gradient of one input may go on to another, of which it is a view.
     """
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
-    if len(roots) < 2 and not seen and not nested:
+    cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in inputs}
+    if len(roots) < 2 and not seen and not nested and not cuts:
         return [whole] if roots else []
     ends = set(inputs)
     visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
-    order = _topological([node for node, _ in visible], visible, seen, ends, roots)
+    order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
     depth = dict.fromkeys(order, 0)
     for node in order:
-        for target, crossing in _following(node, visible, seen, ends, roots):
+        for target, crossing in _following(node, visible, seen, ends, roots, cuts):
             depth[target] = max(depth[target], depth[node] + crossing)
     useful = _useful(order, visible, seen, ends)
     levels = sorted({depth[node] for node, _ in visible} | {depth[node] for node in order}, reverse=True) or [0]
@@ -117,9 +138,11 @@ def segments(
         carriers = dict.fromkeys(
             edge
             for node in order
-            if depth[node] < level
+            if depth[node] < level or cuts
             for edge in next_edges(node)
-            if edge[0] in nodes and edge not in visible and edge not in seen and edge not in ends
+            if edge[0] in nodes
+            and edge not in visible and edge not in seen and edge not in ends
+            and (depth[node] < level or edge in cuts)
         )
         stops: dict[Edge, None] = {roots[n]: None for n in own if roots[n] in ends}
         for node in order:
@@ -131,11 +154,16 @@ def segments(
                 )
         made.append(Segment(tuple(own), (*(roots[n] for n in own), *carriers), tuple(stops), frozenset(ends), nodes & useful))
     made = [segment for segment in made if segment.entries]
-    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) and not nested else made
+    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts else made
 
 
 def _following(
-    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge], roots: Sequence[Edge]
+    node: Any,
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, tuple[int, ...]],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+    cuts: Collection[Edge],
 ) -> list[tuple[Any, int]]:
     """Return the nodes behind ``node``, each with 1 if the way there passes something that the caller can see."""
     found = []
@@ -147,7 +175,7 @@ def _following(
         elif edge in seen:
             found += [(roots[root][0], 1) for root in seen[edge] if roots[root] not in ends]
         else:
-            found.append((edge[0], 0))
+            found.append((edge[0], int(edge in cuts)))
     return found
 
 
@@ -157,6 +185,7 @@ def _topological(
     seen: Mapping[Edge, tuple[int, ...]],
     ends: set[Edge],
     roots: Sequence[Edge],
+    cuts: Collection[Edge],
 ) -> list[Any]:
     """List all nodes behind ``starts``, each before those that it sends gradients to."""
     done: dict[Any, None] = {}
@@ -170,7 +199,7 @@ def _topological(
             elif node not in entered:
                 entered.add(node)
                 stack.append((node, True))
-                stack += [(target, False) for target, _ in _following(node, visible, seen, ends, roots)]
+                stack += [(target, False) for target, _ in _following(node, visible, seen, ends, roots, cuts)]
     return list(done)[::-1]
 
 
@@ -281,6 +310,43 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
     return counts
 
 
+def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
+    """Say for each tensor which autograd nodes keep it or an alias of it, as bits that mean what those of the masks mean.
+
+    A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
+    saved something else.
+    """
+    by_storage: dict[int, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_storage.setdefault(internals.storage_key(tensor), []).append(i)
+    found = [0] * len(tensors)
+    for node, bit in bits.items():
+        for kept in internals.saved_tensors_of(node):
+            for i in by_storage.get(internals.storage_key(kept), ()):
+                if internals.share_version(kept, tensors[i]):
+                    found[i] |= 1 << bit
+    return found
+
+
+def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
+    """Number the autograd nodes that hold saved tensors; all are one where there is a single entry in all."""
+    lone = sum(len(part.entries) for part in parts) == 1
+    bits: dict[Any, int] = {}
+    for part in parts:
+        stops = set(part.stops)
+        entered: set[Any] = set()
+        todo = [node for node, _ in part.entries]
+        while todo:
+            node = todo.pop()
+            if node in entered or not part.has(node):
+                continue
+            entered.add(node)
+            if internals.saves_tensors(node):
+                bits[node] = 0 if lone else len(bits)
+            todo += [edge[0] for edge in next_edges(node) if edge not in stops]
+    return bits
+
+
 def reachable(segment: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
     stops = set(segment.stops)
@@ -300,16 +366,11 @@ def reachable(segment: Segment) -> set[Edge]:
     return found
 
 
-def state_masks(parts: Sequence[Segment]) -> list[list[int]]:
-    """Say for each entry of each segment which autograd nodes that hold saved tensors it reaches there, as bits.
-
-    Where there is a single entry in all it is enough to know whether there is any such node.
-    """
-    numbers: dict[Any, int] = {}
-    holds: dict[Any, bool] = {}
-    lone = sum(len(part.entries) for part in parts) == 1
+def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there."""
     masks = []
     for part in parts:
+        stops = set(part.stops)
         own = []
         for start, _ in part.entries:
             mask = 0
@@ -320,13 +381,9 @@ def state_masks(parts: Sequence[Segment]) -> list[list[int]]:
                 if node in entered or not part.has(node):
                     continue
                 entered.add(node)
-                if node not in holds:
-                    holds[node] = internals.saves_tensors(node)
-                if holds[node]:
-                    mask |= 1 << numbers.setdefault(node, len(numbers))
-                    if lone:
-                        break
-                todo += [edge[0] for edge in next_edges(node) if edge not in part.stops]
+                if node in bits:
+                    mask |= 1 << bits[node]
+                todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)
         masks.append(own)
     return masks

@@ -14,11 +14,12 @@ its outputs need. One tape serves the joint graph and every later backward::
 """
 
 from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
+from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
 from aotlab.recorder.tape import Operation, Tape, tensors_in
 
 __all__ = [
-    "EscapeGuard", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "is_tracing", "locate", "overlaps_itself",
+    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "is_tracing", "locate", "overlaps_itself",
     "tensors_in", "user_line", "user_place",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     DataDependentError,
     EscapeError,
-    HooksError,
     MetadataMutationError,
     RandomOpError,
     RefusedError,
@@ -21,6 +20,7 @@ from aotlab.errors import (
 )
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.mode import casts_since, operations_so_far
+from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -74,11 +74,6 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.__format__: (DataDependentError, "the text", "a trace has no values"),
     Tensor.__deepcopy__: (EscapeError, "`copy.deepcopy`", _MEMORY),
     Tensor.__reduce_ex__: (EscapeError, "a pickle", _MEMORY),
-    Tensor.register_hook: (HooksError, "`register_hook`", "the hook would run at trace time only"),
-    Tensor.register_post_accumulate_grad_hook: (
-        HooksError, "`register_post_accumulate_grad_hook`", "the hook would run at trace time only",
-    ),
-    Tensor.retain_grad: (HooksError, "`retain_grad()`", "intermediates of a compiled function have no `.grad`"),
 }  # fmt: skip
 
 
@@ -96,6 +91,7 @@ class EscapeGuard(TorchFunctionMode):
         super().__init__()
         self.inputs = inputs or {}
         self.shared = shared
+        self.hooks = Hooks()
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
 
@@ -112,6 +108,8 @@ class EscapeGuard(TorchFunctionMode):
                 why=why,
                 suggestion="move it out of the compiled function",
             )
+        if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._refuse_reshape(func, args[0])
         if func is torch.lstm and torch.is_grad_enabled():
@@ -172,6 +170,20 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _hook(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note a hook for the run time; where eager has an error to raise, it does."""
+        tensor = args[0]
+        if func is _RETAINS_GRAD:
+            return self.hooks.retains(tensor) or func(*args, **kwargs)
+        leaf_only = func is Tensor.register_post_accumulate_grad_hook
+        if not tensor.requires_grad or (leaf_only and not tensor.is_leaf):
+            return func(*args, **kwargs)
+        if func is Tensor.retain_grad:
+            if not tensor.is_leaf and not self.hooks.retains(tensor):
+                self.hooks.add("retain_grad", tensor)
+            return None
+        return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
     def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note that the entry depends on where an input begins, and refuse a window that reaches out of it."""
@@ -234,6 +246,13 @@ def _count_write(before: list[tuple[Tensor, int]]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
+_RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
+_HOOKS: dict[Any, Any] = {
+    Tensor.register_hook: "hook",
+    Tensor.register_post_accumulate_grad_hook: "post_accumulate",
+    Tensor.retain_grad: "retain_grad",
+    _RETAINS_GRAD: "retain_grad",
+}
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

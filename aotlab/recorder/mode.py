@@ -107,7 +107,13 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
-        kwargs = kwargs or {}
+        if self.phase == "backward":
+            # in the forward the function mode that guards the trace has stepped aside already; autograd calls us under it
+            with internals.disable_torch_function():
+                return self._record(func, types, args, kwargs or {})
+        return self._record(func, types, args, kwargs or {})
+
+    def _record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = _ANSWERED_BY_THE_FAKE.get(func)
         if answer is not None:
             return answer(*args)

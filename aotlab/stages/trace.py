@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -41,7 +41,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, reachable, segments, state_masks
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, node_bits, reachable, segments, state_masks, watches
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -62,7 +62,7 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Recorder, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import EscapeGuard, Hook, HookKind, Recorder, RunEagerly, Tape, overlaps_itself
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -150,10 +150,14 @@ class Trace:
         What stands at run time for each edge.
     full
         What `derive` found for each segment with all its tangents.
+    hooks
+        The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
+    watch
+        The inputs and outputs that such nodes keep, with a mask of these nodes.
     """
 
     tape: Tape
@@ -176,11 +180,13 @@ class Trace:
     sources: dict[Edge, Source]
     full: dict[int, list[Tensor | None]]
     state_masks: list[list[int]]
+    watch: dict[Source, int]
     backward_error: BaseException | None
     out_spec: Any
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
+    hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     metadata: ViewAndMutationMeta
 
     @property
@@ -359,6 +365,7 @@ def run(
         static_inputs=static_inputs,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.offsets_read)),
+        hooks=escapes.hooks.all,
     )  # fmt: skip
 
 
@@ -454,6 +461,7 @@ def _finish(
     static_inputs: int,
     left_grad_mode: bool | None,
     offsets_read: tuple[int, ...],
+    hooks: Sequence[Hook],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper) for i in inputs]
@@ -495,6 +503,7 @@ def _finish(
         edges,
         list(stands_for),
         {edge: base for edge, (_, base) in seen.items()},
+        cuts={hook.edge for hook in hooks if hook.kind == "hook"},
         nested=any(i.base is not None and internals.base_of(i.wrapper) is not None for i in inputs),
     )
 
@@ -524,6 +533,11 @@ def _finish(
         slots = [[*first, *(way for way in parts[0].exits if way not in first)]]
     else:
         slots = [list(part.exits) for part in parts]
+
+    bits = node_bits(parts)
+    watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
+    wrappers_of = [i.wrapper for i in inputs] + list(outputs.tensors.values())
+    watch = {source: mask for source, mask in zip(watched, watches(bits, wrappers_of), strict=True) if mask}
 
     metadata = ViewAndMutationMeta(
         input_info=infos,
@@ -555,12 +569,14 @@ def _finish(
         connected=[[way is not None for way in own] for own in slots],
         sources=known,
         full={},
-        state_masks=state_masks(parts),
+        state_masks=state_masks(parts, bits),
+        watch=watch,
         backward_error=None,
         out_spec=out_spec,
         out_constants=outputs.constants,
         offsets_read=offsets_read,
         returned_outputs=[i for i, _, _ in outputs.returned],
+        hooks=_place_hooks(hooks, known, outputs, inputs),
         metadata=metadata,
     )
     gradients = _differentiate(trace)
@@ -681,6 +697,23 @@ def _seen(
             sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
         made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
         found.setdefault(edge_of(leaf), (info.index, made_from))
+    return found
+
+
+def _place_hooks(
+    hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
+) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
+    """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
+    found: list[tuple[HookKind, Source, Callable[..., Any] | None]] = []
+    for hook in hooks:
+        if hook.kind == "retain_grad":
+            source = next((Source("input", k) for k, i in enumerate(inputs) if i.wrapper is hook.tensor), None)
+            if source is None:
+                source = next((Source("output", i) for i, t in outputs.tensors.items() if t is hook.tensor), None)
+        else:
+            source = known.get(hook.edge)
+        if source is not None:
+            found.append((hook.kind, source, hook.function))
     return found
 
 

@@ -15,6 +15,7 @@ from aotlab.analysis.windows import Base
 from aotlab.backends.base import Boxed
 from aotlab.errors import GraphInvariantError
 from aotlab.guards import CallState, TensorFacts, ValueFacts, extent_bytes, overlapping_pairs
+from aotlab.ir.graphs import output_args
 from aotlab.ir.metadata import (
     InputAliasInfo,
     MutationType,
@@ -94,6 +95,9 @@ class Generator:
         self.results: dict[int, str] = {}  # forward output → expression
         self.outputs: dict[int, str] = {}  # the user's output → expression
         self.written: set[int] = set()  # which of the trace's writes are done
+        self.watched = self._watched()
+        self.hooked: set[int] = set()  # which of the trace's hooks are registered
+        self.made_carriers: set[str] = set()
         self.counted = False  # whether the versions of inputs that the graph writes are seen to
         self.heads: list[str] = []
         # an entry that takes a synthetic base is for calls that share memory in the very same way
@@ -113,12 +117,16 @@ class Generator:
             self._call_segments()
         else:
             self._call_forward()
+            self._hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
             self._mutations(self.results)
         if self._settles():
             w.add("saved.remember_versions()")
         outputs = self._outputs(self.results)
+        for source, mask in self.watched.items():
+            w.add(f"saved.watch({self._through(source, set())}, {mask})")
+        self._hooks("input", "owner", "root", "output")
         self._grad_mode_left()
         w.add(f"return {self._nest(outputs)}")
         source = "\n".join([*self.heads, "def run(args, kwargs):", *body]) + "\n"
@@ -403,6 +411,7 @@ class Generator:
         )  # fmt: skip
         w.namespace["SavedValues"] = SavedValues
         w.add(f"saved = SavedValues({self._saved_expression(count)})")
+        self._hooks("input", "owner")
         self._keep_old_histories()
         for i in range(count):
             if i not in trace.roots:
@@ -433,7 +442,28 @@ class Generator:
             self._segment_class(number, anchored=anchored)
             self.results.update(zip(positions, names, strict=True))
             self._own_nodes(positions, self.results, len(results))
+            self.made_carriers.update(results)
             self._mutations(self.results)
+            self._hooks("root", "carrier")
+
+    def _hooks(self, *kinds: str) -> None:
+        """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
+        for n, (kind, source, function) in enumerate(self.parts.trace.hooks):
+            if n in self.hooked or source.kind not in kinds:
+                continue
+            if source.kind == "carrier" and f"carrier_{source.index}" not in self.made_carriers:
+                continue
+            if source.kind == "root" and self.parts.trace.roots[source.index] not in self.results:
+                continue
+            if kind == "retain_grad" and "output" not in kinds:
+                continue  # it follows its tensor through writes, so the last moment is as good as the first
+            self.hooked.add(n)
+            target = self._through(source, set())
+            if kind == "retain_grad":
+                self.w.add(f"{target}.retain_grad()")
+            else:
+                method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
+                self.w.add(f"{target}.{method}({self.w.constant('hook', function)})")
 
     def _keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
@@ -571,13 +601,41 @@ class Generator:
     def _mutated_out(self) -> list[InputAliasInfo]:
         return [self.meta.input_info[write.index] for write in self.parts.trace.writes]
 
+    def _watched(self) -> dict[Source, int]:
+        """Return the inputs and outputs of which another write would go unnoticed.
+
+        A saved value that is the caller's tensor, or shares its memory and version counter, notices itself.
+        """
+        trace = self.parts.trace
+        if not trace.watch:
+            return {}
+        count = len(trace.forward_outputs)
+        returned = output_args(self.parts.partition.forward.graph)
+        saved = {internals.storage_key(node.meta["val"]) for node in returned[count:] if node is not None}
+        written = {write.index for write in trace.writes}
+        found = {}
+        for source, mask in trace.watch.items():
+            if source.kind == "input":
+                own = trace.input_fakes[source.index]
+                noticed = source.index not in written and self._base_with(source.index) is None
+            else:
+                info = self.meta.output_info[source.index]
+                if info.same_as is not None or source.index not in trace.returned_outputs:
+                    continue  # what it is made from is watched
+                position = len(trace.writes) + trace.returned_outputs.index(source.index)
+                own, noticed = trace.forward_outputs[position], True
+            if not (noticed and internals.storage_key(own) in saved):
+                found[source] = mask
+        return found
+
     def _settles(self) -> bool:
         """Tell whether the saved values have to be told that the epilogue's own writes are done.
 
         A saved input may share its version counter with a written one without sharing memory.
         """
         trace = self.parts.trace
-        return trace.training and bool(trace.writes) and any(s.is_input for s in self.parts.partition.saved)
+        written = bool(trace.writes) and any(s.is_input for s in self.parts.partition.saved)
+        return trace.training and (written or bool(self.watched))
 
     def _returned_outputs(self) -> list[OutputAliasInfo]:
         kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)

@@ -62,17 +62,23 @@ class SavedValues:
     that does not goes through.
     """
 
-    __slots__ = ("_hooks", "_values", "_versions", "released")
+    __slots__ = ("_hooks", "_values", "_versions", "_watched", "released")
 
     def __init__(self, values: Sequence[Tensor]) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
+        self._watched: list[tuple[Tensor, int, int]] = []
         self._hooks = hooks
         for value in values:
             if value.is_inference():
                 _raise_for_inference_tensor(value)
         self._versions = internals.versions_of(values)
         self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+
+    def watch(self, tensor: Tensor, mask: int) -> None:
+        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager."""
+        alias = tensor.detach()  # without a history, which would lead back to here
+        self._watched.append((alias, internals.version_of(alias), mask))
 
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for what shares a counter with their target."""
@@ -89,6 +95,9 @@ class SavedValues:
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
+        for tensor, version, own in self._watched:
+            if own & mask and internals.version_of(tensor) != version:
+                _raise_for_written_value(tensor, version, internals.version_of(tensor))
         if self._values is None:
             return []
         if self._hooks is not None:
@@ -107,6 +116,7 @@ class SavedValues:
         self.released |= mask
         if all(m == 0 or m & self.released for m in all_masks):
             self._values = None if any(all_masks) else self._values
+            self._watched = []
 
 
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:

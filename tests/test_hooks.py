@@ -1,0 +1,162 @@
+"""Hooks that a compiled function registers: they run in each backward, as in eager, with eager's gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotlab.errors import HooksError
+from tests.engine_helpers import compiled, leaf, same
+
+seen: list = []
+
+
+def hook(name, factor=1):
+    """Make a hook that notes its gradient and changes it."""
+
+    def call(gradient):
+        seen.append((name, gradient.tolist()))
+        return gradient * factor
+
+    return call
+
+
+def intermediate(x):
+    """Hook an intermediate."""
+    y = x * 2
+    y.register_hook(hook("y", 3))
+    return y.exp()
+
+
+def on_input(x):
+    """Hook an input."""
+    x.register_hook(hook("x", 2))
+    return x.sin(), x.cos()
+
+
+def on_output(x):
+    """Hook an output on which another hangs; retain its gradient; remove a hook again."""
+    y = x * 2
+    y.register_hook(hook("y", 3))
+    y.retain_grad()
+    y.register_hook(hook("removed", 7)).remove()
+    return y, y.sin()
+
+
+def around_a_write(x):
+    """Hook an intermediate before and after it is written."""
+    z = x * 1
+    z.register_hook(hook("before", 5))
+    z.mul_(2)
+    z.register_hook(hook("after", 2))
+    return z, z * z
+
+
+def on_a_part(x):
+    """Hook one of several views."""
+    first, second = x.chunk(2)
+    first.register_hook(hook("first", 2))
+    return first * 2, second.sum()
+
+
+def two_hooks(x):
+    """Hook one tensor twice; what lies behind is shared by both outputs."""
+    trunk = x.sin()
+    trunk.register_hook(hook("one", 2))
+    trunk.register_hook(hook("two", 3))
+    return trunk * 2, trunk.exp()
+
+
+def after_accumulation(x):
+    """Hook the accumulation into a leaf."""
+    x.register_post_accumulate_grad_hook(lambda tensor: seen.append(("accumulated", tensor.grad.tolist())))
+    return x * x
+
+
+def backwarded(function, make, *, wanted=None):
+    """Call twice, backward, and return gradients and what the hooks saw."""
+    seen.clear()
+    found = []
+    for _ in range(2):
+        x = make()
+        start = x * 1 if wanted == "non-leaf" else x
+        outputs = function(start)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        found.append(x.grad.tolist())
+        found += [o.grad.tolist() if o.retains_grad and o.grad is not None else None for o in (*outputs, start)]
+    return found, list(seen)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [intermediate, on_input, on_output, around_a_write, on_a_part, two_hooks, after_accumulation],
+    ids=lambda f: f.__name__,
+)
+def test_hooks_run_as_in_eager(function):
+    """The same hooks in the same order see the same gradients, and change them alike."""
+    g = compiled(function)
+    kinds = [None] if function is after_accumulation else [None, "non-leaf"]
+    for wanted in kinds:
+        expected, actual = (backwarded(f, lambda: leaf(4), wanted=wanted) for f in (function, g))
+        assert expected == actual
+        assert expected[1] != []
+    assert g.entries != ()
+
+
+def test_hooks_on_a_written_input():
+    """A hook on an input before its write sees the old history, one after it the new; the gradient is retained."""
+
+    def f(x):
+        x.register_hook(hook("old", 5))
+        x.retain_grad()
+        assert x.retains_grad
+        x.mul_(2)
+        x.register_hook(hook("new", 2))
+        return x * x
+
+    def use(g):
+        seen.clear()
+        x = leaf(3)
+        y = x * 1
+        torch.autograd.backward([g(y), y], [torch.ones(3)] * 2)
+        return x.grad.tolist(), y.grad.tolist(), list(seen)
+
+    assert use(f) == use(compiled(f))
+
+
+def test_hooks_that_eager_refuses():
+    """A hook on what requires no grad is eager's error."""
+    same(lambda x: (x * 1).register_hook(print), torch.ones(2), eagerly=True)
+    same(lambda x: (x * 1).retain_grad(), torch.ones(2), eagerly=True)
+
+
+def test_a_hook_that_uses_a_traced_tensor():
+    """It would see the trace's tensor: refused, with the line."""
+
+    def f(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * x)
+        return y * 3
+
+    with pytest.raises(HooksError, match="y.register_hook"):
+        compiled(f)(leaf(3))
+
+
+def test_hooks_of_the_callers():
+    """Hooks that the caller hung on inputs before the call, and on outputs after it, run as in eager."""
+
+    def use(g):
+        seen.clear()
+        x = leaf(3)
+        y = x * 2
+        y.register_hook(hook("input", 2))
+        y.retain_grad()
+        out, other = g(y)
+        out.register_hook(hook("out", 3))
+        other.register_hook(hook("other"))
+        out.sum().backward()
+        return x.grad.tolist(), y.grad.tolist(), list(seen)
+
+    f = lambda y: (y.exp(), y.sin())  # noqa: E731  # one line is enough
+    assert use(f) == use(compiled(f))
