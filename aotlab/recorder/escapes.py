@@ -19,8 +19,8 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder.corrections import corrected
-from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
