@@ -458,6 +458,9 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
+#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
+CAST = torch.ops.aten._to_copy.default
+
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 

@@ -640,6 +640,22 @@ def test_svd_nodes_keep_their_vectors():
     )
 
 
+def test_functionalization_casts():
+    """A result of another dtype that is to take a tensor's place is cast by this op."""
+    assert internals.CAST(torch.ones(2), dtype=torch.int64).dtype == torch.int64
+    seen = []
+
+    class See(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with internals.functionalization(), See():
+        other = internals.to_functional(torch.ones(2, dtype=torch.float64))
+        internals.to_functional(torch.ones(2)).add_(other)
+    assert internals.CAST in seen
+
+
 def test_vectors_flag():
     """The third argument of each decomposition says whether vectors are computed."""
     for op, name in internals.VECTORS_FLAG.items():

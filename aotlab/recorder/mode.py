@@ -326,7 +326,7 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
     return [
         operation.args[0].dtype
         for operation in candidates
-        if operation.target is torch.ops.aten._to_copy.default
+        if operation.target is internals.CAST
         and operation.result.dtype == written.dtype != operation.args[0].dtype
         and operation.result.shape == written.shape
     ]

