@@ -650,9 +650,9 @@ def test_functionalization_casts():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with internals.functionalization(), See():
-        other = internals.to_functional(torch.ones(2, dtype=torch.float64))
-        internals.to_functional(torch.ones(2)).add_(other)
+    x, other = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    with See(), internals.functionalization():
+        internals.to_functional(x).add_(internals.to_functional(other))
     assert internals.CAST in seen
 
 

@@ -43,7 +43,7 @@ CASES = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """An entry of the databases in one form and one dtype; ``name`` is unique, and the same in all versions of torch."""
+    """An entry of the databases in one form and one dtype; ``name`` is unique, the same in all versions of torch."""
 
     entry: str
     form: Form
