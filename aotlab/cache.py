@@ -98,6 +98,8 @@ class CallLog:
 
 
 _ids = itertools.count()
+#: So many refused kinds of calls are remembered by each function, to refuse the like at once.
+_REFUSALS = 64
 
 
 def next_number() -> int:
@@ -145,7 +147,8 @@ class CompiledFunction:
         self._warns = warn
         self._accept = accept
         self._entries: tuple[Entry, ...] = ()
-        self._refused: list[tuple[CallState, str]] = []  # texts: an error would keep the arguments alive
+        # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
+        self._refused: deque[tuple[CallState, str]] = deque(maxlen=_REFUSALS)
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
@@ -268,7 +271,10 @@ class CompiledFunction:
                 if difference(refused, state, mutates=True) is None:
                     raise Declined(RefusedError(text), silent=True)
             if self._entries:
-                nearest = min(self._entries, key=lambda entry: distance(entry.state, state))
+                nearest = min(
+                    self._entries,
+                    key=lambda e: distance(e.state, state, mutates=e.mutates, offsets=e.offsets),
+                )
                 found = difference(nearest.state, state, mutates=nearest.mutates, offsets=nearest.offsets)
                 changed = nearest.settings.reason()
                 if found is None and changed is not None:

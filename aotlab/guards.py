@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.reached import PLAIN, Reached, reached_state, same_value
+from aotlab.reach import is_library, is_library_module, reached_state
+from aotlab.reached import Reached
+from aotlab.values import is_plain, same_value, shown
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -40,20 +42,22 @@ class TensorFacts:
     is_conj: bool
     is_neg: bool
     offset: int
+    may_be_written: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """A Python argument: compared by type and value, or by identity where ``by_identity``."""
+    """A Python argument: compared by type and value, or by identity (and ``code``) where ``by_identity``."""
 
     type: type
     value: Any
     by_identity: bool
+    code: types.CodeType | None = None
 
     def matches(self, other: ValueFacts) -> bool:
         """Compare as the compiled check does."""
         if self.by_identity or other.by_identity:
-            return self.value is other.value
+            return self.value is other.value and self.code is other.code
         return self.type is other.type and bool(same_value(self.value, other.value))
 
 
@@ -75,6 +79,7 @@ def tensor_facts(tensor: Tensor) -> TensorFacts:
         is_conj=tensor.is_conj(),
         is_neg=tensor.is_neg(),
         offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
+        may_be_written=internals.may_be_written(tensor),
     )
 
 
@@ -119,10 +124,10 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     PythonValueError
         If its state could change without a check seeing it.
     """
-    if isinstance(value, PLAIN):
+    if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
-        outside = [item.name for item in reached_state(value)]
+        outside = [item.name for item in reached_state(value) if item.is_outside(value)]
         if outside:
             raise PythonValueError(
                 f"`{name}` is a function that reads `{outside[0]}` from outside",
@@ -130,7 +135,11 @@ def value_facts(value: Any, name: str) -> ValueFacts:
                 suggestion="call it by name inside the function, where what it reads is guarded",
                 argument=name,
             )
-    if isinstance(value, (*_BY_IDENTITY, types.FunctionType)):
+        return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
+    own = (isinstance(value, type) and not is_library(value)) or (
+        isinstance(value, types.ModuleType) and not is_library_module(value)
+    )
+    if isinstance(value, _BY_IDENTITY) and not own:
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
@@ -195,6 +204,10 @@ class CallState:
     overlapping
         Pairs of positions whose bytes overlap, or which are views of one tensor that requires grad, where they are not
         the same object; each with how many bytes the second begins behind the first.
+    function_modes
+        How many default devices are set.
+    nesting
+        The nesting of the arguments, as torch keeps it.
     """
 
     structure: str
@@ -204,8 +217,8 @@ class CallState:
     settings: tuple[tuple[str, Any], ...]
     reached: tuple[Reached, ...] = field(repr=False)
     overlapping: tuple[tuple[int, int, int], ...] = ()
-    default_device_mode: bool = False
     function_modes: int = 0
+    nesting: Any = field(default=None, repr=False)
 
 
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
@@ -276,15 +289,13 @@ def check_surroundings() -> int:
     return count
 
 
-def call_state(
-    *, structure: str, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]
-) -> CallState:
+def call_state(*, nesting: Any, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]) -> CallState:
     """Take the state of a call.
 
     Parameters
     ----------
-    structure
-        The nesting of the arguments, as text.
+    nesting
+        The nesting of (args, kwargs).
     names, values
         The flat arguments, lifted parameters and buffers first.
     reached
@@ -312,7 +323,8 @@ def call_state(
             leaves.append(value_facts(value, name))
             same_as.append(i)
     return CallState(
-        structure=structure,
+        structure=internals.call_text(nesting),
+        nesting=nesting,
         names=tuple(names),
         leaves=tuple(leaves),
         same_as=tuple(same_as),
@@ -357,12 +369,10 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         return "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
     for item in then.reached:
         if not item.holds():
-            if item.how == "value":
-                text = f"is {item.read()!r} where the compiled entry expects {item.expected!r}"
-            else:
-                text = "is another object" if item.how == "identity" else "is another object or has other contents"
-            return f"`{item.name}`, which the function reads, {text}"
-    if then.structure != now.structure:
+            return item.change()
+    if not internals.same_nesting(then.nesting, now.nesting):
+        if then.structure == now.structure:  # two classes of one name, or keys that look the same
+            return f"the arguments are nested as {now.structure} in containers or by keys of another type than expected"
         return f"the arguments are nested as {now.structure} where the compiled entry expects {then.structure}"
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
@@ -372,9 +382,17 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                     return f"`{name}` " + words.format(now=_show(is_now), then=_show(was))
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             if not before.matches(after):
-                return f"`{name}` is {after.value!r} where the compiled entry expects {before.value!r}"
+                if before.value is after.value:
+                    return f"`{name}` has other code than the compiled entry expects"
+                return f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
         else:
             return f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+        if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+            if before.may_be_written and not after.may_be_written:
+                return f"`{name}` is a view that autograd does not let be written, and the function writes to an input"
+            if before.may_be_written != after.may_be_written:
+                return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
     for i in offsets:
         earlier, later = then.leaves[i], now.leaves[i]
         if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:
@@ -397,24 +415,24 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     return None
 
 
-def distance(then: CallState, now: CallState) -> int:
+def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets: Sequence[int] = ()) -> int:
     """Count in how many facts two calls differ, to find the entry that a call is nearest to."""
-    if then.structure != now.structure or len(then.leaves) != len(now.leaves):
+    if not internals.same_nesting(then.nesting, now.nesting) or len(then.leaves) != len(now.leaves):
         return 1000
     found = sum(a != b for a, b in zip(then.settings, now.settings, strict=True))
+    found += then.function_modes != now.function_modes
     found += sum(not item.holds() for item in then.reached)
     found += sum(a != b for a, b in zip(then.same_as, now.same_as, strict=True))
-    for before, after in zip(then.leaves, now.leaves, strict=True):
+    found += mutates and then.overlapping != now.overlapping
+    for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)
+            found += i in offsets and before.offset != after.offset
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             found += not before.matches(after)
         else:
             found += 10
     return found
-
-
-_SAME = {"identity": "the same object", "contents": "the same object with the same contents"}
 
 
 def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
@@ -442,8 +460,5 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
     if mutates and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     rows += [("setting", name, f"{name} is {_show(value)}") for name, value in state.settings]
-    rows += [
-        ("reached", r.name, f"`{r.name}` is {r.expected!r}" if r.how == "value" else f"`{r.name}` is {_SAME[r.how]}")
-        for r in state.reached
-    ]
+    rows += [("reached", item.name, item.sentence()) for item in state.reached]
     return tuple(rows)

@@ -1,226 +1,433 @@
-"""What a function reads besides its arguments, as far as the direct frontend can see it.
+"""What a traced function read besides its arguments: one record per place, and one fast check of them all.
 
-Closures, defaults, globals, the functions and classes of the user's that those lead to, and the ``training`` flags of
-modules. Plain values are compared by value, built-in containers by their contents, tensors by identity and kind (their
-values cannot enter a trace), everything else by identity. What other objects hold in their attributes is a documented
-exclusion.
+`aotlab.reach` finds the places; this file says how a place is read again, how what it holds is compared, and writes
+the comparisons of one entry as one straight-line function.
 """
 
 from __future__ import annotations
 
-import collections
+import builtins
+import contextvars
 import enum
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from aotlab.values import MISSING, PLAIN, ArraySnapshot, same_value, shown
 
-#: Values that are what they are: compared by type and value.
-PLAIN = (
-    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, enum.Enum, slice, range, type(Ellipsis),
-)  # fmt: skip
-_MISSING = object()
-_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
-_DEPTH = 6
-_ITEMS = 256
+__all__ = [
+    "PLAIN",
+    "Absent",
+    "Attribute",
+    "Constant",
+    "Default",
+    "Held",
+    "Item",
+    "KeywordDefault",
+    "Place",
+    "Reached",
+    "Size",
+    "Variable",
+    "fast_check",
+    "same_value",
+]
+
+#: Gives a value a name in generated source.
+Constant = Callable[[Any], str]
 
 
-def same_value(a: Any, b: Any) -> bool:
-    """Tell whether two plain values are the same for a trace: 0.0 is not -0.0, and nan is nan."""
-    if type(a) is not type(b):
+class Place:
+    """Where a value hangs: how to read it, to assign it, and to write the reading as an expression."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return what is there, `MISSING` if nothing is; never run the user's code."""
+        raise NotImplementedError
+
+    def write(self, value: Any) -> bool:
+        """Put a value back; False where that cannot be done."""
         return False
-    if isinstance(a, float):
-        return a.hex() == str(b.hex())
-    if isinstance(a, complex):
-        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
-    if isinstance(a, slice):
-        return all(same_value(x, y) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step)))
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(same_value, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same_value(v, b[k]) for k, v in a.items())
-    return bool(a == b)
+
+    def text(self, constant: Constant) -> str:
+        """Write an expression that reads; it may raise where nothing is."""
+        raise NotImplementedError
+
+    def identity(self) -> tuple[Any, ...]:
+        """Return what tells this place from others, as long as its owner lives."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
+class Item(Place):
+    """An item of a dictionary, or of a class's ``__dict__``; ``owner_class`` is that class."""
+
+    owner: Mapping[Any, Any]
+    key: Any
+    owner_class: type | None = None
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("item", id(self.owner if self.owner_class is None else self.owner_class), self.key)
+
+    def read(self) -> Any:
+        """Look it up."""
+        return self.owner.get(self.key, MISSING)
+
+    def write(self, value: Any) -> bool:
+        """Assign or delete it."""
+        if self.owner_class is not None:
+            if value is MISSING:
+                delattr(self.owner_class, self.key)
+            else:
+                setattr(self.owner_class, self.key, value)
+        elif isinstance(self.owner, dict):
+            if value is MISSING:
+                self.owner.pop(self.key, None)
+            else:
+                self.owner[self.key] = value
+        else:
+            return False
+        return True
+
+    def text(self, constant: Constant) -> str:
+        """Write the lookup."""
+        key = repr(self.key) if type(self.key) is str else constant(self.key)
+        owner = constant(self.owner)
+        return f"{owner}.get({key}, MISSING)" if self.read() is MISSING else f"{owner}[{key}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Place):
+    """What an object holds by name in its ``__dict__``, whichever that is."""
+
+    owner: Any
+    name: str
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("held", id(self.owner), self.name)
+
+    def read(self) -> Any:
+        """Look it up without asking the class."""
+        return self.owner.__dict__.get(self.name, MISSING)
+
+    def write(self, value: Any) -> bool:
+        """Assign or delete it."""
+        if value is MISSING:
+            self.owner.__dict__.pop(self.name, None)
+        else:
+            self.owner.__dict__[self.name] = value
+        return True
+
+    def text(self, constant: Constant) -> str:
+        """Write the lookup."""
+        held = f"{constant(self.owner)}.__dict__"
+        return f"{held}.get({self.name!r}, MISSING)" if self.read() is MISSING else f"{held}[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute(Place):
+    """An attribute that C code provides: of a cell, a function, or a slot."""
+
+    owner: Any
+    name: str
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("attribute", id(self.owner), self.name)
+
+    def read(self) -> Any:
+        """Read it."""
+        try:
+            return getattr(self.owner, self.name)
+        except (AttributeError, ValueError):  # an empty slot, an empty cell
+            return MISSING
+
+    def write(self, value: Any) -> bool:
+        """Assign or delete it."""
+        if value is MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value)
+        return True
+
+    def text(self, constant: Constant) -> str:
+        """Write the reading."""
+        return f"{constant(self.owner)}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Default(Place):
+    """A default of a function's positional parameters; with index None, how many there are."""
+
+    function: Any
+    index: int | None
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("default", id(self.function), self.index)
+
+    def read(self) -> Any:
+        """Read it."""
+        defaults = self.function.__defaults__ or ()
+        if self.index is None:
+            return len(defaults)
+        return defaults[self.index] if self.index < len(defaults) else MISSING
+
+    def text(self, constant: Constant) -> str:
+        """Write the reading."""
+        defaults = f"{constant(self.function)}.__defaults__"
+        return f"len({defaults})" if self.index is None else f"{defaults}[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordDefault(Place):
+    """A default of one of a function's keyword-only parameters."""
+
+    function: Any
+    name: str
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("keyword default", id(self.function), self.name)
+
+    def read(self) -> Any:
+        """Read it."""
+        return (self.function.__kwdefaults__ or {}).get(self.name, MISSING)
+
+    def text(self, constant: Constant) -> str:
+        """Write the reading."""
+        return f"{constant(self.function)}.__kwdefaults__[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Place):
+    """The value of a context variable in the present context."""
+
+    owner: contextvars.ContextVar[Any]
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("variable", id(self.owner))
+
+    def read(self) -> Any:
+        """Get it."""
+        return self.owner.get(MISSING)
+
+    def write(self, value: Any) -> bool:
+        """Set it, where there was a value."""
+        if value is not MISSING:
+            self.owner.set(value)
+        return value is not MISSING
+
+    def text(self, constant: Constant) -> str:
+        """Write the call."""
+        return f"{constant(self.owner)}.get(MISSING)"
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Place):
+    """How many items a dictionary has."""
+
+    owner: Mapping[Any, Any]
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("size", id(self.owner))
+
+    def read(self) -> Any:
+        """Count."""
+        return len(self.owner)
+
+    def text(self, constant: Constant) -> str:
+        """Write the count."""
+        return f"len({constant(self.owner)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent(Place):
+    """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now."""
+
+    owner: Any
+    names: frozenset[str]
+
+    def _namespace(self) -> Mapping[str, Any]:
+        return self.owner if isinstance(self.owner, Mapping) else vars(self.owner)
+
+    def identity(self) -> tuple[Any, ...]:
+        """Tell it from others."""
+        return ("absent", id(self.owner), self.names)
+
+    def read(self) -> Any:
+        """Return the first of the names that is there by now, `MISSING` as long as none is."""
+        namespace = self._namespace()
+        return next((name for name in sorted(self.names) if name in namespace), MISSING)
+
+    def write(self, value: Any) -> bool:
+        """Take away what has appeared."""
+        namespace = self._namespace()
+        for name in self.names:
+            if name in namespace:
+                if isinstance(namespace, dict):
+                    del namespace[name]
+                else:
+                    delattr(self.owner, name)
+        return True
+
+    def text(self, constant: Constant) -> str:
+        """Write the test."""
+        owner = constant(self.owner)
+        return f"{owner if isinstance(self.owner, Mapping) else owner + '.__dict__'}.keys()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """One value outside the arguments that the traced code may read.
 
-    ``read`` fetches it again; ``expected`` is what it was, or its `contents`; ``how`` says how the two are compared;
-    ``write`` assigns it, where the function itself could; ``value`` keeps the object alive, so that no other one gets
-    its identity (tensors are not kept).
+    Attributes
+    ----------
+    name
+        How a sentence calls it.
+    place
+        Where it hangs.
+    expected
+        What was there: the value itself, or its `Snapshot`.
+    how
+        ``"value"``: of the same type and value; ``"contents"``: as in the snapshot; ``"identity"``: the same object;
+        ``"absent"``: nothing is there; ``"optional"``: there is something, or nothing, as there was.
+    value
+        The object itself, kept alive, so that no other one gets its identity (tensors are not kept).
+    inline
+        Whether the generated function checks it itself, so that `fast_check` need not.
     """
 
     name: str
-    read: Callable[[], Any]
+    place: Place
     expected: Any
-    how: Literal["value", "contents", "identity"]
-    write: Callable[[Any], None] | None = None
-    value: Any = None
+    how: Literal["value", "contents", "identity", "absent", "optional"]
+    value: Any = field(default=None, repr=False)
+    inline: bool = False
+
+    def read(self) -> Any:
+        """Fetch the value again."""
+        return self.place.read()
 
     def put_back(self) -> None:
-        """Undo an assignment that a trace made."""
-        if self.write is not None:
-            self.write(self.expected if self.how == "value" else self.value)
+        """Undo an assignment that a trace made, where that is possible."""
+        if self.how in ("value", "identity"):
+            self.place.write(self.expected)
+        elif self.how == "absent":
+            self.place.write(MISSING)
+        elif isinstance(self.expected, ArraySnapshot):
+            self.place.write(self.value)
+            self.expected.restore()
+        elif self.value is not None:
+            self.place.write(self.value)
 
     def holds(self) -> bool:
         """Tell whether the value is still what the trace saw."""
         now = self.read()
-        if self.how == "identity":
-            return now is self.expected
         if self.how == "value":
             return now is self.expected or same_value(now, self.expected)
-        return same_value(contents(now), self.expected)
+        if self.how == "contents":
+            return bool(self.expected.holds(now))
+        if self.how == "optional":
+            return now is not MISSING and (now is None) is self.expected
+        return now is self.expected
+
+    def is_outside(self, function: Any) -> bool:
+        """Tell whether this is anything else than the function's own code, or a builtin."""
+        if self.how == "absent":
+            return False
+        if isinstance(self.place, Item) and self.place.owner is vars(builtins):
+            return False
+        return self.place != Attribute(function, "__code__")
+
+    def present_name(self) -> str:
+        """Return the name; of what was absent, the name of what is there now."""
+        return self.name.replace("…", str(self.read())) if self.how == "absent" else self.name
+
+    def change(self) -> str:
+        """Say what is otherwise now: a clause about what the function reads."""
+        now = self.read()
+        if self.how == "absent":
+            name = self.present_name()
+            return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
+        if self.expected is MISSING:
+            text = f"is {shown(now)} where the compiled entry expects nothing"
+            return f"{_quoted(self.name)}, which the function reads, {text}"
+        where, text = self.name, "is another object"
+        if self.how == "value":
+            text = f"is {shown(now)} where the compiled entry expects {shown(self.expected)}"
+        elif self.how == "optional":
+            words = "is None", "is there"
+            text = f"{words[now is not None]} where the compiled entry expects that it {words[not self.expected]}"
+        elif self.how == "contents":
+            found: tuple[str, str] = next(self.expected.differences(now, self.name), (self.name, "has changed"))
+            where, text = found
+        elif now is MISSING:
+            text = "is missing"
+        return f"{_quoted(where)}, which the function reads, {text}"
+
+    def sentence(self) -> str:
+        """Say what the entry assumes."""
+        if self.how == "value":
+            return f"{_quoted(self.name)} is {shown(self.expected)}"
+        if self.how == "absent":
+            assert isinstance(self.place, Absent)
+            return f"`{self.name.replace('…', ', '.join(sorted(self.place.names)))}` is missing"
+        if self.how == "optional":
+            return f"`{self.name}` is {'None' if self.expected else 'there'}"
+        return f"{_quoted(self.name)} is the same object" + (
+            " with the same contents" if self.how == "contents" else ""
+        )
 
 
-def contents(value: Any, depth: int = _DEPTH) -> Any:
-    """Describe a value in plain values: containers item by item, down to identities."""
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, Tensor):
-        kind = (tuple(value.shape), value.dtype, value.device, value.requires_grad)
-        return ("tensor", id(value), *kind)
-    if isinstance(value, _CONTAINERS) and depth and len(value) <= _ITEMS:
-        items = list(value.items()) if isinstance(value, dict) else list(value)
-        return (type(value).__name__, [contents(item, depth - 1) for item in items])
-    if isinstance(value, _CONTAINERS):
-        return (type(value).__name__, id(value), len(value))
-    return ("object", id(value))
+def _quoted(name: str) -> str:
+    return name if name.startswith(("the ", "default ", "one of ", "an item ")) else f"`{name}`"
 
 
-def _is_library(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", None)).split(".")[0] in ("torch", "aotlab", "builtins", "numpy")
-
-
-def _code_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code_names(constant)
-
-
-def reached_state(function: Any) -> tuple[Reached, ...]:
-    """Collect what ``function`` may read besides its arguments."""
-    return _reach(function)[0]
-
-
-def reached_objects(function: Any) -> tuple[tuple[str, Any], ...]:
-    """Collect the objects, by name, in which ``function`` could leave something behind."""
-    return _reach(function)[1]
-
-
-def _reach(function: Any) -> tuple[tuple[Reached, ...], tuple[tuple[str, Any], ...]]:
-    found: list[Reached] = []
-    objects: list[tuple[str, Any]] = []
-    seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [("", function)]
-
-    def visit(name: str, value: Any, read: Callable[[], Any], write: Callable[[Any], None] | None = None) -> None:
-        if isinstance(value, types.ModuleType):
-            return  # modules are not rebound
-        if isinstance(value, Tensor):
-            found.append(Reached(name, read, contents(value), "contents", write))
-            return
-        objects.append((name, value))
-        if isinstance(value, PLAIN):
-            found.append(Reached(name, read, value, "value", write))
-        elif isinstance(value, _CONTAINERS):
-            found.append(Reached(name, read, contents(value), "contents", write, value))
-            inner = value.values() if isinstance(value, dict) else value
-            todo.extend((name, item) for item in list(inner)[:_ITEMS] if callable(item))
-        else:
-            found.append(Reached(name, read, value, "identity", write, value))
-            todo.append((name, value))
-
-    while todo:
-        prefix, value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, types.MethodType):
-            objects.append((prefix or "self", value.__self__))
-            todo += [(prefix, value.__self__), (prefix, value.__func__)]
-        elif isinstance(value, (staticmethod, classmethod)):
-            todo.append((prefix, value.__func__))
-        elif isinstance(value, nn.Module):
-            for path, module in value.named_modules():
-                label = ".".join(part for part in (prefix, path, "training") if part)
-                found.append(Reached(label, _attribute(module, "training"), module.training, "value"))
-                todo += [(prefix, vars(module).get("forward")), (prefix, type(module))]
-        elif isinstance(value, type):
-            if not _is_library(value):
-                todo += [(prefix, member) for member in vars(value).values() if callable(member)]
-        elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
-            todo.append((prefix, value.func))
-            for i, item in enumerate(value.args):
-                visit(f"{prefix}.args[{i}]", item, _item(value.args, i))
-            for key, item in value.keywords.items():
-                visit(f"{prefix}.{key}", item, _item(value.keywords, key))
-        elif isinstance(_call_method(value), types.FunctionType):
-            objects.append((prefix or "self", value))
-            todo.append((prefix, _call_method(value)))
-        elif isinstance(value, types.FunctionType) and not _is_library(value):
-            for label, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                try:
-                    held = cell.cell_contents
-                except ValueError:
-                    continue
-                visit(label, held, _attribute(cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
-            for i, default in enumerate(value.__defaults__ or ()):
-                visit(f"default {i} of {value.__name__}", default, _default(value, i))
-            for key, default in (value.__kwdefaults__ or {}).items():
-                visit(f"default {key} of {value.__name__}", default, _keyword_default(value, key))
-            for label in dict.fromkeys(_code_names(value.__code__)):
-                if label in value.__globals__:
-                    owner = value.__globals__
-                    visit(label, owner[label], _item(owner, label), partial(owner.__setitem__, label))
-    return tuple(found), tuple(objects)
-
-
-def _call_method(value: Any) -> Any:
-    """Return the function that runs when an object of a user's class is called."""
-    return getattr(type(value), "__call__", None)  # noqa: B004  # the method is wanted, not whether there is one
-
-
-def _attribute(owner: Any, name: str) -> Callable[[], Any]:
-    return lambda: getattr(owner, name, _MISSING)
-
-
-def _item(owner: Any, key: Any) -> Callable[[], Any]:
-    if isinstance(owner, Mapping):
-        return lambda: owner.get(key, _MISSING)
-    return lambda: owner[key]
-
-
-def _keyword_default(function: types.FunctionType, key: str) -> Callable[[], Any]:
-    return lambda: (function.__kwdefaults__ or {}).get(key, _MISSING)
-
-
-def _default(function: types.FunctionType, index: int) -> Callable[[], Any]:
-    return lambda: (function.__defaults__ or ())[index] if index < len(function.__defaults__ or ()) else _MISSING
+#: What the quick readings raise where something is gone; the careful ones then decide.
+_GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
-    """Make one function of many small checks; None if there are none."""
-    if not reached:
+    """Write one straight-line function of many small checks; None if there are none."""
+    items = [item for item in reached if not item.inline]
+    if not items:
         return None
-    by_identity = [(item.read, item.expected) for item in reached if item.how == "identity"]
-    by_value = [(item.read, item.expected) for item in reached if item.how == "value"]
-    others = [item.holds for item in reached if item.how == "contents"]
+    names: dict[int, str] = {}
+    namespace: dict[str, Any] = {"MISSING": MISSING, "same_value": same_value}
 
-    def check() -> bool:
-        for read, expected in by_identity:
-            if read() is not expected:
-                return False
-        for read, expected in by_value:
-            now = read()
-            if now is not expected and not same_value(now, expected):
-                return False
-        return all(holds() for holds in others)
+    def constant(value: Any) -> str:
+        name = names.get(id(value))
+        if name is None:
+            name = names[id(value)] = f"k{len(names)}"
+            namespace[name] = value  # keeps it alive, so that the id stays its own
+        return name
 
+    lines = []
+    for item in items:
+        text = item.place.text(constant)
+        if item.how == "absent":
+            assert isinstance(item.place, Absent)
+            lines.append(f"if not {text}.isdisjoint({constant(item.place.names)}): return False")
+        elif item.how == "optional":
+            lines.append(f"if {text} is {'not ' if item.expected else ''}None: return False")
+        elif item.how == "contents":
+            lines.append(f"if not {constant(item.expected)}.holds({text}): return False")
+        elif item.how == "identity" or item.expected is None or isinstance(item.expected, (bool, enum.Enum)):
+            # these are one of a kind
+            lines.append(f"if {text} is not {constant(item.expected)}: return False")
+        else:
+            expected = constant(item.expected)
+            different = f"now is not {expected} and not same_value(now, {expected})"
+            lines += [f"now = {text}", f"if {different}: return False"]
+    namespace["GONE"] = _GONE
+    namespace["carefully"] = lambda: all(item.holds() for item in items)
+    body = ["    try:", *("        " + line for line in lines), "        return True"]
+    source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])
+    exec(compile(source, "<aotlab reached>", "exec"), namespace)
+    check: Callable[[], bool] = namespace["check"]
     return check

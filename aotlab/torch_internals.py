@@ -57,6 +57,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotlab.errors import UsageError
+from aotlab.values import same_value
 
 __all__ = [
     "DataDependentOutputException",
@@ -80,6 +81,7 @@ __all__ = [
     "paths",
     "pytree",
     "reparametrize_module",
+    "same_nesting",
     "tracing",
     "unflatten",
 ]
@@ -101,6 +103,26 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: Sequence[Any], nesting: Any) -> Any:
     """Put leaves together again."""
     return pytree.tree_unflatten(list(leaves), nesting)
+
+
+def same_nesting(one: Any, other: Any) -> bool:
+    """Tell whether two nestings are the same, keys by type and value: torch's own comparison takes 1 for True."""
+    return bool(one == other) and _same_keys(one, other)
+
+
+def _same_keys(one: Any, other: Any) -> bool:
+    # of two nestings that torch takes for equal; its attributes are read without the checks of its properties
+    keys = one._context
+    if keys is not None and keys is not other._context and not same_value(keys, other._context):
+        return False
+    return all(map(_same_keys, one._children, other._children))
+
+
+def has_keys(nesting: Any) -> bool:
+    """Tell whether a nesting contains anything but tuples, lists and named tuples: what `same_nesting` looks at."""
+    keys = nesting._context
+    plain = keys is None or keys == [] or isinstance(keys, type)
+    return not plain or any(map(has_keys, nesting._children))
 
 
 def paths(value: Any) -> list[tuple[Any, ...]]:
@@ -247,6 +269,35 @@ def without_onednn() -> Iterator[None]:
 def hooks_held(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the dictionaries in which ``module`` keeps its forward hooks and forward pre-hooks."""
     return module._forward_hooks, module._forward_pre_hooks
+
+
+def global_hooks_held() -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the dictionaries of the forward hooks and forward pre-hooks of all modules."""
+    return torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks
+
+
+def nesting_text(nesting: Any) -> str:
+    """Write a nesting as Python would, with ``*`` for each leaf: ``(*, {'a': *})``."""
+    inner = [nesting_text(child) for child in nesting.children()]
+    if nesting.is_leaf():
+        return "*"
+    if nesting.type is list:
+        return f"[{', '.join(inner)}]"
+    if nesting.type is tuple:
+        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
+    if nesting.type is dict:
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in zip(nesting.context, inner, strict=True)) + "}"
+    name = nesting.context if isinstance(nesting.context, type) else nesting.type  # a namedtuple's class
+    about = "" if nesting.context is None or isinstance(nesting.context, type) else f"{nesting.context!r}: "
+    return f"{name.__qualname__}({about}{', '.join(inner)})"
+
+
+def call_text(nesting: Any) -> str:
+    """Write the nesting of ``(args, kwargs)`` as a call's arguments: ``(*, [*, *], y=*)``."""
+    args, kwargs = nesting.children()
+    texts = [nesting_text(child) for child in args.children()]
+    texts += [f"{key}={nesting_text(child)}" for key, child in zip(kwargs.context, kwargs.children(), strict=True)]
+    return f"({', '.join(texts)})"
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------

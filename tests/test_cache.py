@@ -17,8 +17,8 @@ from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
     MetadataMutationError,
-    OverlappingInputsError,
     RecompileLimitError,
+    UnsupportedTensorError,
 )
 from aotlab.observe import Called, CompileFailed, CompileFinished, CompileStarted
 from tests.engine_helpers import compiled, events, global_torch_state, leaf, nonleaf
@@ -49,6 +49,99 @@ def test_the_reason_is_told_against_the_nearest_entry():
     f(torch.ones(3, 3, dtype=torch.float64))
     f(torch.ones(4))
     assert f.recompiles[1] == "`x` has shape (4,) where the compiled entry expects (2,)"
+
+
+def test_the_nearest_entry_by_what_else_counts():
+    """Settings, what is reached, identity and an offset that is read count for which entry is nearest, too."""
+    scale = 1.0
+
+    def program(x, y):
+        return x * scale + y * y.storage_offset()
+
+    f = compiled(program)
+    base = torch.arange(8.0)
+
+    def call(start, size=2, *, grad=True, same=False):
+        with torch.set_grad_enabled(grad):
+            y = base[start : start + size]
+            x = y if same else torch.ones(size)
+            assert torch.equal(f(x, y), program(x, y))
+
+    call(0)
+    call(1, 3, grad=False)
+    call(0, 3, grad=False)
+    assert f.recompiles[-1] == "`y` begins at element 0 of its storage where the compiled entry expects 1"
+    call(0, 3)
+    assert (
+        f.recompiles[-1] == "`x` has shape (3,) where the compiled entry expects (2,)"
+        or "grad mode" in f.recompiles[-1]
+    )
+    scale = 2.0
+    call(1, 3, grad=False)
+    assert f.recompiles[-1] == "`scale`, which the function reads, is 2.0 where the compiled entry expects 1.0"
+    call(1, 3, grad=False, same=True)
+    assert f.recompiles[-1] == "`y` is the same tensor as `x`; the compiled entry expects two"
+    assert len(f.entries) == 6
+    assert f.calls.eager == 0
+
+
+@pytest.mark.parametrize("what", ["scale", "offset", "same", "grad", "overlap"])
+def test_everything_counts_for_which_entry_is_nearest(what):
+    """Of two entries that differ in ``n`` from a call, the older one is nearest if the newer differs in more."""
+    scale = 1.0
+
+    def program(x, y, n):
+        if what == "overlap":
+            x.mul_(2)
+        return x * scale * n + y * (y.storage_offset() if what == "offset" else 1)
+
+    f = compiled(program)
+
+    def call(n, *, other):
+        nonlocal scale
+        scale = 2.0 if what == "scale" and other else 1.0
+        base = torch.arange(8.0)
+        x, y = base[0:2], base[4:6]
+        if what == "same":
+            y = x if other else y
+        elif other and what in ("offset", "overlap"):
+            y = base[5:7] if what == "offset" else base[1:3]
+        with torch.set_grad_enabled(not (what == "grad" and other)):
+            f(x, y, n)
+
+    call(1, other=False)
+    call(2, other=True)
+    call(3, other=False)
+    assert f.recompiles[1] == "`n` is 3 where the compiled entry expects 1"
+
+
+def test_limit_after_other_kinds_of_reasons():
+    """The limit counts entries of all kinds; afterwards every call is still right, and old entries serve."""
+    scale = 1.0
+
+    def program(x):
+        return x * scale
+
+    with config.patch(recompile_limit=3):
+        f = compiled(program)
+        for scale in (1.0, 2.0, 3.0):
+            assert f(torch.ones(1)).item() == scale
+        scale = 4.0
+        with pytest.warns(RuntimeWarning, match=r"compiled 3 times.*the last reason: `scale`, which"):
+            assert f(torch.ones(1)).item() == 4.0
+        for scale in (1.0, 2.0, 5.0, 3.0):
+            assert f(torch.ones(1)).item() == scale
+        assert (f.calls.compiled, f.calls.eager) == (6, 2)
+
+
+def test_refusals_that_are_remembered_are_few():
+    """A function that is refused in ever new forms remembers the latest of them only, and stays right."""
+    with config.patch(fallback="eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f = compiled(lambda x, n: x * (x.sum().item() + n))
+        for n in range(80):
+            assert f(torch.ones(1), n).item() == 1.0 + n
+        assert len(f._refused) == 64
 
 
 def test_repr_and_name():
@@ -239,10 +332,9 @@ def test_events_of_calls():
 def test_refused_call_leaves_later_calls_alone():
     """After a refusal the same function serves calls that can be compiled."""
     f = compiled(lambda x, y: (x.mul_(2), y + 1))
-    base = torch.arange(6.0)
-    with pytest.raises(OverlappingInputsError):
-        f(base[:4], base[2:])
-    assert f(base[:2], base[2:4])[1].tolist() == [3.0, 4.0]
+    with pytest.raises(UnsupportedTensorError):
+        f(torch.ones(2), torch.eye(2).to_sparse())
+    assert f(torch.ones(2), torch.full((2,), 2.0))[1].tolist() == [3.0, 3.0]
     assert f.calls.total == 1
 
 

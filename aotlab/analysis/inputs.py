@@ -107,7 +107,7 @@ def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -
         real=real,
         fake=fake,
         wrapper=wrapper,
-        edge=edge_of(wrapper) if real.requires_grad else None,
+        edge=edge_of(wrapper) if real.requires_grad and not torch.is_inference_mode_enabled() else None,
         history=owner_of(wrapper).grad_fn,
         version=internals.version_of(wrapper),
         storage=internals.storage_key(wrapper),

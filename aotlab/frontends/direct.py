@@ -1,7 +1,8 @@
 """The direct frontend: trace the call itself.
 
-It sees what the call does, not what Python does around it. Besides the arguments, the closures, defaults and globals
-of the function and the ``training`` flags of modules are guarded; what other objects hold is a documented exclusion.
+It sees what the call does, not what Python does around it. Besides the arguments, what the function can read is
+guarded: closures, defaults, globals, modules, and the attributes of objects that its code mentions (`aotlab.reach` says
+what is not). A function that changes any of that is refused, and what a trace changed is taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.leaks import Watch
-from aotlab.reached import Reached, fast_check, reached_objects, reached_state
+from aotlab.reach import Reach, reach
+from aotlab.reached import Reached, fast_check
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -27,6 +29,52 @@ def line_of_function(function: Any) -> UserLine | None:
     return UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
 
+class _Reaching:
+    """What a function reaches, looked up once for each compilation: by `reached`, which is asked first."""
+
+    _found: Reach | None = None
+    _watch: Watch | None = None
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def new(self) -> Reach:
+        """Look it up and remember it."""
+        self._found, self._watch = reach(self._function), None
+        return self._found
+
+    def known(self) -> Reach:
+        """Return what was found for this compilation."""
+        return self.new() if self._found is None else self._found
+
+    def watch(self, *more: tuple[str, Any]) -> Watch:
+        """Start to watch the objects that were found, and ``more``."""
+        self._watch = Watch([*more, *self.known().objects])
+        return self._watch
+
+    def check(self) -> Callable[[], bool] | None:
+        """Write the check of what was found, for the entry; nothing is kept.
+
+        Raises
+        ------
+        LeakedTensorError
+            It has changed since the function ran: the function's backward, which is run for the trace, did that.
+        """
+        found, watch = self.known(), self._watch
+        self._found = self._watch = None
+        changed = next((item for item in found.state if not item.holds()), None)
+        if changed is None:
+            return fast_check(found.state)
+        name = changed.present_name()
+        if watch is not None:
+            _undo(found.state, watch)
+        raise LeakedTensorError(
+            f"the backward of a function changes `{name}`",
+            why="a compiled backward would not",
+            suggestion="return the new value from the forward",
+        )
+
+
 class FunctionTarget:
     """A plain function; its first ``num_params_buffers`` flat arguments may be parameters and buffers."""
 
@@ -34,6 +82,7 @@ class FunctionTarget:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self._reaching = _Reaching(function)
         qualified = str(getattr(function, "__qualname__", type(function).__qualname__))
         self.name = qualified.split(".")[-1] if isinstance(function, BuiltinFunctionType) else qualified
         self.line = line_of_function(function)
@@ -52,31 +101,27 @@ class FunctionTarget:
 
     def reached(self) -> tuple[Reached, ...]:
         """Return closures, defaults, globals and flags that the function may read."""
-        return reached_state(self.function)
+        return self._reaching.new().state
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check that they are what they are now."""
-        return fast_check(self.reached())
+        return self._reaching.check()
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and refuse one that changes what others can see."""
-        before = self.reached()
-        modules = [(name, value) for name, value in reached_objects(self.function) if isinstance(value, nn.Module)]
+        found = self._reaching.known()
+        modules = [(name, value) for name, value in found.objects if isinstance(value, nn.Module)]
         refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
-        watch = Watch(reached_objects(self.function))
-        result = self.function(*args, **kwargs)
-        leak = watch.leaked()
-        if leak is not None:
-            watch.restore()
-            raise _leak(leak)
-        for item in before:
-            if not item.holds():
-                item.put_back()
-                raise LeakedTensorError(
-                    f"the function changes `{item.name}`",
-                    why="a compiled call would not",
-                    suggestion="return the new value",
-                )
+        watch = self._reaching.watch()
+        try:
+            result = self.function(*args, **kwargs)
+            leak = watch.leaked()
+            if leak is not None:
+                raise _leak(leak)
+            _check_unchanged(found.state)
+        except BaseException:
+            _undo(found.state, watch)
+            raise
         return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,6 +150,39 @@ def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
             )
 
 
+def _check_unchanged(reached: Sequence[Reached]) -> None:
+    """Refuse a function that changed what it can read.
+
+    Raises
+    ------
+    LeakedTensorError
+        With the name of the first thing that changed.
+    """
+    changed = next((item for item in reached if not item.holds()), None)
+    if changed is not None:
+        raise LeakedTensorError(
+            f"the function changes `{changed.present_name()}`",
+            why="a compiled call would not",
+            suggestion="return the new value",
+        )
+
+
+def _undo(reached: Sequence[Reached], watch: Watch) -> None:
+    """Take back what a run that will not be compiled did to Python objects: eager is going to do it, or nobody is."""
+    for item in reached:
+        if not item.holds():
+            item.put_back()
+    watch.restore()
+
+
+def _assigned(name: str) -> LeakedTensorError:
+    return LeakedTensorError(
+        f"the module assigns to its `{name}`",
+        why="a compiled call would not",
+        suggestion="write buffers in place (`self.buffer.copy_(…)`), or return the value",
+    )
+
+
 def _leak(place: str) -> LeakedTensorError:
     return LeakedTensorError(
         f"the function leaves a tensor behind in `{place}`",
@@ -120,6 +198,7 @@ class ModuleTarget:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._reaching = _Reaching(module)
         self.function = module.forward
         self.name = type(module).__qualname__
         self.line = line_of_function(module.forward)
@@ -132,8 +211,6 @@ class ModuleTarget:
         """List where the parameters and buffers are kept."""
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
         self._names: list[tuple[str, ArgumentKind]] = []
-        self._links: list[tuple[dict[str, Any], str, nn.Module]] = []
-        self._sizes: list[tuple[dict[str, Any], int]] = []
         self._modules = list(self.module.named_modules(remove_duplicate=True))
         holders: tuple[tuple[Callable[[nn.Module], dict[str, Tensor | None]], ArgumentKind], ...] = (
             (internals.parameters_held, "parameter"),
@@ -142,15 +219,10 @@ class ModuleTarget:
         for holder, kind in holders:
             for path, module in self._modules:
                 held = holder(module)
-                self._sizes.append((held, sum(v is not None for v in held.values())))
                 for key, tensor in held.items():
                     if tensor is not None:
                         self._slots.append((held, key))
                         self._names.append((f"{path}.{key}" if path else key, kind))
-        for _, module in self._modules:
-            children = internals.children_held(module)
-            self._sizes.append((children, sum(v is not None for v in children.values())))
-            self._links += [(children, key, child) for key, child in children.items() if child is not None]
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters and buffers."""
@@ -168,78 +240,62 @@ class ModuleTarget:
     def reached(self) -> tuple[Reached, ...]:
         """Return the ``training`` flags, and what the ``forward`` functions of the user's classes may read."""
         self._find()  # a new entry may see another module tree
-        return reached_state(self.module)
+        return self._reaching.new().state
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return a check of the module tree, of where tensors hang in it, and of the ``training`` flags."""
-        links, sizes = self._links, self._sizes
-        state = [item for item in reached_state(self.module) if item.name.rpartition(".")[2] != "training"]
-        state_holds = fast_check(state)
-        flags = [(module, module.training) for _, module in self._modules]
-        forwards = [(vars(module), vars(module).get("forward")) for _, module in self._modules]
-        hooks = [internals.hooks_held(module) for module, _ in flags]
-        hooked = [(held, list(held.values())) for pair in hooks for held in pair]
-
-        def check() -> bool:
-            for held, key, child in links:
-                if held.get(key) is not child:
-                    return False
-            for held, count in sizes:
-                if len(held) != count and sum(v is not None for v in held.values()) != count:
-                    return False
-            for module, training in flags:
-                if module.training is not training:
-                    return False
-            for attributes, forward in forwards:
-                if attributes.get("forward") is not forward:
-                    return False
-            if state_holds is not None and not state_holds():
-                return False
-            return all(list(held.values()) == had if held else not had for held, had in hooked)
-
-        return check
+        """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""
+        return self._reaching.check()
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
         refuse_backward_hooks(self._modules)
         before = [held[key] for held, key in self._slots]
+        found = self._reaching.known()
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
-        watch = Watch([(path or "self", module) for path, module in self._modules])
+        watch = self._reaching.watch(*((path or "self", module) for path, module in self._modules))
+        try:
+            result = self._run_with(lifted, before, args, kwargs)
+            self._forget_caches(attributes)
+            leak = watch.leaked()
+            if leak is not None:
+                raise _leak(leak)
+            _check_unchanged(found.state)
+            assigned = [
+                key
+                for module, was in attributes
+                for key, value in module.__dict__.items()
+                if value is not was.get(key) and not key.startswith("_")
+            ]
+            if assigned:
+                raise _assigned(assigned[0])
+        except BaseException:
+            self._forget_caches(attributes)
+            _undo(found.state, watch)
+            raise
+        return result
+
+    def _run_with(
+        self, lifted: Sequence[Tensor], own: Sequence[Tensor | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the module while it holds ``lifted``; refuse it if it did not keep them."""
         try:
             for (held, key), tensor in zip(self._slots, lifted, strict=True):
                 held[key] = tensor
             result = self.module(*args, **kwargs)
-            replaced = [
-                name
-                for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True)
-                if held.get(key) is not tensor
-            ]
+            for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
+                if held.get(key) is not tensor:
+                    raise _assigned(name)
         finally:
-            for (held, key), own in zip(self._slots, before, strict=True):
-                held[key] = own
-        for module, was in attributes:  # torch's own modules keep caches, as an LSTM its list of weights
+            for (held, key), before in zip(self._slots, own, strict=True):
+                held[key] = before
+        return result
+
+    def _forget_caches(self, attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
+        """Take back what torch's own modules keep of their tensors, as an LSTM its list of weights."""
+        for module, was in attributes:
             if type(module).__module__.startswith("torch."):
                 changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
                 module.__dict__.update({key: was[key] for key in changed if key in was})
-        leak = watch.leaked()
-        if leak is not None:
-            watch.restore()
-            raise _leak(leak)
-        for module, was in attributes:
-            for key, value in list(module.__dict__.items()):
-                if value is not was.get(key) and not key.startswith("_"):
-                    replaced.append(key)
-                    if key in was:
-                        module.__dict__[key] = was[key]
-                    else:
-                        del module.__dict__[key]
-        if replaced:
-            raise LeakedTensorError(
-                f"the module assigns to its `{replaced[0]}`",
-                why="a compiled call would not",
-                suggestion="write buffers in place (`self.buffer.copy_(…)`), or return the value",
-            )
-        return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""

@@ -146,7 +146,7 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     leaves, spec = internals.flatten((args, kwargs))
     values = (*lifted, *leaves)
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
-    state = call_state(structure=str(spec), names=names, values=values, reached=reached)
+    state = call_state(nesting=spec, names=names, values=values, reached=reached)
 
     storages = StorageNumbers()
     kinds = [kind for _, kind in target.lifted_names()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,15 +27,15 @@ from aotlab.ir.metadata import (
     ViewStep,
 )
 from aotlab.ir.specs import TensorSpec
-from aotlab.reached import same_value
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
 from aotlab.stages.runtime.backward import Backward
+from aotlab.stages.runtime.history import history_of
 from aotlab.stages.runtime.saved import SavedValues
 from aotlab.stages.runtime.writer import Writer
-from aotlab.stages.runtime.history import history_of
 from aotlab.stages.trace import Source, Trace
+from aotlab.values import same_value
 
 _METHODS = {
     "aten.t.default": "t",
@@ -146,6 +147,10 @@ class Generator:
             f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
+        function = getattr(target, "function", None)
+        if isinstance(function, FunctionType):
+            known = w.constant("function", function), w.constant("code", function.__code__)
+            conditions.append(f"{known[0]}.__code__ is not {known[1]}")
         if state.function_modes:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
@@ -217,7 +222,11 @@ class Generator:
                 self._unpack_value(kwargs[key], f"kwargs[{key!r}]", position)
             return
         w.add(f"leaves, nesting = {w.constant('tree_flatten', internals.flatten)}((args, kwargs))")
-        self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
+        expected = w.constant("expected_nesting", call.spec)
+        if internals.has_keys(call.spec.child(0)) or internals.has_keys(call.spec.child(1)):
+            self._miss([f"not {w.constant('same_nesting', internals.same_nesting)}(nesting, {expected})"])
+        else:
+            self._miss([f"nesting != {expected}"])
         for i in range(call.lifted_count, len(call.values)):
             self._unpack_leaf(f"leaves[{i - call.lifted_count}]", i)
 
@@ -228,7 +237,11 @@ class Generator:
                 self._unpack_value(item, f"{expression}[{i}]", position)
         elif type(value) is dict:
             keys = self.w.constant("keys", tuple(value))
-            self._miss([f"type({expression}) is not dict", f"tuple({expression}) != {keys}"])
+            conditions = [f"type({expression}) is not dict", f"tuple({expression}) != {keys}"]
+            if value:  # a member of an enum of strings equals the string
+                types = self.w.constant("key_types", [str] * len(value))
+                conditions.append(f"[*map(type, {expression})] != {types}")
+            self._miss(conditions)
             for i, item in enumerate(value.values()):
                 self._unpack_value(item, f"{expression}[{keys}[{i}]]", position)
         else:
@@ -250,7 +263,10 @@ class Generator:
         name, value = self.expressions[position], facts.value
         if facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else self.w.constant(name, value)
-            self._miss([f"{name} is not {expected}"])
+            conditions = [f"{name} is not {expected}"]
+            if facts.code is not None:
+                conditions.append(f"{name}.__code__ is not {self.w.constant(f'code_of_{name}', facts.code)}")
+            self._miss(conditions)
         elif type(value) in (int, str):
             self._miss([f"type({name}) is not {type(value).__name__}", f"{name} != {value!r}"])
         else:
@@ -374,7 +390,9 @@ class Generator:
                 w.add(f"{names[i]} = out[{i}].detach()")
             return
         slots, connected = trace.slots[0], trace.connected[0]
-        through = [self._through(trace.sources[way[0]], set()) for way, c in zip(slots, connected, strict=True) if way and c]
+        through = [
+            self._through(trace.sources[way[0]], set()) for way, c in zip(slots, connected, strict=True) if way and c
+        ]
         beside = [e for e, c in zip(inputs, connected, strict=False) if not c]
         differentiable = trace.roots
         for i in range(count):

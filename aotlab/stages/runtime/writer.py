@@ -28,7 +28,8 @@ class Writer:
         self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
         self._taken: set[str] = {
             "args", "kwargs", "forward", "backward", "torch", "MISS", "run", "Compiled", "box", "out", "lifted",
-            "parameters", "saved", "ctx", "self", "leaves", "nesting", "len", "tuple", "type", "list", "dict",
+            "parameters", "saved", "ctx", "self", "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map",
+            "str",
         }  # fmt: skip
 
     def add(self, line: str = "") -> None:

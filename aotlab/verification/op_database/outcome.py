@@ -1,8 +1,8 @@
 """What came of one variant: each of its calls by eager and by aotlab, compared in all that is observable.
 
 The graphs are run by torch's own kernels (`aotlab.nop`), so values, strides, aliasing, mutated inputs and gradients
-have to be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as where
-memory that nobody wrote is returned, only what is certain is compared: everything but the values.
+have to be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as
+where memory that nobody wrote is returned, only what is certain is compared: everything but the values.
 """
 
 from __future__ import annotations

@@ -1,0 +1,439 @@
+"""What a function can read besides its arguments, found by looking at its code and at what that mentions.
+
+From the function itself the walk goes to its closure, defaults and globals, to the functions and classes of the user's
+that those lead to, and to the modules, with their flags, hooks and submodules. On plain objects (an instance of a class
+of the user's, a namespace, a module of the user's) it looks at the attributes whose names the code mentions:
+
+    cfg = SimpleNamespace(scale=2.0, step=0)
+    def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
+
+Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
+the standard library is not looked at. What is read by a name that stands in no code (`getattr` with a computed name, a
+dataclass' generated comparison) counts as all attributes where `getattr` and its like are mentioned; otherwise it is a
+documented exclusion, as is the state of generators, files and objects written in C.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import functools
+import sys
+import types
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from aotlab import torch_internals as internals
+from aotlab.code_names import names_in
+from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
+from aotlab.values import CONTAINERS, MANY, MISSING, is_array, is_plain, snapshot
+
+_LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
+#: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
+_NOT_CALLED = frozenset(
+    ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
+     "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
+)  # fmt: skip
+#: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
+_MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a function may read besides its arguments, and the objects in which it could leave something behind."""
+
+    state: tuple[Reached, ...]
+    objects: tuple[tuple[str, Any], ...]
+
+
+def reach(function: Any) -> Reach:
+    """Collect what ``function`` can reach.
+
+    Raises
+    ------
+    PythonValueError
+        It reads an array too large to be compared at every call.
+    """
+    walk = _Walk(function)
+    return Reach(state=walk.result(), objects=tuple(walk.objects))
+
+
+def reached_state(function: Any) -> tuple[Reached, ...]:
+    """Collect what ``function`` may read besides its arguments."""
+    return reach(function).state
+
+
+def _root(name: Any) -> str:
+    return str(name).split(".", 1)[0]
+
+
+def is_library(thing: Any) -> bool:
+    """Tell whether a function or class belongs to torch, numpy, the standard library or to aotlab itself."""
+    return _root(getattr(thing, "__module__", None)) in _LIBRARIES
+
+
+@functools.cache
+def _own_names(kind: Hashable) -> frozenset[str]:
+    """Return the attributes that ``forward`` of a module class of torch's mentions, directly or by other methods."""
+    assert isinstance(kind, type)
+    methods: dict[str, list[types.CodeType]] = {}
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for name, member in vars(each).items():
+            if isinstance(member, types.FunctionType):
+                methods.setdefault(name, []).append(member.__code__)
+    names, todo = {"forward"}, ["forward"]
+    while todo:
+        for code in methods.get(todo.pop(), ()):
+            fresh = names_in(code).attributes - names
+            names |= fresh
+            todo += fresh
+    return frozenset(names)
+
+
+class _Walk:
+    def __init__(self, function: Any) -> None:
+        self.found: list[Reached] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
+        self._seen: set[int] = set()
+        self._todo: list[tuple[str, Any]] = [("", function)]
+        self._names: set[str] = set()
+        self._by_string = False
+        self._things: dict[int, tuple[str, Any]] = {}  # objects, classes and modules whose attributes count, by id
+        self._looked_at: set[tuple[int, str]] = set()
+        self._alive: list[Any] = []  # ids in the sets above belong to these
+        self._follow()
+
+    def result(self) -> tuple[Reached, ...]:
+        """Return what was found, each place once, and what the namespaces do not have."""
+        found = {(item.place.identity(), item.how): item for item in reversed(self.found)}
+        absent = []
+        for label, thing in self._things.values():
+            missing = self._missing(thing)
+            if missing:
+                name = f"{label}.…" if label else "self.…"
+                absent.append(Reached(name=name, place=Absent(thing, missing), expected=MISSING, how="absent"))
+        return (*reversed(found.values()), *absent)
+
+    def _missing(self, thing: Any) -> frozenset[str]:
+        if isinstance(thing, types.ModuleType):
+            return frozenset()  # a module whose names come later would have raised
+        if not hasattr(thing, "__dict__"):
+            return frozenset()
+        names = self._names - vars(thing).keys()
+        if not isinstance(thing, type):
+            if isinstance(thing, nn.Module):
+                names -= _MODULE_OWN
+            # the class answers first for these, whatever the object holds
+            names -= {n for n in names if _is_data_descriptor(_static(type(thing), n))}
+            names -= {n for n in names if isinstance(_static(type(thing), n), functools.cached_property)}
+        return frozenset(name for name in names if not name.startswith("__"))
+
+    # --- the walk
+
+    def _follow(self) -> None:
+        while True:
+            while self._todo:
+                label, value = self._todo.pop()
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self._alive.append(value)
+                    self._enter(label, value)
+            count = len(self._looked_at)
+            for label, thing in list(self._things.values()):
+                self._look_at(label, thing)
+            if not self._todo and count == len(self._looked_at):
+                return
+
+    def _guard(
+        self, name: str, place: Place, expected: Any, how: Literal["value", "contents", "identity"], value: Any = None
+    ) -> None:
+        self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
+
+    def _visit(self, label: str, value: Any, place: Place) -> None:
+        """Guard one value, and go on to what it leads to."""
+        if isinstance(value, types.ModuleType):
+            if not is_library_module(value):
+                self._todo.append((label, value))
+            return  # modules are not rebound
+        if isinstance(value, Tensor):
+            self._guard(label, place, snapshot(value), "contents")
+            return
+        self.objects.append((label, value))
+        if is_plain(value):
+            self._guard(label, place, value, "value")
+        elif isinstance(value, CONTAINERS) or is_array(value):
+            self._guard(label, place, snapshot(value, label), "contents", value)
+            self._todo.append((label, value))
+        else:
+            self._guard(label, place, value, "identity", value)
+            self._todo.append((label, value))
+
+    def _enter(self, label: str, value: Any) -> None:
+        """Go on to what a value leads to."""
+        if isinstance(value, CONTAINERS):
+            if len(value) <= MANY:
+                for key, item in _entries(value):
+                    if not is_plain(item) and not isinstance(item, (Tensor, types.ModuleType)):
+                        self._todo.append((f"{label}[{key}]", item))
+        elif isinstance(value, types.MethodType):
+            self.objects.append((label or "self", value.__self__))
+            self._todo += [(label or "self", value.__self__), (label, value.__func__)]
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._todo.append((label, value.__func__))
+        elif isinstance(value, property):
+            self._todo += [(label, each) for each in (value.fget, value.fset) if each is not None]
+        elif isinstance(value, functools.cached_property):
+            self._todo.append((label, value.func))
+        elif isinstance(value, nn.Module):
+            for path, module in value.named_modules():
+                self._module(".".join(part for part in (label, path) if part), module)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
+            self._partial(label, value)
+        elif isinstance(value, types.FunctionType):
+            if not is_library(value):
+                self._function(value)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._todo.append((label, value.__wrapped__))
+        elif isinstance(value, contextvars.ContextVar):
+            variable = Variable(value)
+            held = variable.read()
+            if held is MISSING:
+                self._guard(f"{label}.get()", variable, MISSING, "identity")
+            else:
+                self._visit(f"{label}.get()", held, variable)
+        elif isinstance(value, types.ModuleType):
+            self._things.setdefault(id(value), (label, value))
+        elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
+            self._object(label, value)
+
+    def _function(self, function: types.FunctionType) -> None:
+        """Go through the code of a function, and what it is bound to."""
+        code, name = function.__code__, function.__name__
+        names = names_in(code)
+        self._names |= names.attributes
+        self._by_string = self._by_string or names.by_string
+        inline = code is self._root_code
+        self.found.append(
+            Reached(
+                name=f"the code of {name}",
+                place=Attribute(function, "__code__"),
+                expected=code,
+                how="identity",
+                inline=inline,
+            )
+        )
+        for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            content = Attribute(cell, "cell_contents")
+            held = content.read()
+            if held is MISSING:
+                self._guard(label, content, MISSING, "identity")
+            else:
+                self._visit(label, held, content)
+        if function.__defaults__:
+            count = Default(function, None)
+            self._guard(f"the number of defaults of {name}", count, count.read(), "value")
+            for i, default in enumerate(function.__defaults__):
+                self._visit(f"default {i} of {name}", default, Default(function, i))
+        for key, default in (function.__kwdefaults__ or {}).items():
+            self._visit(f"default {key} of {name}", default, KeywordDefault(function, key))
+        missing, nowhere = [], []
+        for label in names.globals:
+            if label in function.__globals__:
+                self._visit(label, function.__globals__[label], Item(function.__globals__, label))
+                continue
+            missing.append(label)
+            if hasattr(builtins, label):
+                builtin = getattr(builtins, label)
+                self._guard(label, Item(vars(builtins), label), builtin, "identity")
+            else:
+                nowhere.append(label)
+        for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
+            if absent:
+                absences = Absent(namespace, frozenset(absent))
+                self.found.append(Reached(name="…", place=absences, expected=MISSING, how="absent"))
+        for label in names.imports:
+            module = sys.modules.get(label)
+            if module is not None and not is_library_module(module):
+                self._todo.append((label, module))
+        if function.__dict__:
+            self._things.setdefault(id(function), (name, function))
+
+    def _partial(self, label: str, value: Any) -> None:
+        self._todo.append((label, value.func))
+        for i, item in enumerate(value.args):
+            # a partial's arguments are a tuple of its own, which nothing changes
+            if not is_plain(item):
+                self._visit(f"{label or 'partial'}.args[{i}]", item, Item({0: item}, 0))
+        for key, item in value.keywords.items():
+            self._visit(f"{label or 'partial'}.{key}", item, Item(value.keywords, key))
+
+    def _class(self, kind: type) -> None:
+        """Go through the methods of a class that the code could call, or make an object of."""
+        for each in type.mro(type(kind)):
+            if not is_library(each):
+                self._things.setdefault(id(each), (each.__name__, each))
+        for each in kind.__mro__:
+            if is_library(each):
+                continue
+            self._things.setdefault(id(each), (each.__name__, each))
+            made = vars(each).get("__init__"), vars(each).get("__new__"), vars(each).get("__post_init__")
+            self._todo += [(each.__name__, member) for member in made if member is not None]
+        if issubclass(kind, nn.Module):
+            self._names.add("forward")
+        elif issubclass(kind, torch.autograd.Function):
+            self._names |= {"forward", "setup_context", "backward", "vjp", "jvp"}
+        self._protocols(kind)
+
+    def _protocols(self, kind: type) -> None:
+        """Go through the methods of a class that Python calls without their names standing in code."""
+        for each in kind.__mro__:
+            if is_library(each):
+                continue
+            for name, member in list(vars(each).items()):
+                if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
+                    continue
+                written = isinstance(member, types.FunctionType) and not _is_generated(member)
+                if written or isinstance(member, (staticmethod, classmethod)):
+                    self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
+
+    def _object(self, label: str, value: Any) -> None:
+        kind = type(value)
+        if _root(kind.__module__) in ("torch", "aotlab", "numpy", "builtins"):
+            return
+        self.objects.append((label or "self", value))
+        if not is_library(kind):
+            self._guard(f"the class of {label or 'self'}", Attribute(value, "__class__"), kind, "identity")
+        self._thing(label or "self", value)
+
+    def _module(self, label: str, module: nn.Module) -> None:
+        """Guard what a module is made of: flags, submodules, hooks, its own ``forward``, plain attributes."""
+        if (id(module), "module") in self._looked_at:
+            return
+        self._looked_at.add((id(module), "module"))
+        self._alive.append(module)
+        dot, own = f"{label}." if label else "", label or "self"
+        attributes = vars(module)
+        self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
+        if "forward" in attributes:
+            self._visit(f"{dot}forward", attributes["forward"], Item(attributes, "forward"))
+        else:
+            self._guard(f"{dot}forward", Item(attributes, "forward"), MISSING, "identity")
+        children = internals.children_held(module)
+        self._guard(f"the number of submodules of {own}", Size(children), len(children), "value")
+        for key, child in children.items():
+            self._guard(f"{dot}{key}", Item(children, key), child, "identity", child)
+        for kind, held in zip(("forward hooks", "forward pre-hooks"), internals.hooks_held(module), strict=True):
+            self._guard(f"the number of {kind} of {own}", Size(held), len(held), "value")
+            for number, hook in held.items():
+                self._visit(f"one of the {kind} of {own}", hook, Item(held, number))
+        for kind, held in zip(("hooks", "pre-hooks"), internals.global_hooks_held(), strict=True):
+            self._guard(f"the number of forward {kind} of all modules", Size(held), len(held), "value")
+            for number, hook in held.items():
+                self._visit(f"one of the forward {kind} of all modules", hook, Item(held, number))
+        for kind, tensors in (
+            ("parameters", internals.parameters_held(module)),
+            ("buffers", internals.buffers_held(module)),
+        ):
+            self._guard(f"the number of {kind} of {own}", Size(tensors), len(tensors), "value")
+            for key, tensor in tensors.items():
+                place = Item(tensors, key)
+                self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, how="optional"))
+        if not is_library(type(module)):
+            self._names.add("forward")
+            self._thing(own, module)
+            return
+        for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
+            value = attributes[name]
+            if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
+                self._visit(f"{dot}{name}", value, Item(attributes, name))
+
+    def _thing(self, label: str, value: Any) -> None:
+        """Have the attributes of an object looked at, and those of its class."""
+        self._things.setdefault(id(value), (label, value))
+        kind = type(value)
+        for each in kind.__mro__:
+            if not is_library(each):
+                self._things.setdefault(id(each), (each.__name__, each))
+        self._protocols(kind)
+
+    def _look_at(self, label: str, thing: Any) -> None:
+        """Visit the attributes of an object, a class or a module that the code so far mentions."""
+        is_class = isinstance(thing, type)
+        if hasattr(thing, "__dict__"):
+            held = vars(thing)
+            wanted = held.keys() & self._names
+            if self._by_string and not isinstance(thing, types.FunctionType):
+                if not isinstance(thing, (type, types.ModuleType)) and (id(thing), "") not in self._looked_at:
+                    self._looked_at.add((id(thing), ""))
+                    self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
+                wanted = {name for name in held if name in wanted or self._counts_by_string(thing, name, held[name])}
+            for name in sorted(str(name) for name in wanted):
+                if (id(thing), name) in self._looked_at or (isinstance(thing, nn.Module) and name in _MODULE_OWN):
+                    continue
+                self._looked_at.add((id(thing), name))
+                if is_class:
+                    place: Place = Item(held, name, thing)
+                elif isinstance(thing, types.ModuleType):
+                    place = Item(held, name)
+                else:
+                    place = Held(thing, name)
+                self._visit(f"{label}.{name}", held[name], place)
+        if is_class or not isinstance(thing, _with_slots(type(thing))):
+            return
+        for name in self._names:
+            if (id(thing), name) not in self._looked_at and isinstance(
+                _static(type(thing), name), types.MemberDescriptorType
+            ):
+                self._looked_at.add((id(thing), name))
+                place = Attribute(thing, name)
+                value = place.read()
+                if value is MISSING:
+                    self._guard(f"{label}.{name}", place, MISSING, "identity")
+                else:
+                    self._visit(f"{label}.{name}", value, place)
+
+    def _counts_by_string(self, thing: Any, name: str, value: Any) -> bool:
+        if name.startswith("__"):
+            return False
+        return is_plain(value) or not isinstance(thing, (type, types.ModuleType))
+
+
+def _with_slots(kind: type) -> Any:
+    return kind if any("__slots__" in vars(each) for each in kind.__mro__) else ()
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Go through a container's items, each with what stands in brackets for it."""
+    if isinstance(value, dict):
+        yield from ((repr(key) if is_plain(key) else "…", item) for key, item in list(value.items()))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("…", item) for item in list(value))
+    else:
+        yield from ((str(i), item) for i, item in enumerate(list(value)))
+
+
+def _static(kind: type, name: str) -> Any:
+    """Look a name up in a class as Python does, without running anything."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+
+
+def _is_data_descriptor(found: Any) -> bool:
+    return found is not None and hasattr(type(found), "__set__")
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Tell whether a method was written by `dataclasses`."""
+    return function.__code__.co_filename == "<string>"
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    """Tell whether a module is not the user's own: of the standard library, or installed."""
+    file = str(getattr(module, "__file__", None) or "")
+    return _root(module.__name__) in _LIBRARIES or "site-packages" in file or "dist-packages" in file

@@ -1,0 +1,267 @@
+"""When two Python values are the same for a trace, and what a value held at the time of one.
+
+Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
+and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` remembers all of that of one
+value; it keeps every object alive that it compares by identity, so that no other one can take its place, except for
+tensors, whose memory it must not hold.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aotlab.errors import PythonValueError
+
+#: Values that are what they are: compared by type and value.
+PLAIN = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, enum.Enum, slice, range, type(Ellipsis),
+)  # fmt: skip
+CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
+#: What is read from a place where nothing is.
+MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
+#: A container with more items is compared by the identity of its items, which is many times faster.
+MANY = 2_048
+#: An array of more bytes is refused: comparing it would cost more than most calls.
+ARRAY_BYTES = 65_536
+_DEPTH = 64
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is what it is: of a plain type, and without attributes that could change."""
+    if isinstance(value, PLAIN):
+        return isinstance(value, enum.Enum) or not getattr(value, "__dict__", None)
+    return is_scalar(value) or (type(value) is frozenset and all(map(is_plain, value)))
+
+
+def is_scalar(value: Any) -> bool:
+    """Tell whether ``value`` is a number of numpy's."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether ``value`` is an array of numpy's."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Tell whether two plain values are the same for a trace: 0.0 is not -0.0, 1 is not True, and nan is nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, enum.Enum):
+        return a is b
+    if isinstance(a, float):
+        return a.hex() == str(b.hex())
+    if isinstance(a, complex):
+        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
+    if isinstance(a, (slice, range)):
+        return all(same_value(x, y) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step)))
+    if isinstance(a, (tuple, list, frozenset)):  # a set's order shows, too
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(map(same_value, a, b)) and all(map(same_value, a.values(), b.values()))
+    if is_scalar(a):
+        return bool(a.dtype == b.dtype) and bool(a.tobytes() == b.tobytes())
+    return bool(a == b)
+
+
+class Snapshot(Protocol):
+    """What a value was."""
+
+    def holds(self, now: Any) -> bool:
+        """Tell whether ``now`` is still that."""
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        """Say where ``now`` differs, as (path, what is there instead)."""
+
+
+class _Plain:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, now: Any) -> bool:
+        return now is self.value or same_value(now, self.value)
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        if not self.holds(now):
+            yield path, f"is {shown(now)} where the compiled entry expects {shown(self.value)}"
+
+
+class _Object:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, now: Any) -> bool:
+        return now is self.value
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        if now is not self.value:
+            yield path, "is missing" if now is MISSING else "is another object"
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.layout != torch.strided:
+        return tensor.layout, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+    place = tensor.stride(), tensor.storage_offset(), tensor.is_leaf
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, place
+
+
+class _Tensor:
+    """A tensor: the same object, of the same kind. It is not kept alive."""
+
+    __slots__ = ("kind", "reference")
+
+    def __init__(self, value: Tensor) -> None:
+        self.reference = weakref.ref(value)
+        self.kind = _kind(value)
+
+    def holds(self, now: Any) -> bool:
+        return isinstance(now, Tensor) and now is self.reference() and _kind(now) == self.kind
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        if not isinstance(now, Tensor) or now is not self.reference():
+            yield path, "is missing" if now is MISSING else "is another object"
+        elif _kind(now) != self.kind:
+            yield path, "is the same tensor with another shape, dtype, place, or requires_grad"
+
+
+class ArraySnapshot:
+    """A numpy array: the same object with the same bytes."""
+
+    __slots__ = ("bytes", "kind", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.kind = (value.dtype, value.shape, value.strides)
+        self.bytes = value.tobytes()
+
+    def holds(self, now: Any) -> bool:
+        """Compare object, kind and bytes."""
+        return now is self.value and (now.dtype, now.shape, now.strides) == self.kind and now.tobytes() == self.bytes
+
+    def restore(self) -> None:
+        """Give the array the bytes back that it had."""
+        numpy = sys.modules["numpy"]
+        self.value[...] = numpy.frombuffer(self.bytes, self.kind[0]).reshape(self.kind[1])
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        """Say whether it is the array or its contents."""
+        if not self.holds(now):
+            yield path, "is another array" if now is not self.value else "is the same array with other contents"
+
+
+class _Items:
+    """A container: of the same type, with the same items in the same order."""
+
+    __slots__ = ("children", "keys", "type")
+
+    def __init__(self, kind: type[Any], keys: list[Snapshot] | None, children: list[Snapshot]) -> None:
+        self.type: type[Any] = kind
+        self.keys = keys
+        self.children = children
+
+    def holds(self, now: Any) -> bool:
+        if type(now) is not self.type or len(now) != len(self.children):
+            return False
+        if self.keys is not None:
+            if not all(snapshot.holds(key) for snapshot, key in zip(self.keys, now, strict=True)):
+                return False
+            now = now.values()
+        return all(snapshot.holds(item) for snapshot, item in zip(self.children, now, strict=True))
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        if type(now) is not self.type:
+            what = "is missing" if now is MISSING else f"is a {type(now).__name__}"
+            yield path, f"{what} where the compiled entry expects a {self.type.__name__}"
+        elif len(now) != len(self.children):
+            yield path, f"has {len(now)} items where the compiled entry expects {len(self.children)}"
+        elif self.keys is not None and isinstance(now, dict):
+            for snapshot, key in zip(self.keys, now, strict=True):
+                if not snapshot.holds(key):
+                    yield path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
+            for snapshot, (key, item) in zip(self.children, now.items(), strict=True):
+                yield from snapshot.differences(item, f"{path}[{shown(key)}]")
+        else:
+            for i, (snapshot, item) in enumerate(zip(self.children, now, strict=True)):
+                inner = f"an item of {path}" if self.type in (set, frozenset) else f"{path}[{i}]"
+                yield from snapshot.differences(item, inner)
+
+
+class _Many:
+    """A container with very many items: the same objects in the same order."""
+
+    __slots__ = ("ids", "kept", "type")
+
+    def __init__(self, value: Any) -> None:
+        self.type = type(value)
+        items = _flat(value)
+        self.ids = list(map(id, items))
+        self.kept = [item for item in items if not isinstance(item, Tensor)]
+
+    def holds(self, now: Any) -> bool:
+        if type(now) is not self.type:
+            return False
+        items = _flat(now)
+        return len(items) == len(self.ids) and list(map(id, items)) == self.ids
+
+    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+        if not self.holds(now):
+            yield path, "has other contents"
+
+
+def _flat(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+
+
+def snapshot(value: Any, name: str = "a value", depth: int = _DEPTH) -> Snapshot:
+    """Remember what a value is.
+
+    Raises
+    ------
+    PythonValueError
+        It is an array too large to be compared at every call; ``name`` says which.
+    """
+    if is_plain(value):
+        return _Plain(value)
+    if isinstance(value, Tensor):
+        return _Tensor(value)
+    if is_array(value):
+        if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
+            raise PythonValueError(
+                f"`{name}`, which the function reads, is a numpy array of {value.nbytes} bytes and {value.dtype}",
+                why="a compiled entry cannot tell cheaply when its contents change",
+                suggestion="pass it as an argument, as a tensor (`torch.from_numpy` shares its memory)",
+            )
+        return ArraySnapshot(value)
+    if isinstance(value, CONTAINERS):
+        if len(value) > MANY or depth == 0:
+            return _Many(value)
+        items = list(value.values() if isinstance(value, dict) else value)
+        keys = [snapshot(key, name, depth - 1) for key in value] if isinstance(value, dict) else None
+        return _Items(type(value), keys, [snapshot(item, name, depth - 1) for item in items])
+    return _Object(value)
+
+
+def shown(value: Any) -> str:
+    """Show a value in a sentence; a tensor or a long text is only named."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # whatever a user's __repr__ raises, the sentence matters more
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else text[:197] + "..."

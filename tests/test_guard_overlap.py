@@ -1,0 +1,157 @@
+"""How the bytes of inputs overlap, as a guard: two calls whose inputs begin or cease to overlap, or do so elsewhere.
+
+Only entries that write an input look at overlaps. Bytes count, not storage objects and not dtypes. Each test calls a
+compiled function with one pattern, with another, and with the first again: the second call is compiled anew with a
+sentence, the third is served by the first entry, and all are eager's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine_helpers import compiled
+from tests.test_guard_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def windows(one, two, *, grad=False, dtype=torch.float32):
+    """Make two windows (slices) of one buffer."""
+
+    def make():
+        base = torch.arange(1.0, 13.0)
+        if grad:
+            ROOTS.append(base.requires_grad_())
+            base = base * 1
+        return base[one], (base if dtype is base.dtype else base.view(dtype))[two]
+
+    return make
+
+
+def from_memory(kind, one, two):
+    """Make two tensors over one buffer that torch does not own: their storage objects differ."""
+
+    def make():
+        if kind == "numpy":
+            array = np.arange(1, 13, dtype=np.float32)
+            return torch.from_numpy(array[one]), torch.from_numpy(array[two])
+        raw = (ctypes.c_float * 12)(*range(1, 13)) if kind == "ctypes" else bytearray(np.arange(1, 13, dtype="f4"))
+        whole = memoryview(raw).cast("B")
+
+        def piece(part):
+            return torch.frombuffer(whole[4 * part.start : 4 * part.stop], dtype=torch.float32)
+
+        return piece(one), piece(two)
+
+    return make
+
+
+def write_first(x, y):
+    """Write one argument, then read the other."""
+    x.mul_(2)
+    return x.sum() + y.sum() * 3
+
+
+def write_second(x, y):
+    """Write the argument that comes later."""
+    y.add_(1)
+    return x * 2
+
+
+OVERLAPS = {
+    "begins": (windows(slice(0, 4), slice(4, 8)), windows(slice(0, 4), slice(2, 6))),
+    "begins, whole": (windows(slice(0, 4), slice(4, 8)), windows(slice(0, 4), slice(0, 4))),
+    "ceases": (windows(slice(0, 4), slice(2, 6)), windows(slice(0, 4), slice(4, 8))),
+    "moves": (windows(slice(0, 4), slice(1, 5)), windows(slice(0, 4), slice(2, 6))),
+    "changes sides": (windows(slice(2, 6), slice(0, 4)), windows(slice(0, 4), slice(2, 6))),
+    "other dtype": (
+        windows(slice(0, 4), slice(4, 8), dtype=torch.int32),
+        windows(slice(0, 4), slice(3, 7), dtype=torch.int32),
+    ),
+    "strided": (windows(slice(0, 6, 2), slice(6, 9)), windows(slice(0, 6, 2), slice(1, 4))),
+}
+EXTERNAL = {
+    "begins": (slice(0, 4), slice(4, 8), slice(0, 4), slice(2, 6)),
+    "ceases": (slice(0, 4), slice(2, 6), slice(0, 4), slice(4, 8)),
+    "moves": (slice(0, 6), slice(4, 8), slice(0, 6), slice(2, 6)),
+}
+
+
+@pytest.mark.parametrize("function", [write_first, write_second])
+@pytest.mark.parametrize("pattern", OVERLAPS)
+def test_overlap(pattern, function):
+    """How the bytes of a written input overlap another's: from nothing to something, back, or elsewhere."""
+    first, second = OVERLAPS[pattern]
+    two_calls(function, first, second, reason="memory")
+
+
+@pytest.mark.parametrize("pattern", OVERLAPS)
+def test_overlap_behind_dynamo(pattern):
+    """Dynamo does not come back when tensors begin to overlap: our own guards do."""
+    first, second = OVERLAPS[pattern]
+    dynamo_two_calls(write_first, first, second)
+
+
+@pytest.mark.parametrize("pattern", ["begins", "ceases", "moves"])
+def test_overlap_in_training(pattern):
+    """The same with gradients: windows of one tensor that requires grad."""
+    pairs = {"begins": ((0, 4), (4, 8), (2, 6)), "ceases": ((0, 4), (2, 6), (4, 8)), "moves": ((0, 4), (1, 5), (2, 6))}
+    x, before, after = (slice(*pair) for pair in pairs[pattern])
+    two_calls(write_first, windows(x, before, grad=True), windows(x, after, grad=True), reason="memory")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
+@pytest.mark.parametrize("pattern", EXTERNAL)
+def test_overlap_in_external_memory(pattern, kind):
+    """Two tensors over one external buffer: their storages are two objects, their bytes are the same."""
+    a, b, c, d = EXTERNAL[pattern]
+    two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d), reason="memory")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
+def test_overlap_in_external_memory_behind_dynamo(kind):
+    """The same behind Dynamo."""
+    a, b, c, d = EXTERNAL["begins"]
+    dynamo_two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d))
+
+
+def test_overlap_among_three():
+    """Three windows, of which other pairs overlap from call to call."""
+
+    def make(*slices):
+        def arguments():
+            base = torch.arange(1.0, 13.0)
+            return tuple(base[part] for part in slices)
+
+        return arguments
+
+    def f(x, y, z):
+        y.mul_(2)
+        return x + y * z
+
+    two_calls(
+        f,
+        make(slice(0, 3), slice(2, 5), slice(6, 9)),
+        make(slice(0, 3), slice(5, 8), slice(6, 9)),
+        reason="memory",
+    )
+
+
+@MODES
+def test_overlap_of_inputs_that_are_only_read(grad):
+    """Nothing is compiled anew where no input is written."""
+    f = compiled(lambda x, y: x + y * 2)
+    for pattern in ("begins", "ceases", "moves"):
+        for make in OVERLAPS[pattern]:
+            assert observed(lambda x, y: x + y * 2, make) == observed(f, make)
+    assert f.recompiles == ()
+    if grad:
+        g = compiled(lambda x, y: x * y)
+        for two in (slice(4, 8), slice(2, 6), slice(1, 5)):
+            make = windows(slice(0, 4), two, grad=True)
+            assert observed(lambda x, y: x * y, make) == observed(g, make)
+        assert g.recompiles == ()
