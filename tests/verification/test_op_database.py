@@ -24,11 +24,12 @@ _LAYOUT = (Outcome.REFUSED, "MetadataMutationError")
 NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
     "cauchy in-place float32": _RANDOM,
     "normal.in_place call float32": _RANDOM,
+    "baddbmm in-place complex64": (Outcome.REFUSED, "a lazy conjugate"),
     "addbmm in-place complex64": (Outcome.EAGERLY, "the requested shape has too few dimensions"),
     "combinations call complex64": _VALUES,
     "as_strided in-place complex64": _LAYOUT,
     "nn.functional.gelu out float32": (Outcome.EAGERLY, "takes tensors with gaps for contiguous ones"),
-    "tensor_split call complex64": _VALUES,
+    "tensor_split call complex64": (Outcome.EAGERLY, "its data is not allocated"),
     "svd out float32": _LAYOUT,
     "empty out int64": _LAYOUT,
     "squeeze in-place int64": _LAYOUT,
