@@ -127,6 +127,8 @@ class EscapeGuard(TorchFunctionMode):
                 f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
             )
         correction = corrected(func)
+        if written is None:
+            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
         if not isinstance(written, Tensor):
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
