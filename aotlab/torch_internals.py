@@ -12,8 +12,10 @@ import functools
 import itertools
 import linecache
 import logging
+import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -59,6 +61,7 @@ from torch.utils import _pytree as pytree
 # A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from aotlab.errors import UsageError
 
 __all__ = [
     "DataDependentOutputException",
@@ -367,6 +370,13 @@ def call_by_fake_mode(
         return op(*args, **kwargs)
 
 
+def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format that kernels give their results when ``tensor`` comes in."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
+
+
 #: Set grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 
@@ -490,6 +500,12 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
+#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
+CAST = torch.ops.aten._to_copy.default
+
+#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
+VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -548,6 +564,31 @@ def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+_CHECKED = "aotlab checks what comes in"
+
+
+def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]) -> None:
+    """Let ``check`` see, and replace, the gradients that come into an autograd node."""
+    node.register_prehook(check)
+    node.metadata[_CHECKED] = True
+
+
+def gradients_checked() -> bool:
+    """Tell whether the autograd node that is being run has a check of `check_gradients`."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and _CHECKED in node.metadata
+
+
+def is_svd_node(node: Any) -> bool:
+    """Tell whether an autograd node is that of a singular value decomposition."""
+    return str(node.name()).startswith("LinalgSvdBackward")
+
+
+def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
+    """Return the left and right vectors that the node of a singular value decomposition keeps."""
+    return node._saved_U.detach(), node._saved_Vh.detach()
 
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
@@ -879,3 +920,82 @@ def dynamo_recompile_reasons() -> dict[str, str]:
         for each in get_compilation_metrics()
         if each.compile_id is not None and getattr(each, "recompile_reason", None)
     }
+
+
+# --- the databases of samples that ship in torch, loaded when first asked for --------------------------------------
+
+
+@contextlib.contextmanager
+def _testing_leaves_no_trace() -> Iterator[None]:
+    """Put back what importing torch's own test helpers changes in the whole process."""
+    flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
+    allowed = flags["__allow_nonbracketed_mutation_flag"]
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    random_state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        flags["__allow_nonbracketed_mutation_flag"] = allowed
+        torch.set_rng_state(random_state)
+        if cache is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+
+
+@functools.cache
+def op_database() -> tuple[Any, ...]:
+    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_methods_invocations import op_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(op_db)
+
+
+@functools.cache
+def module_database() -> tuple[Any, ...]:
+    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_modules import module_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(module_db)
+
+
+@contextlib.contextmanager
+def samples_do_not_seed() -> Iterator[None]:
+    """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
+    import torch.testing._internal.common_methods_invocations
+
+    entries: Any = torch.testing._internal.common_methods_invocations
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    seeding = entries.wrapper_set_seed
+    entries.wrapper_set_seed = call
+    try:
+        yield
+    finally:
+        entries.wrapper_set_seed = seeding
+
+
+def _testing_not_there(error: ModuleNotFoundError) -> UsageError:
+    return UsageError(
+        f"torch's database of operators needs the package {error.name!r}, which is not installed: "
+        "pip install 'aotlab[ops]'"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -18,7 +18,9 @@ from aotlab.errors import (
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -172,18 +174,25 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._look_at_storage(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
-        if _writes_in_place(func) and args:
+        in_place = _writes_in_place(func) and bool(args)
+        if in_place:
             written = args[0]
+        if not in_place and written is not None and eager_misreads(func, tensors_in((args, written))):
+            raise RunEagerly(
+                f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
+            )
+        correction = corrected(func)
+        if written is None:
+            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
-                return self._write(func, args, kwargs or {}, outs)
-            result = func(*args, **(kwargs or {}))
-            if _writes_in_place(func) and isinstance(written, list | tuple):
-                # eager counts a write to each tensor of the list; the wrappers of functionalization do not
-                for each in written:
-                    if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference():
-                        torch.autograd.graph.increment_version(each)
+                return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+            versions, count = _versions(written), operations_so_far()
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            _count_write(versions)
+            for each in tensors_in(written):
+                _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
@@ -191,11 +200,20 @@ class EscapeGuard(TorchFunctionMode):
         if any(overlaps_partly(written, other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers]):
+        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        return self._write(func, args, kwargs or {}, [written])
+        return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
 
-    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor]) -> Any:
+    def _write(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[Tensor],
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
@@ -206,8 +224,18 @@ class EscapeGuard(TorchFunctionMode):
         )
         if "out" in kwargs and views and shapes != _shapes_of_results(func, args, kwargs):
             raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
-        result = func(*args, **kwargs)
+        count = operations_so_far()
+        versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
+        result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        for tensor, version in zip(written, versions, strict=True):
+            unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
+            if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
+                raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
+            _refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
+        if in_place and any(resized):
+            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
+            raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
         for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
             if not internals.is_functional(owner):
                 continue
@@ -312,6 +340,22 @@ def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
 
 
+def _versions(written: Any) -> list[tuple[Tensor, int]]:
+    """Note the versions of what a function is to write."""
+    return [
+        (each, internals.version_of(each))
+        for each in (written if isinstance(written, list | tuple) else (written,))
+        if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference()
+    ]
+
+
+def _count_write(before: list[tuple[Tensor, int]]) -> None:
+    """Count a write to each tensor that was written: eager does, the wrappers of functionalization not always."""
+    for tensor, version in before:
+        if internals.version_of(tensor) == version:
+            torch.autograd.graph.increment_version(tensor)
+
+
 _RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
 _HOOKS: dict[Any, Any] = {
     Tensor.register_hook: "hook",
@@ -404,21 +448,48 @@ _ALWAYS_FLOATING = frozenset(
     for name in (
         "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",
         "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid", "reciprocal", "erf", "erfc", "erfinv",
-        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power",
+        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power", "ldexp", "polygamma",
     )
 )  # fmt: skip
 
 
-def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any]) -> bool:
-    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently."""
+def eager_misreads(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether eager's kernel for ``out=`` takes one of ``tensors`` for contiguous although it is not.
+
+    What it then reads or writes lies beside the tensor's elements. No graph does that, so eager has to do it.
+    """
+    careless = getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm")
+    return careless and any(not tensor.is_contiguous() for tensor in tensors)
+
+
+def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: bool = False) -> bool:
+    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently.
+
+    ``rounds`` says that a division rounds, and so stays among integers.
+    """
     name = getattr(func, "__name__", "")
     if written.dtype.is_complex:
         return True
-    if name in _ALWAYS_FLOATING and not written.is_floating_point():
+    if name in _ALWAYS_FLOATING and not written.is_floating_point() and not rounds:
         return False
     return name not in _PROMOTES or all(
         torch.can_cast(torch.result_type(written, operand), written.dtype) for operand in operands
     )
+
+
+#: In-place functions that convert whatever they are given.
+_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "set_", "zero_"))
+
+
+def _refuse_casts(func: Any, casts: Sequence[torch.dtype], written: Tensor, *, in_place: bool) -> None:
+    """Leave a write that functionalization made possible by a cast to eager, which may have an error to raise.
+
+    In place, eager casts where the kind of number stays; with ``out``, some functions do and some want the very dtype.
+    """
+    name = getattr(func, "__name__", "")
+    if not casts or name in _CONVERTS or (in_place and all(torch.can_cast(cast, written.dtype) for cast in casts)):
+        return
+    raise RunEagerly(f"`{name}` writes a result of dtype {casts[0]} into {written.dtype}, at {user_line()}")
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

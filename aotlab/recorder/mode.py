@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.ir.graphs import Phase
+from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
@@ -98,6 +100,7 @@ class Recorder(TorchDispatchMode):
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
         self._settings = _settings()
+        self.values_only = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -144,6 +147,10 @@ class Recorder(TorchDispatchMode):
             if isinstance(func, HigherOrderOperator):
                 self._refuse_higher_order(func)
             return func(*args, **kwargs)
+        if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
+            return True  # the graph asks it, and raises
+        if self.values_only and func in internals.VECTORS_FLAG:
+            args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
         decomposition = self._decomposition(func, args)
         if decomposition is not None:
             outermost = self._original is None
@@ -183,6 +190,8 @@ class Recorder(TorchDispatchMode):
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
+            if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
+                return self._ask_constants(func, args, kwargs)
             raise DataDependentError(
                 f"`{func}` has a result that depends on the values of a tensor",
                 line=self._line(),
@@ -219,6 +228,7 @@ class Recorder(TorchDispatchMode):
                     f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
                     f"{self._line()}"
                 )
+        result = as_in_eager(func, args, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:
@@ -238,6 +248,24 @@ class Recorder(TorchDispatchMode):
                 why="the graph runs under the setting of the call",
                 suggestion="change it outside of the compiled function",
             )
+    def _is_constant(self, arguments: Any) -> bool:
+        """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
+        needed, outside = self.tape.needed(tensors_in(arguments), set())
+        return not outside and not any(self.tape.operations[index].is_random for index in needed)
+
+    def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question about the values of constants by computing them."""
+        module = self.tape.graph("Constants", [], tensors_in((args, kwargs)))
+        values = iter(internals.forward_of(module)())
+
+        def real(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return next(values)
+            if isinstance(value, list | tuple):
+                return type(value)([real(item) for item in value])
+            return value
+
+        return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
@@ -318,6 +346,47 @@ class Recorder(TorchDispatchMode):
 
 
 _active: list[Recorder] = []
+
+
+@contextmanager
+def values_only() -> Iterator[None]:
+    """Let decompositions in the block compute no vectors: what is called there does not look at them."""
+    recorder = _active[-1] if _active else None
+    if recorder is None:
+        yield
+        return
+    before, recorder.values_only = recorder.values_only, True
+    try:
+        yield
+    finally:
+        recorder.values_only = before
+
+
+def operations_so_far() -> int:
+    """Count what the running recorder has written."""
+    return len(_active[-1].tape.operations) if _active else 0
+
+
+def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
+    """Return the dtypes of the values that functionalization cast so that they could take the place of ``written``.
+
+    It casts whatever an op in place or with ``out=`` results in; eager casts some, and refuses the rest.
+    """
+    if not _active or not internals.is_functional(written):
+        return []
+    tape = _active[-1].tape
+    candidates = tape.operations[count:]
+    if internals.base_of(written) is None:
+        internals.sync(written)
+        made = tape.producer(internals.from_functional(written))
+        candidates = [] if made is None or made[0].index < count else [made[0]]
+    return [
+        operation.args[0].dtype
+        for operation in candidates
+        if operation.target is internals.CAST
+        and operation.result.dtype == written.dtype != operation.args[0].dtype
+        and operation.result.shape == written.shape
+    ]
 
 
 def is_tracing() -> bool:

@@ -267,16 +267,18 @@ def judge(
     appeal: Appeal | None = None,
     messages: bool = False,
     exact_gradients: bool = True,
+    units: int = 0,
 ) -> list[Comparison]:
     """Compare two observations of one call, observable by observable.
 
     Autograd does not promise in which order it sums what several uses of a tensor contribute to its gradient. Where
     such a sum is rounded, ``exact_gradients=False`` allows `SUMMATION` units in the last place of the largest element.
+    ``units`` allows so many for all values, to tell another rounding from a wrong value.
 
     A refusal is a difference of its own kind, and so is every trace that it left on the arguments. When both raise,
     only the exceptions are compared: how far a program got before it raised is not kept.
     """
-    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients)
+    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, units=units)
     if actual.failure is not None and actual.failure.refused is not None:
         page.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
         for state in actual.tensors:
@@ -320,10 +322,11 @@ def judge(
 class _Page:
     """The comparisons of one call, as they are written."""
 
-    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool) -> None:
+    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, units: int = 0) -> None:
         self.call = call
         self.exact = exact
         self.exact_gradients = exact_gradients
+        self.units = units
         self.appeal = appeal
         self.rows: list[Comparison] = []
 
@@ -393,7 +396,9 @@ class _Page:
         if not self.exact:
             same = _close(left, right)
         elif kind == "gradient":
-            same = _same_sum(left, right, 0 if self.exact_gradients else SUMMATION)
+            same = _same_sum(left, right, max(self.units, 0 if self.exact_gradients else SUMMATION))
+        elif self.units and (left.is_floating_point() or left.is_complex()):
+            same = _same_sum(left, right, self.units)
         else:
             same = _identical(left, right)
         if not same and self.appeal is not None:
@@ -401,7 +406,8 @@ class _Page:
         self.add(kind, subject, _preview(left), _preview(right), same, _where(kind, subject, left, right))
 
     def _strides(self, left: TensorState, right: TensorState) -> tuple[str, str]:
-        if left.spec.shape != right.spec.shape:
+        strided = len(left.spec.stride) == len(right.spec.stride) == len(left.spec.shape)  # not so for sparse tensors
+        if left.spec.shape != right.spec.shape or not strided:
             return str(left.spec.stride), str(right.spec.stride)
         # The stride of a dimension with one element, or in a tensor with none, moves to no other element. Torch itself
         # chooses it differently for an in-place op and for the out-of-place op of the same name.
