@@ -41,7 +41,9 @@ def edge_of(tensor: Tensor) -> Edge:
     if tensor.grad_fn is None:
         # what torch's own function does for a leaf costs an op, and there may be hundreds of parameters
         with torch.enable_grad():
-            found: Edge = _Look.apply(tensor).grad_fn.next_functions[0]  # type: ignore[no-untyped-call]  # untyped in torch
+            looked = _Look.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
+            # in two steps: torch 2.11's node is gone as soon as what it made is
+            found: Edge = looked.grad_fn.next_functions[0]
         return found
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
