@@ -725,7 +725,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return list(node.saved_tensors)
-        found = [getattr(node, name, None) for name in _saved_names(type(node))]
+        kind: Any = type(node)
+        found = [getattr(node, name, None) for name in _saved_names(kind)]
     except RuntimeError:
         return []
     flat: list[Tensor] = []

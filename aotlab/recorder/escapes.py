@@ -197,7 +197,7 @@ class EscapeGuard(TorchFunctionMode):
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
-        if any(overlaps_partly(written, other) for other in operands):
+        if any(overlaps_partly(written, other) and overlaps_partly(_part(func, args), other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
@@ -490,6 +490,17 @@ def _refuse_casts(func: Any, casts: Sequence[torch.dtype], written: Tensor, *, i
     if not casts or name in _CONVERTS or (in_place and all(torch.can_cast(cast, written.dtype) for cast in casts)):
         return
     raise RunEagerly(f"`{name}` writes a result of dtype {casts[0]} into {written.dtype}, at {user_line()}")
+
+
+def _part(func: Any, args: tuple[Any, ...]) -> Tensor:
+    """Return what an op in place writes: of ``a[::2] = …``, the window, if it can be had as one."""
+    written: Tensor = args[0] if args else torch.empty(0)
+    if func is Tensor.__setitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if all(key is None or key is Ellipsis or type(key) in (int, slice) for key in keys):
+            with torch.no_grad():
+                return written[args[1]]
+    return written
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

@@ -470,7 +470,10 @@ class _RandomState:
     @staticmethod
     def _numpy_state() -> Any:
         numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
-        return None if numpy is None else [str(part) for part in numpy.random.get_state(legacy=False)["state"].items()]
+        if numpy is None:
+            return None
+        state = numpy.random.get_state(legacy=False)["state"].items()
+        return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
 
     def restore(self) -> str | None:
         """Put Python's state back if it changed; return which generator was drawn from."""
@@ -811,6 +814,8 @@ def _made_through(outputs: Outputs) -> dict[int, int]:
             j = at.get(edges[0])
             if j is not None and j != i:
                 other = outputs.infos[j]
+                assert own.views is not None
+                assert other.views is not None
                 same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
                     other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
                 )

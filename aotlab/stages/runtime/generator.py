@@ -134,8 +134,8 @@ class Generator:
         if self._settles():
             w.add("saved.remember_versions()")
         outputs = self._outputs(self.results)
-        for source, mask in self.watched.items():
-            w.add(f"saved.watch({self._as_it_is(source)}, {mask})")
+        for kept, mask in self.watched.items():
+            w.add(f"saved.watch({self._as_it_is(kept)}, {mask})")
         self._hooks("input", "owner", "root", "output")
         self._grad_mode_left()
         w.add(f"return {write_result(w, self.parts.trace.out_spec, outputs, self.given)}")
@@ -894,7 +894,7 @@ def _owner_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
             number = next((i for i, known in enumerate(owners) if known is owner), len(owners))
             if number == len(owners):
                 owners.append(owner)
-            kind = None
+            kind: tuple[Any, ...] = ()
             if owner is not None:
                 kind = (owner.shape, owner.stride(), owner.dtype, owner.requires_grad, owner.is_leaf)
                 kind = (*kind, owner.data_ptr() - first)
