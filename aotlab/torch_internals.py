@@ -301,6 +301,16 @@ def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 _graphs = itertools.count()
 
 
+def quantizing_ops() -> frozenset[OpOverload]:
+    """Return the ops whose results are quantized; their fakes do not say so."""
+    packets = (
+        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
+        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
+        torch.ops.aten._empty_per_channel_affine_quantized,
+    )  # fmt: skip
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
+
+
 # --- dispatch ----------------------------------------------------------------------------------------------------
 
 
@@ -431,6 +441,7 @@ def replace_unguarded(
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
+        (torch.utils, "swap_tensors", swap),
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
@@ -558,6 +569,11 @@ def may_be_written(view: Tensor) -> bool:
     if base is None or not base.requires_grad:
         return True
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+
+
+def sequence_of(node: Any) -> int:
+    """Return the number of an autograd node: the later it was made, the higher, and the earlier it runs."""
+    return int(node._sequence_nr())
 
 
 def current_node_sequence() -> int | None:

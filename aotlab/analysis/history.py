@@ -92,7 +92,7 @@ class Segment:
         for edge in self.entries:
             if edge in self.stops and edge not in self.inputs and not self.has(edge[0]):
                 found[edge, None, 0] = None
-        for node in sorted(self.nodes, key=lambda node: -node._sequence_nr()):
+        for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
                 if edge in self.stops and edge not in self.inputs:
                     found[edge, node, i] = None
@@ -300,7 +300,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
         elif tangent is not None:
             add(arrived, (edge, None, 0), tangent)
     waiting = _dependencies(buffers, segment, stops)
-    ready = [(-node._sequence_nr(), i, node) for i, node in enumerate(buffers) if not waiting.get(node)]
+    ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(buffers) if not waiting.get(node)]
     heapq.heapify(ready)
     counter = len(buffers)
     while ready:
@@ -320,7 +320,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
             waiting[target] -= 1
             if not waiting[target]:
                 counter += 1
-                heapq.heappush(ready, (-target._sequence_nr(), counter, target))
+                heapq.heappush(ready, (-internals.sequence_of(target), counter, target))
     return arrived
 
 

@@ -33,15 +33,7 @@ _LIFTS = frozenset(
 
 
 #: Ops whose fake results do not say that the real ones are quantized.
-_QUANTIZES = frozenset(
-    getattr(packet, overload)
-    for packet in (
-        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
-        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
-        torch.ops.aten._empty_per_channel_affine_quantized,
-    )
-    for overload in packet.overloads()
-)  # fmt: skip
+_QUANTIZES = internals.quantizing_ops()
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
@@ -248,6 +240,7 @@ class Recorder(TorchDispatchMode):
                 why="the graph runs under the setting of the call",
                 suggestion="change it outside of the compiled function",
             )
+
     def _is_constant(self, arguments: Any) -> bool:
         """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
         needed, outside = self.tape.needed(tensors_in(arguments), set())

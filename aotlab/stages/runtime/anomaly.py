@@ -115,7 +115,7 @@ class NanFinder:
         return list(found)
 
     def _listener(self, node: Any, steps: list[Step], values: list[Tensor]) -> Callable[..., None]:
-        name, sequence = node.name(), node._sequence_nr()
+        name, sequence = node.name(), internals.sequence_of(node)
 
         def listen(returned: Sequence[Tensor | None], _: Any) -> None:
             numbers = []

@@ -125,6 +125,8 @@ class Generator:
         w.add()
         if self.parts.trace.training and not self.parts.trace.is_whole:
             self._call_segments()
+            w.add()
+            w.add("# epilogue: what the caller can see besides")
         else:
             self._call_forward()
             self._hooks("input", "owner")
@@ -878,7 +880,7 @@ def _pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[...
 
 def _share_a_base(*tensors: Tensor) -> bool:
     """Tell whether two of the tensors are views of one tensor."""
-    owners = [id(t if t._base is None else t._base) for t in tensors]
+    owners = [id(t if (base := internals.base_of(t)) is None else base) for t in tensors]
     return len(set(owners)) < len(owners)
 
 

@@ -58,6 +58,9 @@ class Unpacker:
             keys = w.constant("keys", tree.keys)
             if all(type(key) is str for key in tree.keys):
                 conditions.append(f"tuple({expression}) != {keys}")
+                if tree.keys:  # a member of an enum of strings equals the string
+                    types = w.constant("key_types", [str] * len(tree.keys))
+                    conditions.append(f"[*map(type, {expression})] != {types}")
             else:
                 typed, wanted = w.constant("typed_keys", typed_keys), w.constant("keys", tree.typed_keys)
                 conditions.append(f"{typed}({expression}) != {wanted}")
