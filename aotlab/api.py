@@ -21,10 +21,11 @@ from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.frontends.dynamo import compile_by_dynamo
+from aotlab.nesting import is_container
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload, is_leaf
+from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload
 
 __all__ = [
     "AotModule",
@@ -60,12 +61,19 @@ def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
 def make_boxed_func(f: Function) -> Function:
     """Give a function that takes its inputs one by one the boxed convention: one list, which it may empty.
 
+    Raises
+    ------
+    UsageError
+        If ``f`` cannot be called.
+
     Examples
     --------
     >>> import aotlab
     >>> aotlab.make_boxed_func(lambda x, y: (x + y,))([1, 2])
     (3,)
     """
+    if not callable(f):
+        raise UsageError(f"make_boxed_func takes a function, not a {type(f).__qualname__}")
     return boxed(f)
 
 
@@ -76,9 +84,10 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
     """
 
     def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
-        compiled = compiler(gm, example_inputs)
-        return boxed(compiled)
+        compiled: Any = compiler(gm, example_inputs)
+        return boxed(compiled) if callable(compiled) else compiled  # what is wrong with it is said where it is used
 
+    compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))
     return compile_boxed
 
 
@@ -312,7 +321,7 @@ def aot_module_simplified(
     After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13, without the arguments that only
     Dynamo and Inductor pass to it.
     """
-    nested = [type(a).__qualname__ for a in args if not is_leaf(a)]
+    nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
     compiled = _module_function(

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The command line: ``aotlab demo | lab | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
+=======
+"""The command line: ``aotlab demo | lab | verify ops | bench engine | doctor``, also as ``python -m aotlab``.
+>>>>>>> lead
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -107,7 +111,32 @@ def _parser() -> argparse.ArgumentParser:
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
 
+<<<<<<< HEAD
     _add_fuzz(commands)
+=======
+    verify = commands.add_parser(
+        "verify", allow_abbrev=False, help="compare with eager", description="Compare with eager."
+    )
+    subjects = verify.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
+    ops = subjects.add_parser(
+        "ops",
+        allow_abbrev=False,
+        help="every operator and module of which torch ships samples",
+        description="Run every operator and module of which torch ships samples, forward and backward, through aotlab "
+        "and through eager, and compare everything observable. The table counts the outcomes and names each variant "
+        "that is not equal, with its reason. The exit status is 1 if a value is wrong or a process crashed. Needs the "
+        "extra `ops`.",
+    )
+    ops.add_argument("--sample", action="store_true", help="only the 300 variants that the test-suite runs")
+    ops.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="only these: add, nn.Linear, 'add out int64'"
+    )
+    ops.add_argument("--thorough", action="store_true", help="all samples instead of a few of each kind; takes hours")
+    ops.add_argument("--jobs", type=_jobs, default=1, help="how many processes (default: 1)")
+    ops.add_argument("--json", type=Path, metavar="PATH", help="write the results here, too")
+    ops.set_defaults(command=_verify_ops)
+
+>>>>>>> lead
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     engine = suites.add_parser(
@@ -179,6 +208,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _jobs(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+    return int(text)
+
+
 def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     from aotlab import demo
 
@@ -199,6 +234,7 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
 
 
+<<<<<<< HEAD
 def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
@@ -231,6 +267,18 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         json_path=options.json,
         corpus_file=options.corpus,
         progress=options.progress,
+=======
+def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    from aotlab.verification import op_database
+
+    return op_database.run(
+        sample=options.sample,
+        only=options.only,
+        thorough=options.thorough,
+        jobs=options.jobs,
+        json_path=options.json,
+        out=sys.stdout,
+>>>>>>> lead
     )
 
 

@@ -316,6 +316,20 @@ def check_caches() -> Finding:
     return Finding(subject="kernel cache", status="ok", seen=f"{folder} ({free:.0f} GB free)")
 
 
+def check_assertions() -> Finding:
+    """Say whether compiled outputs are checked at each call."""
+    from aotlab import config
+
+    if config.debug_assert:
+        return Finding(
+            subject="debug assertions",
+            status="note",
+            seen="on: every output and gradient of a compiled graph is checked at each call",
+            advice="set aotlab.config.debug_assert = False before measuring anything",
+        )
+    return Finding(subject="debug assertions", status="ok", seen="off (aotlab.config.debug_assert)")
+
+
 def inductor_cache() -> Path:
     """Name the folder in which Inductor keeps what it compiled (torch has no public function that says so)."""
     chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -386,6 +400,7 @@ QUICK_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("Python headers", check_headers),
     ("triton", check_triton),
     ("kernel cache", check_caches),
+    ("debug assertions", check_assertions),
 )
 COMPILING_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("engine", check_engine),

@@ -170,8 +170,14 @@ def global_state() -> tuple[tuple[str, Any], ...]:
 
 
 def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
-    """Put global settings back that a traced function changed; those that only context managers change are left."""
+    """Put global settings back that a traced function changed; inference mode, which only blocks change, is left."""
     values = dict(settings)
+    for name, value in values.items():
+        if name.startswith("autocast on "):
+            torch.set_autocast_enabled(name.removeprefix("autocast on "), value)
+        elif name.startswith("autocast dtype on "):
+            torch.set_autocast_dtype(name.removeprefix("autocast dtype on "), value)
+    torch.set_autocast_cache_enabled(values["autocast cache"])
     torch.set_grad_enabled(values["grad mode"])
     torch.use_deterministic_algorithms(values["deterministic algorithms"])
     torch.set_default_dtype(values["default dtype"])
@@ -289,13 +295,15 @@ def check_surroundings() -> int:
     return count
 
 
-def call_state(*, nesting: Any, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]) -> CallState:
+def call_state(
+    *, structure: str, nesting: Any, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]
+) -> CallState:
     """Take the state of a call.
 
     Parameters
     ----------
-    nesting
-        The nesting of (args, kwargs).
+    structure, nesting
+        The nesting of the arguments, as text and as what is compared.
     names, values
         The flat arguments, lifted parameters and buffers first.
     reached
@@ -323,7 +331,7 @@ def call_state(*, nesting: Any, names: Sequence[str], values: Sequence[Any], rea
             leaves.append(value_facts(value, name))
             same_as.append(i)
     return CallState(
-        structure=internals.call_text(nesting),
+        structure=structure,
         nesting=nesting,
         names=tuple(names),
         leaves=tuple(leaves),
@@ -370,7 +378,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     for item in then.reached:
         if not item.holds():
             return item.change()
-    if not internals.same_nesting(then.nesting, now.nesting):
+    if then.nesting != now.nesting:
         if then.structure == now.structure:  # two classes of one name, or keys that look the same
             return f"the arguments are nested as {now.structure} in containers or by keys of another type than expected"
         return f"the arguments are nested as {now.structure} where the compiled entry expects {then.structure}"
@@ -417,7 +425,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
 
 def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets: Sequence[int] = ()) -> int:
     """Count in how many facts two calls differ, to find the entry that a call is nearest to."""
-    if not internals.same_nesting(then.nesting, now.nesting) or len(then.leaves) != len(now.leaves):
+    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):
         return 1000
     found = sum(a != b for a, b in zip(then.settings, now.settings, strict=True))
     found += then.function_modes != now.function_modes

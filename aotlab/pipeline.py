@@ -127,6 +127,8 @@ def compile_call(
                 options.backend,
                 context,
                 lazy_backward=config.lazy_backward or not live.is_whole,
+                output_labels=[f"`{label}`" for label in traced.outputs],
+                gradient_labels=live.gradient_labels(0) if live.training else (),
             )
         journal.announce("compile", compiled)
 
@@ -147,7 +149,7 @@ def compile_call(
         text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
         raise Declined(type(failure)(text), silent=False) from failure
 
-    mutates = any(info.mutates_data for info in traced.metadata.input_info)
+    mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
     if observe.listening():
         observe.emit(
             observe.CompileFinished(
@@ -236,16 +238,17 @@ def _backward(
     context: compile.CompilationContext,
 ) -> runtime.Backward:
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
+    labels = live.gradient_labels(segment)
 
     def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
         started = time.perf_counter_ns()
-        if all(pattern) and record.backward is not None and live.is_whole:
+        if all(pattern) and record.backward is not None and live.is_whole and not internals.any_autocast_enabled():
             module, needs = record.backward, tuple(range(len(split.saved_names)))
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
-            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0)
+            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
         if observe.listening():
             observe.emit(
                 observe.BackwardCompiled(

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import linecache
 import logging
+import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -42,19 +46,22 @@ from torch._subclasses.fake_tensor import (
 # Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
 from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
 
+# Writes a graph's Python so that it takes its inputs in one list, which it empties.
+from torch.fx.graph import _BoxedCodeGen
+
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 
 # Swaps a module's parameters and buffers for the length of a block, ties included.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
-# Nested containers taken apart and put together; every torch that we support has it under this name only.
+# The containers that users have registered; every torch that we support has them under this name only.
 from torch.utils import _pytree as pytree
 
 # A mode that sees every op below autograd and functionalization.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from aotlab.values import same_value
+from aotlab.errors import UsageError
 
 __all__ = [
     "DataDependentOutputException",
@@ -70,71 +77,22 @@ __all__ = [
     "dispatch_mode_count",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
-    "flatten",
     "function_mode_count",
     "functionalization",
-    "is_leaf",
-    "path_text",
-    "paths",
+    "outside_of_trace",
     "pytree",
+    "registered_container",
     "reparametrize_module",
-    "same_nesting",
     "tracing",
-    "unflatten",
 ]
 
 
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def _is_value(value: Any) -> bool:
-    # pytree would take sizes apart and give them back as plain tuples
-    return isinstance(value, torch.Size)
-
-
-def flatten(value: Any) -> tuple[list[Any], Any]:
-    """Take nested containers apart; return the leaves and the nesting."""
-    return pytree.tree_flatten(value, is_leaf=_is_value)
-
-
-def unflatten(leaves: Sequence[Any], nesting: Any) -> Any:
-    """Put leaves together again."""
-    return pytree.tree_unflatten(list(leaves), nesting)
-
-
-def same_nesting(one: Any, other: Any) -> bool:
-    """Tell whether two nestings are the same, keys by type and value: torch's own comparison takes 1 for True."""
-    return bool(one == other) and _same_keys(one, other)
-
-
-def _same_keys(one: Any, other: Any) -> bool:
-    # of two nestings that torch takes for equal; its attributes are read without the checks of its properties
-    keys = one._context
-    if keys is not None and keys is not other._context and not same_value(keys, other._context):
-        return False
-    return all(map(_same_keys, one._children, other._children))
-
-
-def has_keys(nesting: Any) -> bool:
-    """Tell whether a nesting contains anything but tuples, lists and named tuples: what `same_nesting` looks at."""
-    keys = nesting._context
-    plain = keys is None or keys == [] or isinstance(keys, type)
-    return not plain or any(map(has_keys, nesting._children))
-
-
-def paths(value: Any) -> list[tuple[Any, ...]]:
-    """Return the key path of each leaf, in the order of `flatten`."""
-    return [tuple(path) for path, _ in pytree.tree_flatten_with_path(value, is_leaf=_is_value)[0]]
-
-
-def path_text(path: tuple[Any, ...]) -> str:
-    """Write a key path as Python would: ``[0]['w']``."""
-    return pytree.keystr(path)
-
-
-def is_leaf(value: Any) -> bool:
-    """Tell whether ``value`` is no container."""
-    return bool(_is_value(value) or pytree.tree_flatten(value)[1].is_leaf())
+def registered_container(kind: type) -> Any:
+    """Return the functions by which a type registered with ``torch.utils._pytree`` is flattened; None if it is not."""
+    return pytree.SUPPORTED_NODES.get(kind)
 
 
 # --- functionalization -------------------------------------------------------------------------------------------
@@ -175,6 +133,24 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
     torch._functionalize_replace(wrapper, value)
     torch._functionalize_commit_update(wrapper)
     sync(wrapper)
+
+
+def refresh_count(wrapper: Tensor) -> None:
+    """Let a wrapper count its elements again, which ``as_strided_`` and ``resize_`` forget; it counts as no write."""
+    sync(wrapper)
+    torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
+
+
+@contextlib.contextmanager
+def outside_of_trace() -> Iterator[None]:
+    """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with (
+        _disable_current_modes(),
+        torch._C._DisablePythonDispatcher(),
+        torch._C._ExcludeDispatchKeyGuard(functionalize),
+    ):
+        yield
 
 
 def has_data_mutation(wrapper: Tensor) -> bool:
@@ -289,14 +265,6 @@ def nesting_text(nesting: Any) -> str:
     return f"{name.__qualname__}({about}{', '.join(inner)})"
 
 
-def call_text(nesting: Any) -> str:
-    """Write the nesting of ``(args, kwargs)`` as a call's arguments: ``(*, [*, *], y=*)``."""
-    args, kwargs = nesting.children()
-    texts = [nesting_text(child) for child in args.children()]
-    texts += [f"{key}={nesting_text(child)}" for key, child in zip(kwargs.context, kwargs.children(), strict=True)]
-    return f"({', '.join(texts)})"
-
-
 # --- graphs ------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +278,37 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
     """Return a module's compiled Python, without the checks of ``Module.__call__``."""
     _LazyGraphModule.force_recompile(module)
     return module.forward
+
+
+def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
+    graph = module.graph
+    before = graph._codegen
+    graph._codegen = _BoxedCodeGen()
+    try:
+        code = graph.python_code("self")
+    finally:
+        graph._codegen = before
+    name = f"<aotlab graph {next(_graphs)}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec"), namespace)
+    call: Callable[[list[Any]], Any] = functools.partial(namespace["forward"], module)
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call
+
+
+_graphs = itertools.count()
+
+
+def quantizing_ops() -> frozenset[OpOverload]:
+    """Return the ops whose results are quantized; their fakes do not say so."""
+    packets = (
+        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
+        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
+        torch.ops.aten._empty_per_channel_affine_quantized,
+    )  # fmt: skip
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------
@@ -381,6 +380,13 @@ def call_by_fake_mode(
         return op(*args, **kwargs)
 
 
+def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format that kernels give their results when ``tensor`` comes in."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
+
+
 #: Set grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 
@@ -435,6 +441,7 @@ def replace_unguarded(
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
+        (torch.utils, "swap_tensors", swap),
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
@@ -460,6 +467,11 @@ def only_default_devices() -> bool:
     from torch.utils._device import DeviceContext
 
     return all(isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the wrapper by which a ``torch.func`` transform follows another tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def transforms_active() -> bool:
@@ -499,6 +511,12 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
+#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
+CAST = torch.ops.aten._to_copy.default
+
+#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
+VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -508,6 +526,7 @@ ASSERTIONS = frozenset(
         torch.ops.aten._linalg_check_errors.default,
     )
 )
+
 
 class _OwnNode(torch.autograd.Function):
     """Hangs a node behind a tensor as a write in place does."""
@@ -552,10 +571,40 @@ def may_be_written(view: Tensor) -> bool:
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
 
 
+def sequence_of(node: Any) -> int:
+    """Return the number of an autograd node: the later it was made, the higher, and the earlier it runs."""
+    return int(node._sequence_nr())
+
+
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+_CHECKED = "aotlab checks what comes in"
+
+
+def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]) -> None:
+    """Let ``check`` see, and replace, the gradients that come into an autograd node."""
+    node.register_prehook(check)
+    node.metadata[_CHECKED] = True
+
+
+def gradients_checked() -> bool:
+    """Tell whether the autograd node that is being run has a check of `check_gradients`."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and _CHECKED in node.metadata
+
+
+def is_svd_node(node: Any) -> bool:
+    """Tell whether an autograd node is that of a singular value decomposition."""
+    return str(node.name()).startswith("LinalgSvdBackward")
+
+
+def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
+    """Return the left and right vectors that the node of a singular value decomposition keeps."""
+    return node._saved_U.detach(), node._saved_Vh.detach()
 
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
@@ -692,7 +741,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return list(node.saved_tensors)
-        found = [getattr(node, name, None) for name in _saved_names(type(node))]
+        kind: Any = type(node)
+        found = [getattr(node, name, None) for name in _saved_names(kind)]
     except RuntimeError:
         return []
     flat: list[Tensor] = []
@@ -887,3 +937,82 @@ def dynamo_recompile_reasons() -> dict[str, str]:
         for each in get_compilation_metrics()
         if each.compile_id is not None and getattr(each, "recompile_reason", None)
     }
+
+
+# --- the databases of samples that ship in torch, loaded when first asked for --------------------------------------
+
+
+@contextlib.contextmanager
+def _testing_leaves_no_trace() -> Iterator[None]:
+    """Put back what importing torch's own test helpers changes in the whole process."""
+    flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
+    allowed = flags["__allow_nonbracketed_mutation_flag"]
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    random_state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        flags["__allow_nonbracketed_mutation_flag"] = allowed
+        torch.set_rng_state(random_state)
+        if cache is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+
+
+@functools.cache
+def op_database() -> tuple[Any, ...]:
+    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_methods_invocations import op_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(op_db)
+
+
+@functools.cache
+def module_database() -> tuple[Any, ...]:
+    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_modules import module_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(module_db)
+
+
+@contextlib.contextmanager
+def samples_do_not_seed() -> Iterator[None]:
+    """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
+    import torch.testing._internal.common_methods_invocations
+
+    entries: Any = torch.testing._internal.common_methods_invocations
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    seeding = entries.wrapper_set_seed
+    entries.wrapper_set_seed = call
+    try:
+        yield
+    finally:
+        entries.wrapper_set_seed = seeding
+
+
+def _testing_not_there(error: ModuleNotFoundError) -> UsageError:
+    return UsageError(
+        f"torch's database of operators needs the package {error.name!r}, which is not installed: "
+        "pip install 'aotlab[ops]'"
+    )

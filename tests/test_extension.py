@@ -65,7 +65,8 @@ def reports() -> list[Report]:
 
     @aotlab.compile(backend="eager")
     def resized(x: torch.Tensor) -> torch.Tensor:
-        return x.resize_(4)
+        x.untyped_storage().resize_(4)
+        return x
 
     weight = torch.ones(3, 4, requires_grad=True)
     with Report.record("both") as both:

@@ -267,11 +267,6 @@ def assigned(setter, value, read):
     return lambda: setter(value), lambda: setter(before)
 
 
-def default_device(device):
-    """Set a default device, or none."""
-    torch.set_default_device(None if device == torch.device("cpu") else device)
-
-
 SETTINGS = {
     "no_grad": (lambda: entered(torch.no_grad), "grad mode is False where the compiled entry expects True"),
     "inference mode": (lambda: entered(torch.inference_mode), "mode is "),
@@ -282,11 +277,6 @@ SETTINGS = {
     "default dtype": (
         lambda: assigned(torch.set_default_dtype, torch.float64, torch.get_default_dtype),
         "default dtype is torch.float64 where the compiled entry expects torch.float32",
-    ),
-    "default device": (lambda: entered(lambda: torch.device("meta")), "default device is meta"),
-    "set default device": (
-        lambda: assigned(default_device, torch.device("meta"), torch.get_default_device),
-        "default device is meta",
     ),
     "deterministic": (
         lambda: assigned(torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled),
@@ -515,12 +505,16 @@ NESTINGS = {
     "key str": (lambda x: {"a": x}, lambda x: {Name.A: x}, "{<Name.A: 'a'>: *}"),
     "key order": (lambda x: {"a": x, "b": 1.0}, lambda x: {"b": 1.0, "a": x}, "({'b': *, 'a': *}) where"),
     "tuple key": (lambda x: {(1, 2): x}, lambda x: {(True, 2): x}, "({(True, 2): *}) where"),
-    "dict type": (lambda x: {"a": x}, lambda x: collections.OrderedDict(a=x), "OrderedDict(['a']: *)"),
-    "maxlen": (lambda x: collections.deque([x], 3), lambda x: collections.deque([x], 4), "deque(4: *)"),
+    "dict type": (lambda x: {"a": x}, lambda x: collections.OrderedDict(a=x), "OrderedDict('a': *)"),
+    "maxlen": (
+        lambda x: collections.deque([x], 3),
+        lambda x: collections.deque([x], 4),
+        "in containers or by keys of another type",
+    ),
     "factory": (
         lambda x: collections.defaultdict(int, a=x),
         lambda x: collections.defaultdict(float, a=x),
-        "defaultdict([<class 'float'>, ['a']]: *)",
+        "in containers or by keys of another type",
     ),
     "namedtuple": (lambda x: Pair(x, 1), lambda x: Other(x, 1), "in containers or by keys of another type"),
     "dataclass": (lambda x: [x, 1], lambda x: Point(x, 1), "Point("),

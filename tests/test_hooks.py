@@ -22,20 +22,20 @@ def hook(name, factor=1):
 
 
 def intermediate(x):
-    """Hook an intermediate."""
+    """Put a hook on an intermediate."""
     y = x * 2
     y.register_hook(hook("y", 3))
     return y.exp()
 
 
 def on_input(x):
-    """Hook an input."""
+    """Put a hook on an input."""
     x.register_hook(hook("x", 2))
     return x.sin(), x.cos()
 
 
 def on_output(x):
-    """Hook an output on which another hangs; retain its gradient; remove a hook again."""
+    """Put a hook on an output on which another hangs; retain its gradient; remove a hook again."""
     y = x * 2
     y.register_hook(hook("y", 3))
     y.retain_grad()
@@ -44,7 +44,7 @@ def on_output(x):
 
 
 def around_a_write(x):
-    """Hook an intermediate before and after it is written."""
+    """Put a hook on an intermediate before and after it is written."""
     z = x * 1
     z.register_hook(hook("before", 5))
     z.mul_(2)
@@ -53,14 +53,14 @@ def around_a_write(x):
 
 
 def on_a_part(x):
-    """Hook one of several views."""
+    """Put a hook on one of several views."""
     first, second = x.chunk(2)
     first.register_hook(hook("first", 2))
     return first * 2, second.sum()
 
 
 def two_hooks(x):
-    """Hook one tensor twice; what lies behind is shared by both outputs."""
+    """Put a hook on one tensor twice; what lies behind is shared by both outputs."""
     trunk = x.sin()
     trunk.register_hook(hook("one", 2))
     trunk.register_hook(hook("two", 3))
@@ -68,7 +68,7 @@ def two_hooks(x):
 
 
 def after_accumulation(x):
-    """Hook the accumulation into a leaf."""
+    """Put a hook on the accumulation into a leaf."""
     x.register_post_accumulate_grad_hook(lambda tensor: seen.append(("accumulated", tensor.grad.tolist())))
     return x * x
 
@@ -139,7 +139,7 @@ def test_a_hook_that_uses_a_traced_tensor():
         y.register_hook(lambda gradient: gradient * x)
         return y * 3
 
-    with pytest.raises(HooksError, match="y.register_hook"):
+    with pytest.raises(HooksError, match=r"y\.register_hook"):
         compiled(f)(leaf(3))
 
 

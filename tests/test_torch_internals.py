@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import aotlab
 from aotlab import torch_internals as internals
@@ -133,6 +133,35 @@ def test_mutation_flags():
         "nothing": False, "data": False, "view": False, "detached": False,
         "metadata": True, "resized": True, "set": True,
     }  # fmt: skip
+
+
+def test_count_of_a_narrowed_wrapper():
+    """A wrapper that was narrowed in place counts its elements anew, and that is no write."""
+    fake = internals.FakeTensorMode().from_tensor(torch.ones(6))
+    x = internals.to_functional(fake)
+    with internals.functionalization(), internals.enable_python_dispatcher():
+        x.as_strided_((2,), (1,))
+        internals.refresh_count(x)
+        assert (x.numel(), x.shape) == (2, (2,))
+        assert not internals.has_data_mutation(x)
+
+
+def test_outside_of_trace():
+    """In the block ops are ordinary: neither wrapped, nor seen by modes that are on."""
+    seen = []
+
+    class Mode(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with internals.functionalization(), internals.enable_python_dispatcher(), Mode():
+        with internals.outside_of_trace():
+            x = torch.ones(2, 3, device="meta")
+            x.t_()
+        assert (internals.is_functional(x), x.stride(), seen) == (False, (1, 3), [])
+        assert internals.is_functional(torch.ones(2))
+    assert seen
 
 
 def test_no_grad_writes():
@@ -263,25 +292,45 @@ def test_function_mode_count():
 # --- pytrees -----------------------------------------------------------------------------------------------------
 
 
-def test_pytrees():
-    """Containers are taken apart and put together; sizes stay whole; paths read like Python."""
-    value = ({"w": [1, None]}, torch.Size([2, 3]), (4,))
-    leaves, nesting = internals.flatten(value)
-    assert leaves == [1, None, torch.Size([2, 3]), 4]
-    again = internals.unflatten(leaves, nesting)
-    assert again == value
-    assert type(again[1]) is torch.Size
-    assert [internals.path_text(path) for path in internals.paths(value)] == [
-        "[0]['w'][0]",
-        "[0]['w'][1]",
-        "[1]",
-        "[2][0]",
-    ]
-    assert internals.is_leaf(torch.Size([1]))
-    assert internals.is_leaf(3)
-    assert not internals.is_leaf([])
-    assert nesting == internals.flatten(value)[1]
-    assert nesting != internals.flatten([value])[1]
+def test_transformed():
+    """A transform's wrapper is told from a plain tensor."""
+    seen = []
+    torch.func.grad(lambda x: (seen.append(internals.is_transformed(x)), x.sum())[1])(torch.ones(2))
+    torch.vmap(lambda x: (seen.append(internals.is_transformed(x)), x)[1])(torch.ones(2))
+    assert [*seen, internals.is_transformed(torch.ones(2))] == [True, True, False]
+
+
+def test_boxed_forward():
+    """A graph's boxed form takes one list, empties it, computes the same, and leaves the graph's own form alone."""
+    module = fx.symbolic_trace(lambda x, y: (x.sin() + y, None, y))
+    before = module.code
+    call = internals.boxed_forward_of(module)
+    arguments = [torch.ones(2), torch.ones(2)]
+    (a, none, y) = call(arguments)
+    assert arguments == []
+    assert none is None
+    assert torch.equal(a, torch.ones(2).sin() + 1)
+    assert torch.equal(y, torch.ones(2))
+    assert call._boxed_call is True
+    assert module.code == before
+    module.recompile()
+    assert module.code == before
+
+
+def test_registered_containers():
+    """What users register with pytree is found, with functions for both ways."""
+
+    class Box:
+        """A container."""
+
+        def __init__(self, item):
+            self.item = item
+
+    assert internals.registered_container(Box) is None
+    torch.utils._pytree.register_pytree_node(Box, lambda box: ([box.item], "context"), lambda items, _: Box(items[0]))
+    node = internals.registered_container(Box)
+    assert node.flatten_fn(Box(3)) == ([3], "context")
+    assert node.unflatten_fn([4], "context").item == 4
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------
@@ -559,3 +608,112 @@ def test_inductor_parts_exist():
         assert internals.TracingContext.get().fake_mode is mode
     assert internals.TracingContext.try_get() is None
     assert internals.inductor_source(object()) is None
+
+
+# --- torch's databases of samples --------------------------------------------------------------------------------
+
+
+def test_databases():
+    """The entries say what they are called, what they support, and give samples."""
+    add = next(info for info in internals.op_database() if info.full_name == "add")
+    assert torch.float32 in add.supported_dtypes("cpu")
+    assert torch.float32 in add.supported_backward_dtypes("cpu")
+    assert add.supports_autograd
+    assert add.supports_inplace_autograd
+    assert add.supports_out
+    assert add.inplace_variant is torch.Tensor.add_
+    sample = next(add.sample_inputs("cpu", torch.float32, requires_grad=True, set_seed=False))
+    assert isinstance(add.op(sample.input, *sample.args, **sample.kwargs), torch.Tensor)
+    assert not sample.broadcasts_input
+    assert sample.transform(lambda value: value).input is sample.input
+    linear = next(info for info in internals.module_database() if info.name == "nn.Linear")
+    inputs = linear.module_inputs_func(linear, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+    made, given = inputs[0].constructor_input, inputs[0].forward_input
+    module = linear.module_cls(*made.args, **made.kwargs)
+    assert isinstance(module(*given.args, **given.kwargs), torch.Tensor)
+    assert isinstance(inputs[0].desc, str)
+    assert torch.float32 in linear.dtypes
+
+
+def test_samples_do_not_seed():
+    """Random operators of the database draw from the generator as it is, and seed it again after the block."""
+    info = next(info for info in internals.op_database() if info.full_name == "nn.functional.dropout")
+    sample = next(info.sample_inputs("cpu", torch.float32, set_seed=False))
+
+    def draws_twice_the_same() -> bool:
+        first, second = (info.op(torch.ones(1000), p=0.5, training=True) for _ in range(2))
+        return torch.equal(first, second)
+
+    assert isinstance(sample.input, torch.Tensor)
+    assert draws_twice_the_same()
+    with internals.samples_do_not_seed():
+        assert not draws_twice_the_same()
+    assert draws_twice_the_same()
+
+
+# --- linear algebra ----------------------------------------------------------------------------------------------
+
+
+def test_gradients_that_come_into_a_node():
+    """A check sees and replaces them; while its node runs it is known that there is one."""
+    seen = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(internals.gradients_checked())
+            return gradient
+
+    x = torch.ones(2, requires_grad=True)
+    y = Looks.apply(x)
+    y.sum().backward()
+    y = Looks.apply(x)
+    internals.check_gradients(y.grad_fn, lambda gradients: (gradients[0] * 3,))
+    x.grad = None
+    y.sum().backward()
+    assert (seen, x.grad.tolist()) == ([False, True], [3.0, 3.0])
+    assert not internals.gradients_checked()
+
+
+def test_svd_nodes_keep_their_vectors():
+    """The node of a decomposition is known by its name and gives its vectors."""
+    left, values, right = torch.linalg.svd(torch.randn(3, 3, dtype=torch.complex64, requires_grad=True))
+    assert internals.is_svd_node(values.grad_fn)
+    assert not internals.is_svd_node((values * 2).grad_fn)
+    assert all(
+        torch.equal(a, b) for a, b in zip(internals.singular_vectors(values.grad_fn), (left, right), strict=True)
+    )
+
+
+def test_functionalization_casts():
+    """A result of another dtype that is to take a tensor's place is cast by this op."""
+    assert internals.CAST(torch.ones(2), dtype=torch.int64).dtype == torch.int64
+    seen = []
+
+    class See(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, other = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    with See(), internals.functionalization():
+        internals.to_functional(x).add_(internals.to_functional(other))
+    assert internals.CAST in seen
+
+
+def test_vectors_flag():
+    """The third argument of each decomposition says whether vectors are computed."""
+    for op, name in internals.VECTORS_FLAG.items():
+        assert [argument.name for argument in op._schema.arguments].index(name) == 2
+        assert op(torch.eye(2), **{name: False})[1 if name == "compute_v" else 0].numel() == 0
+
+
+def test_suggest_memory_format():
+    """Kernels keep channels-last."""
+    x = torch.ones(2, 3, 4, 5)
+    assert internals.suggest_memory_format(x) is torch.contiguous_format
+    assert internals.suggest_memory_format(x.to(memory_format=torch.channels_last)) is torch.channels_last

@@ -26,6 +26,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from aotlab import torch_internals as internals
 
+#: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
+_MOST_PARTS = 64
+
 #: A stop, and if it is no input the node that sends a gradient there and in which place; None where all is summed.
 Exit = tuple["Edge", Any, int]
 
@@ -38,7 +41,9 @@ def edge_of(tensor: Tensor) -> Edge:
     if tensor.grad_fn is None:
         # what torch's own function does for a leaf costs an op, and there may be hundreds of parameters
         with torch.enable_grad():
-            found: Edge = _Look.apply(tensor).grad_fn.next_functions[0]  # type: ignore[no-untyped-call]  # untyped in torch
+            looked = _Look.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
+            # in two steps: torch 2.11's node is gone as soon as what it made is
+            found: Edge = looked.grad_fn.next_functions[0]
         return found
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
@@ -87,7 +92,7 @@ class Segment:
         for edge in self.entries:
             if edge in self.stops and edge not in self.inputs and not self.has(edge[0]):
                 found[edge, None, 0] = None
-        for node in sorted(self.nodes, key=lambda node: -node._sequence_nr()):
+        for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
                 if edge in self.stops and edge not in self.inputs:
                     found[edge, node, i] = None
@@ -99,8 +104,12 @@ class Segment:
 
 
 def segments(
-    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *,
-    nested: bool = False, cuts: Collection[Edge] = (),
+    roots: Sequence[Edge],
+    inputs: Sequence[Edge],
+    seen: Mapping[Edge, tuple[int, ...]],
+    *,
+    nested: bool = False,
+    cuts: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
@@ -125,24 +134,27 @@ def segments(
     ends = set(inputs)
     visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
     order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
-    depth = dict.fromkeys(order, 0)
-    for node in order:
-        for target, crossing in _following(node, visible, seen, ends, roots, cuts):
-            depth[target] = max(depth[target], depth[node] + crossing)
+    key = _keys(order, visible, seen, ends, roots, cuts)
     useful = _useful(order, visible, seen, ends)
-    levels = sorted({depth[node] for node, _ in visible} | {depth[node] for node in order}, reverse=True) or [0]
+    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
+    through = [n for n, edge in enumerate(roots) if edge in ends]
+    if through and not keys:
+        keys = [(0, 0)]
     made = []
-    for level in levels:
-        nodes = frozenset(node for node in order if depth[node] == level)
-        own = [n for n, edge in enumerate(roots) if (edge in ends and level == levels[-1]) or edge[0] in nodes]
+    for own_key in keys:
+        nodes = frozenset(node for node in order if key[node] == own_key)
+        own = [n for n, edge in enumerate(roots) if edge not in ends and edge[0] in nodes]
+        if own_key == keys[0]:
+            own = sorted([*own, *through])
         carriers = dict.fromkeys(
             edge
             for node in order
-            if depth[node] < level or cuts
             for edge in next_edges(node)
             if edge[0] in nodes
-            and edge not in visible and edge not in seen and edge not in ends
-            and (depth[node] < level or edge in cuts)
+            and (key[node] != own_key or edge in cuts)
+            and edge not in visible
+            and edge not in seen
+            and edge not in ends
         )
         stops: dict[Edge, None] = {roots[n]: None for n in own if roots[n] in ends}
         for node in order:
@@ -152,9 +164,46 @@ def segments(
                     for edge in next_edges(node)
                     if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
                 )
-        made.append(Segment(tuple(own), (*(roots[n] for n in own), *carriers), tuple(stops), frozenset(ends), nodes & useful))
+        entries = (*(roots[n] for n in own), *carriers)
+        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful))
     made = [segment for segment in made if segment.entries]
-    return [whole] if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts else made
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts:
+        return [whole]
+    return made
+
+
+def _keys(
+    order: Sequence[Any],
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, tuple[int, ...]],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+    cuts: Collection[Edge],
+) -> dict[Any, tuple[int, int]]:
+    """Say for each node to which segment it belongs.
+
+    First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it, as
+    bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not, a
+    backward from the latter would hand that input None, which its hooks would see. Where all roots reach all inputs,
+    nothing is gained by telling them apart.
+    """
+    depth = dict.fromkeys(order, 0)
+    reached_by = dict.fromkeys(order, 0)
+    for n, edge in enumerate(roots):
+        if edge not in ends:
+            reached_by[edge[0]] |= 1 << n
+    arrived: dict[Edge, int] = {}
+    for node in order:
+        for target, crossing in _following(node, visible, seen, ends, roots, cuts):
+            depth[target] = max(depth[target], depth[node] + crossing)
+            reached_by[target] |= reached_by[node]
+        for edge in next_edges(node):
+            if edge in ends:
+                arrived[edge] = arrived.get(edge, 0) | reached_by[node]
+    alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
+    if alike or len(set(reached_by.values())) > _MOST_PARTS:
+        return {node: (depth[node], 0) for node in order}
+    return {node: (depth[node], reached_by[node]) for node in order}
 
 
 def _following(
@@ -251,7 +300,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
         elif tangent is not None:
             add(arrived, (edge, None, 0), tangent)
     waiting = _dependencies(buffers, segment, stops)
-    ready = [(-node._sequence_nr(), i, node) for i, node in enumerate(buffers) if not waiting.get(node)]
+    ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(buffers) if not waiting.get(node)]
     heapq.heapify(ready)
     counter = len(buffers)
     while ready:
@@ -271,7 +320,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
             waiting[target] -= 1
             if not waiting[target]:
                 counter += 1
-                heapq.heappush(ready, (-target._sequence_nr(), counter, target))
+                heapq.heappush(ready, (-internals.sequence_of(target), counter, target))
     return arrived
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from aotlab.errors import (
     StorageMutationError,
     UserLine,
 )
-from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.metadata import InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
 
 
@@ -47,7 +47,11 @@ class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
 
     ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
-    what it is a view of, at the start, as ``version`` and ``storage`` are the wrapper's; ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
+    what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
+    done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
+    all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
+    of its memory.
     """
 
     name: str
@@ -60,6 +64,15 @@ class Entered:
     storage: int
     attributes: dict[str, Any]
     base: Any = None
+    steps: list[MetadataStep] = field(default_factory=list)
+    whole: Tensor | None = None
+    write_after: int | None = None
+    sees_behind: bool = False
+
+    def take_new_edge(self) -> None:
+        """Let gradients go to an input that the function made to require grad."""
+        if self.edge is None and self.wrapper.requires_grad and self.wrapper.is_leaf:
+            self.edge = edge_of(self.wrapper)
 
     @property
     def written_visibly(self) -> bool:
@@ -74,6 +87,13 @@ class Entered:
         LeakedTensorError, EscapeError
             With the argument's name.
         """
+        if type(self.wrapper) is not Tensor:
+            raise LeakedTensorError(
+                f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",
+                why="a compiled call would not",
+                suggestion="do it outside",
+                argument=self.name,
+            )
         if vars(self.wrapper) != self.attributes:
             changed = set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes)
             raise LeakedTensorError(
@@ -138,23 +158,10 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     """Say what happened to one input, and refuse what the epilogue cannot do."""
     wrapper = item.wrapper
     final = value_of(wrapper, f"`{item.name}`")
+    if item.whole is not None:
+        internals.sync(item.whole)
     line = _line_of(tape, final)
-    if internals.was_storage_changed(wrapper):
-        raise StorageMutationError(
-            f"`{item.name}` is given another storage or another size",
-            line=line,
-            why="that is not supported yet",
-            suggestion="return a new tensor",
-            argument=item.name,
-        )
-    if internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape or final.dtype != item.fake.dtype:
-        raise MetadataMutationError(
-            f"`{item.name}` changes its sizes or strides in place",
-            line=line,
-            why="that is not supported yet",
-            suggestion="use the out-of-place form, as t() for t_()",
-            argument=item.name,
-        )
+    _check_steps(item, final, line)
     grad = wrapper.grad if wrapper.is_leaf else None
     if grad is not None:
         raise EscapeError(
@@ -164,14 +171,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             argument=item.name,
         )
     requires_grad = item.real.requires_grad
-    if wrapper.is_leaf and wrapper.requires_grad != requires_grad:
-        raise MetadataMutationError(
-            f"`{item.name}` has its requires_grad changed to {wrapper.requires_grad}",
-            why="that is not supported yet",
-            suggestion="set it before the call",
-            argument=item.name,
-        )
-    mutated = internals.has_data_mutation(wrapper) and final is not item.fake
+    resized = item.write_after == 0 and item.whole is None
+    mutated = (internals.has_data_mutation(wrapper) and final is not item.fake) or resized
     if item.base is not None:  # a write to another window of the base is not one to this input
         mutated = mutated and (internals.version_of(wrapper) != item.version)
     if mutated and item.base is None and overlaps_itself(item.real):
@@ -180,6 +181,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     visible = item.written_visibly
+    if visible and item.whole is not None:
+        raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
@@ -194,7 +197,62 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=internals.version_of(wrapper) != item.version,
         requires_grad_after=wrapper.requires_grad,
+        mutates_metadata=internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape,
+        mutates_storage_metadata=resized,
+        metadata_steps=tuple(item.steps),
+        write_after=len(item.steps) if item.write_after is None or resized else item.write_after,
+        sees_behind=item.sees_behind,
+        requires_grad_set=_requires_grad_set(item),
     )
+
+
+def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
+    """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
+    wrapper, real = item.wrapper, item.real
+    if internals.was_storage_changed(wrapper):
+        raise StorageMutationError(
+            f"`{item.name}` is given another storage or another size",
+            line=line,
+            why="that is not supported yet",
+            suggestion="return a new tensor",
+            argument=item.name,
+        )
+    expected = replayed(real, item.steps) if item.steps else real
+    changed = final.shape != expected.shape or final.dtype != real.dtype
+    if not item.steps:
+        changed = changed or internals.has_metadata_mutation(wrapper)
+    elif not internals.has_data_mutation(wrapper):
+        changed = changed or wrapper.stride() != expected.stride()
+        changed = changed or wrapper.storage_offset() != expected.storage_offset()
+    if changed:
+        raise MetadataMutationError(
+            f"`{item.name}` changes its sizes or strides in place",
+            line=line,
+            why="it does so in a way that the trace cannot follow",
+            suggestion="use the out-of-place form, as t() for t_()",
+            argument=item.name,
+        )
+    if any(step.method == "detach_" for step in item.steps) and internals.base_of(real) is not None:
+        raise RunEagerly(f"`{item.name}` is a view and is detached in place")
+    if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
+        raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
+    if item.base is not None and (item.steps or _requires_grad_set(item) is not None):
+        raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
+    if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
+        raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _requires_grad_set(item: Entered) -> bool | None:
+    """Return what `requires_grad_` made of an input, None if it is as it would be without."""
+    wrapper = item.wrapper
+    if not wrapper.is_leaf:
+        return None
+    without = item.real.requires_grad and not any(step.method == "detach_" for step in item.steps)
+    if wrapper.requires_grad == without:
+        return None
+    if wrapper.requires_grad and not item.real.is_leaf:
+        raise RunEagerly(f"`{item.name}` is detached in place and made to require grad again")
+    return wrapper.requires_grad
 
 
 def _line_of(tape: Tape, value: Tensor) -> UserLine | None:

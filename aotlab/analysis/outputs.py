@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +10,16 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.containers import is_constant
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
     common_base,
     covers_storage,
+    is_new_leaf,
     is_view_of,
     or_else,
+    reaches,
     views_between,
     views_from_window,
     with_detach,
@@ -28,12 +30,7 @@ from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import Tape
 
-_PLAIN_RESULTS = (
-    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, enum.Enum, type, slice, range,
-)  # fmt: skip
-
-
+_OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
 
 
@@ -62,11 +59,11 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         if not isinstance(leaf, Tensor):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
-            if not isinstance(leaf, _PLAIN_RESULTS):
+            if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
                     why="a compiled call would return the same object each time, holding traced tensors perhaps",
-                    suggestion="return tensors and plain values, or register the type with torch.utils._pytree",
+                    suggestion="return tensors, plain values and containers of them",
                 )
             read.constants[i] = leaf
             kind = type(leaf)
@@ -105,15 +102,17 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             views=views,
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+            is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
         )
 
+    roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for key, members in groups.items():
         windows = of_storage.get(key)
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
         else:
-            _read_intermediate_group(tape, leaves, values, names, members, read, info)
+            _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
 
@@ -220,33 +219,38 @@ def _read_intermediate_group(
     names: Sequence[str],
     members: Sequence[int],
     read: Outputs,
+    roots: Sequence[Tensor],
     info: Callable[..., None],
 ) -> None:
-    """Classify outputs that share the storage of one intermediate."""
-    for i in members:
-        if leaves[i].requires_grad and leaves[i].is_leaf and internals.base_of(leaves[i]) is None:
-            raise OutputError(
-                f"`{names[i]}` is a leaf that the function made to require grad",
-                why="its gradient would be accumulated inside the graph, out of reach",
-                suggestion="create it outside and pass it in",
-            )
+    """Classify outputs that share the storage of one intermediate.
+
+    ``roots`` are all tensors that the caller can differentiate.
+    """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
-    differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad]
+    new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
+    if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, leaves[new_leaf]) for o in roots)):
+        raise OutputError(
+            f"`{names[new_leaf]}` is a leaf that the function made to require grad, and uses or views",
+            why="its gradient would be accumulated inside the graph, out of reach",
+            suggestion="create it outside and pass it in",
+        )
+    differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and new_leaf is None]
     lone = leaves[distinct[0]]
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not (lone.requires_grad and lone.is_leaf):
+    under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
         info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
-        read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad else None))
+        read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad and new_leaf is None else None))
         for again in members[1:]:
             info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
         return
 
-    roots = {id(r): r for r in (or_else(internals.base_of(o), o) for o in differentiable)}
+    bases = {id(r): r for r in (or_else(internals.base_of(o), o) for o in differentiable)}
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
-    root = next(iter(roots.values()), None)
+    root = next(iter(bases.values()), None)
     connected = root is None or all(is_view_of(o, root) for o in differentiable)
     if base is None or not connected or (root is not None and value_of(root, "a base") is not base):
         listed = ", ".join(f"`{names[i]}`" for i in distinct)

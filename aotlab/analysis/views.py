@@ -47,17 +47,18 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
     steps: list[ViewStep] = []
-    while value is not base:
-        parent = view_parent(tape, value)
+    below = value
+    while below is not base:
+        parent = view_parent(tape, below)
         if parent is None:
-            return None
-        value, step = parent
+            return views_from_window(tape, base, value)
+        below, step = parent
         steps.append(step)
     return tuple(reversed(steps))
 
 
 def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the view ops that lead from a window of a synthetic base to ``value``.
+    """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
 
     After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
     on the way to ``value``; but the steps to the window may be the first of those to ``value``.
@@ -136,6 +137,26 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
             return False
         node = following[0]
     return True
+
+
+def is_new_leaf(output: Tensor) -> bool:
+    """Tell whether ``output`` is a leaf that the function made to require grad, unless it is an input."""
+    return output.requires_grad and output.is_leaf and internals.base_of(output) is None
+
+
+def reaches(root: Tensor, leaf: Tensor) -> bool:
+    """Tell whether a gradient of ``root`` gets to ``leaf``."""
+    seen: set[Any] = set()
+    todo = [root.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if getattr(node, "variable", None) is leaf:
+            return True
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return False
 
 
 def or_else(a: Tensor | None, b: Tensor) -> Tensor:

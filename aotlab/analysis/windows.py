@@ -143,7 +143,8 @@ def _flat(source: Tensor) -> Tensor:
         return source
     if not internals.is_dense(source):
         raise RunEagerly("inputs share memory with a tensor that has gaps")
-    order = sorted(range(source.dim()), key=lambda d: (-source.stride(d), -source.shape[d]))
+    strides, shape = source.stride(), source.shape
+    order = sorted(range(source.dim()), key=lambda d: (-strides[d], -shape[d]))
     return source.permute(order).reshape(-1)
 
 

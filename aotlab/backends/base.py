@@ -105,17 +105,63 @@ class CallableBackend(Backend):
         """Call the compiler for this kind of graph."""
         # its Python is written now: a `forward` taken from a module that has none yet would write it at each call
         internals.forward_of(request.module)
-        return self._compilers[request.kind](request.module, list(request.example_inputs))
+        compiler = self._compilers[request.kind]
+        expected = _outputs_of(request.module)
+        compiled = compiler(request.module, list(request.example_inputs))
+        name = str(getattr(compiler, "__name__", type(compiler).__name__))
+        if not callable(compiled):
+            raise UsageError(
+                f"the compiler `{name}` returned {_described(compiled)} for the {request.kind} graph; it has to return "
+                "a function of the graph's inputs, or of one list of them that is marked with `_boxed_call = True`"
+            )
+        if compiled is request.module:
+            return compiled  # nothing can be wrong with it
+        return _checked(boxed(compiled), expected, f"the {request.kind} that the compiler `{name}` returned")
+
+
+def _outputs_of(module: fx.GraphModule) -> tuple[bool, ...]:
+    """Say for each output of a graph whether it is a tensor; the others are None."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    return tuple(isinstance(node, fx.Node) for node in output.args[0])
+
+
+def _described(value: object) -> str:
+    return "None" if value is None else f"a `{type(value).__qualname__}`"
+
+
+def _checked(compiled: Boxed, expected: tuple[bool, ...], what: str) -> Boxed:
+    """Let a compiled graph return what it is to return, or say what it returned."""
+    count = len(expected)
+    looked = False
+
+    def call(inputs: list[Any]) -> Sequence[Any]:
+        nonlocal looked
+        outputs = compiled(inputs)
+        if type(outputs) not in (tuple, list) or len(outputs) != count:
+            seen = f"{len(outputs)} outputs" if isinstance(outputs, (tuple, list)) else _described(outputs)
+            raise UsageError(f"{what} returned {seen}; the graph has {count} outputs, in a tuple or list")
+        if not looked:
+            for i, (output, is_tensor) in enumerate(zip(outputs, expected, strict=True)):
+                if is_tensor and not isinstance(output, Tensor):
+                    raise UsageError(
+                        f"{what} returned {_described(output)} as output {i}, where the graph has a tensor"
+                    )
+            looked = True
+        return outputs
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call
 
 
 def boxed(compiled: Callable[..., Any]) -> Boxed:
     """Give ``compiled`` the boxed calling convention: one list of inputs, which it may empty."""
     if getattr(compiled, "_boxed_call", False):
         return compiled
-    function = internals.forward_of(compiled) if isinstance(compiled, fx.GraphModule) else compiled
+    if isinstance(compiled, fx.GraphModule):
+        return internals.boxed_forward_of(compiled)
 
     def call(inputs: list[Any]) -> Sequence[Any]:
-        return function(*inputs)  # type: ignore[no-any-return]  # compilers are typed loosely
+        return compiled(*inputs)  # type: ignore[no-any-return]  # compilers are typed loosely
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
     return call

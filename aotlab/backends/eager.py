@@ -15,5 +15,5 @@ class EagerBackend(Backend):
     name = "eager"
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Return the graph's own Python."""
-        return internals.forward_of(request.module)
+        """Return the graph's own Python, boxed: each input dies when it was used last."""
+        return internals.boxed_forward_of(request.module)

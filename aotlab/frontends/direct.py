@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
@@ -18,6 +19,7 @@ from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
 from aotlab.reached import Reached, fast_check
+from aotlab.recorder import Untraceable
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 
 
@@ -202,6 +204,11 @@ class ModuleTarget:
         self.function = module.forward
         self.name = type(module).__qualname__
         self.line = line_of_function(module.forward)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
+                "it was made from"
+            )
         self._find()
         for (name, _), tensor in zip(self._names, self.lifted(), strict=True):
             if isinstance(tensor, internals.FakeTensor):
@@ -249,6 +256,9 @@ class ModuleTarget:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
         refuse_backward_hooks(self._modules)
+        for path, module in self._modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
         before = [held[key] for held, key in self._slots]
         found = self._reaching.known()
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
@@ -296,6 +306,10 @@ class ModuleTarget:
             if type(module).__module__.startswith("torch."):
                 changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
                 module.__dict__.update({key: was[key] for key in changed if key in was})
+
+    def _put_back(self, own: Sequence[Any]) -> None:
+        for (held, key), tensor in zip(self._slots, own, strict=True):
+            held[key] = tensor
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""

@@ -21,6 +21,23 @@ class MutationType(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataStep:
+    """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
+
+    ``grad_mode`` is the grad mode that it happened under.
+    """
+
+    method: str
+    args: tuple[object, ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
+    grad_mode: bool = True
+
+    def __str__(self) -> str:
+        given = [*map(repr, self.args), *(f"{key}={value!r}" for key, value in self.kwargs)]
+        return f"{self.method}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputAliasInfo:
     """What the function did to one tensor input.
 
@@ -47,6 +64,14 @@ class InputAliasInfo:
         such as batch norm's.
     requires_grad_after
         ``requires_grad`` of the input when the function returned.
+    metadata_steps
+        What changed its sizes, strides, offset or place in autograd's graph, in order.
+    write_after
+        How many of those steps come before its new values are written.
+    sees_behind
+        It is resized over the end of its memory, so that the function sees what eager has there.
+    requires_grad_set
+        What ``requires_grad_()`` made of it in the end, None if nothing.
     """
 
     index: int
@@ -63,6 +88,28 @@ class InputAliasInfo:
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
+    metadata_steps: tuple[MetadataStep, ...] = ()
+    write_after: int = 0
+    sees_behind: bool = False
+    requires_grad_set: bool | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the epilogue changes it other than in its values."""
+        return bool(self.metadata_steps) or self.requires_grad_set is not None
+
+    @property
+    def must_not_overlap(self) -> bool:
+        """Whether what the function did to it would show in another input on the same memory.
+
+        A change of sizes shows there only to autograd, which takes it for a write.
+        """
+        return self.mutates_data or (self.requires_grad and self.mutates_metadata)
+
+    @property
+    def changes_unseen(self) -> bool:
+        """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
+        return self.requires_grad and any(not s.grad_mode and s.method != "detach_" for s in self.metadata_steps)
 
     @property
     def mutation_type(self) -> MutationType:
@@ -128,6 +175,8 @@ class OutputAliasInfo:
     under_no_grad
         Whether autograd does not connect it to its base: it was detached, or made under ``no_grad``. (A view made
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
+    is_new_leaf
+        Whether the function made it a leaf that requires grad.
     """
 
     index: int
@@ -141,6 +190,7 @@ class OutputAliasInfo:
     views: tuple[ViewStep, ...] | None = None
     same_as: int | None = None
     under_no_grad: bool = False
+    is_new_leaf: bool = False
 
     @property
     def aliases_intermediate(self) -> bool:

@@ -195,7 +195,7 @@ class CapturedGraph:
         kept = entry.records["dedupe"].kept
         found: list[tuple[Tensor, Tensor]] = []
         for info in entry.records["trace"].metadata.input_info:
-            if info.mutates_metadata or info.mutates_storage_metadata:
+            if info.metadata_steps or info.requires_grad_set is not None:
                 return None
             if info.mutates_data:
                 if kept[info.index] not in values:

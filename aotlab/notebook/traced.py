@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import pipeline
-from aotlab import torch_internals as internals
+from aotlab import nesting, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import RefusedError
@@ -197,7 +196,7 @@ class TracedFunction:
         if self._device is None:
             return None
         names = self._target.argument_names(args, kwargs)
-        leaves = internals.flatten((args, kwargs))[0]
+        leaves = nesting.flatten((args, kwargs))[0]
         for name, value in zip(names, leaves, strict=False):
             if isinstance(value, Tensor) and value.device != self._device and value.dim():
                 return wrong_device(name, value, self._device)

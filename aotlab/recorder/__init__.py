@@ -17,9 +17,12 @@ from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
-from aotlab.recorder.tape import Operation, Tape, tensors_in
+from aotlab.recorder.reshapes import Reshapes, ends_its_storage, replayed
+from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
+from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
-    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "RunEagerly", "Tape", "is_tracing", "locate", "overlaps_itself",
-    "tensors_in", "user_line", "user_place",
+    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "Tape",
+    "Untraceable", "Warned", "WarningTape", "ends_its_storage", "is_tracing", "locate", "overlaps_itself", "replayed",
+    "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +13,14 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     DataDependentError,
     EscapeError,
-    MetadataMutationError,
+    HooksError,
     RandomOpError,
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -61,6 +63,9 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.data_ptr: (EscapeError, "`data_ptr()`", _MEMORY),
     Tensor.__dlpack__: (EscapeError, "`__dlpack__`", _MEMORY),
     Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
+    Tensor.is_shared: (EscapeError, "`is_shared()`", _MEMORY),
+    Tensor.share_memory_: (EscapeError, "`share_memory_()`", "it would move the memory of this one trace"),
+    Tensor.is_pinned: (EscapeError, "`is_pinned()`", _MEMORY),
     Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
     Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
     internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),
@@ -75,20 +80,57 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 }  # fmt: skip
 
 
+class Reshaper(Protocol):
+    """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` is an input itself."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step."""
+
+    def written(self, tensor: Tensor) -> None:
+        """Look at a tensor that was written."""
+
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
+
+
+class _NoInputs:
+    """Knows no inputs: for the backward, which has none."""
+
+    def is_input(self, tensor: Tensor) -> bool:
+        return False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    def written(self, tensor: Tensor) -> None:
+        return
+
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        return
+
+
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
     of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
-    share, where they have other places in the trace than in the caller's storages.
+    share, where they have other places in the trace than in the caller's storages. ``reshapes`` writes down what
+    changes inputs other than in their values.
     """
 
     def __init__(
-        self, inputs: Mapping[int, tuple[int, str, Tensor]] | None = None, shared: Collection[int] = ()
+        self,
+        inputs: Mapping[int, tuple[int, str, Tensor]] | None = None,
+        shared: Collection[int] = (),
+        reshapes: Reshaper | None = None,
     ) -> None:
         super().__init__()
         self.inputs = inputs or {}
         self.shared = shared
+        self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
@@ -98,18 +140,33 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Let a function pass, or refuse it."""
         escape = _ESCAPES.get(func)
-        if escape is not None and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+        if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
-            raise kind(
-                f"{what} of a traced tensor was asked for",
+            if internals.is_functional(args[0]):
+                raise kind(
+                    f"{what} of a traced tensor was asked for",
+                    line=user_line(),
+                    why=why,
+                    suggestion="move it out of the compiled function",
+                )
+            if _is_captured(args[0]):
+                raise kind(
+                    f"{what} of a tensor that is not an argument was asked for",
+                    line=user_line(),
+                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
+                    suggestion="pass the tensor as an argument, or move it out of the compiled function",
+                )
+        if (func in _CHANGES or func in _HOOKS) and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
+            raise (HooksError if func in _HOOKS else EscapeError)(
+                f"`{_name(func)}` of a tensor that is not an argument was called inside the function",
                 line=user_line(),
-                why=why,
+                why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
             )
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            self._refuse_reshape(func, args[0])
+            return self._reshape(func, args, kwargs or {})
         if func is torch.lstm and torch.is_grad_enabled():
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():
@@ -117,31 +174,83 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._look_at_storage(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
-        if _writes_in_place(func) and args:
+        in_place = _writes_in_place(func) and bool(args)
+        if in_place:
             written = args[0]
+        if not in_place and written is not None and eager_misreads(func, tensors_in((args, written))):
+            raise RunEagerly(
+                f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
+            )
+        correction = corrected(func)
+        if written is None:
+            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
         if not isinstance(written, Tensor):
-            result = func(*args, **(kwargs or {}))
-            if _writes_in_place(func) and isinstance(written, list | tuple):
-                # eager counts a write to each tensor of the list; the wrappers of functionalization do not
-                for each in written:
-                    if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference():
-                        torch.autograd.graph.increment_version(each)
+            outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if outs and all(isinstance(each, Tensor) for each in outs):
+                return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+            versions, count = _versions(written), operations_so_far()
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            _count_write(versions)
+            for each in tensors_in(written):
+                _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
-        if any(overlaps_partly(written, other) for other in operands):
+        if any(overlaps_partly(written, other) and overlaps_partly(_part(func, args), other) for other in operands):
             raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers]):
+        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        base = internals.base_of(written)
-        owner = written if base is None else base
-        shape, stride = owner.shape, owner.stride()
-        result = func(*args, **(kwargs or {}))
-        if internals.is_functional(owner) and func not in _RESHAPES_IN_PLACE:
-            keep_strides(owner, shape, stride)
+        return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
+
+    def _write(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[Tensor],
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
+        """Run an op that writes tensors, and see to it that they keep their strides."""
+        owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
+        kept = [(owner.shape, owner.stride()) for owner in owners]
+        shapes = [tensor.shape for tensor in written]
+        before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
+        views = any(
+            tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
+        )
+        if "out" in kwargs and views and shapes != _shapes_of_results(func, args, kwargs):
+            raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
+        count = operations_so_far()
+        versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
+        result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        for tensor, version in zip(written, versions, strict=True):
+            unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
+            if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
+                raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
+            _refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
+        resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
+        if in_place and any(resized):
+            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
+            raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
+        for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
+            if not internals.is_functional(owner):
+                continue
+            keep_strides(owner, *kept[n])
+            self.reshapes.written(tensor)
+            if resized[n] and self.reshapes.is_input(tensor):
+                self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _is_hidden(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input without being it."""
+        if not internals.is_functional(tensor):
+            return False
+        key = internals.storage_key(tensor)
+        return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
@@ -176,42 +285,75 @@ class EscapeGuard(TorchFunctionMode):
             raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
         result = func(*args, **kwargs)
         if key in self.inputs:
-            position, name, _ = self.inputs[key]
-            self.offsets_read.add(position)
-            start, stop = self.windows[key]
-            if isinstance(result, Tensor) and result.numel():
-                first, last = _window(result)
-                if first < start or last > stop:
-                    raise EscapeError(
-                        f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
-                        line=user_line(),
-                        why="the graph sees the input only",
-                        suggestion="pass the tensor that owns the memory",
-                        argument=name,
-                    )
+            self._look_at_window(key, result)
         return result
 
-    def _refuse_reshape(self, func: Any, tensor: Tensor) -> None:
-        known = self.inputs.get(internals.storage_key(tensor))
-        name = None if known is None else known[1]
-        if func in (Tensor.set_, Tensor.resize_, Tensor.resize_as_):
-            if name is None and func is not Tensor.set_:
-                return
+    def _look_at_window(self, key: int, result: Any) -> None:
+        position, name, _ = self.inputs[key]
+        self.offsets_read.add(position)
+        start, stop = self.windows[key]
+        if isinstance(result, Tensor) and result.numel():
+            first, last = _window(result)
+            if first < start or last > stop:
+                raise EscapeError(
+                    f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
+                    line=user_line(),
+                    why="the graph sees the input only",
+                    suggestion="pass the tensor that owns the memory",
+                    argument=name,
+                )
+
+    def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step that changes sizes, strides or storage in place, or refuse it."""
+        tensor = args[0]
+        key = internals.storage_key(tensor)
+        known = self.inputs.get(key)
+        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
+            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
-                f"`{func.__name__}` gives {f'`{name}`' if name else 'an intermediate'} another storage or size",
+                f"`{func.__name__}` gives {what} another storage or size",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=name,
+                argument=None if known is None else known[1],
             )
-        if name is not None:
-            raise MetadataMutationError(
-                f"`{func.__name__}` changes `{name}`, or a view of it, other than in its values",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion=f"use the out-of-place form, as `{func.__name__.removesuffix('_')}`",
-                argument=name,
-            )
+        result = self.reshapes.run(func, args, kwargs)
+        if func in _WINDOWS and known is not None:
+            self._look_at_window(key, tensor)
+        return result
+
+
+def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
+    """Return the shapes of what an op computes if it is not given ``out=``; None if that cannot be told."""
+
+    def without_memory(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return type(value)(map(without_memory, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with internals.outside_of_trace(), torch.no_grad():
+            others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
+            found = func(*map(without_memory, args), **others)
+    except Exception:  # noqa: BLE001  # whatever the op makes of such arguments
+        return None
+    return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
+
+
+def _versions(written: Any) -> list[tuple[Tensor, int]]:
+    """Note the versions of what a function is to write."""
+    return [
+        (each, internals.version_of(each))
+        for each in (written if isinstance(written, list | tuple) else (written,))
+        if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference()
+    ]
+
+
+def _count_write(before: list[tuple[Tensor, int]]) -> None:
+    """Count a write to each tensor that was written: eager does, the wrappers of functionalization not always."""
+    for tensor, version in before:
+        if internals.version_of(tensor) == version:
+            torch.autograd.graph.increment_version(tensor)
 
 
 _RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
@@ -221,6 +363,28 @@ _HOOKS: dict[Any, Any] = {
     Tensor.retain_grad: "retain_grad",
     _RETAINS_GRAD: "retain_grad",
 }
+
+#: What changes a tensor without an op that the recorder would see.
+_CHANGES = frozenset(
+    (
+        Tensor.requires_grad_,
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a getter
+        Tensor.data.__get__,  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
+    )
+)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(getattr(func, "__self__", func), "__name__", func))
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a real one that the function found outside of its arguments."""
+    if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
+        return False
+    return not internals.is_transformed(tensor)
+
+
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
@@ -247,10 +411,12 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
         internals.replace_value(wrapper, internals.from_functional(fresh))
 
 
-_RESHAPES_IN_PLACE = frozenset(
+_RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
+_WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
-        Tensor.as_strided_, Tensor.detach_, Tensor.set_, Tensor.resize_, Tensor.resize_as_,
+        Tensor.detach_, torch.detach_, Tensor.set_,
     )
 )  # fmt: skip
 _in_place: dict[Any, bool] = {}
@@ -282,21 +448,59 @@ _ALWAYS_FLOATING = frozenset(
     for name in (
         "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",
         "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid", "reciprocal", "erf", "erfc", "erfinv",
-        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power",
+        "lgamma", "digamma", "sinc", "logit", "div", "divide", "true_divide", "float_power", "ldexp", "polygamma",
     )
 )  # fmt: skip
 
 
-def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any]) -> bool:
-    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently."""
+def eager_misreads(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether eager's kernel for ``out=`` takes one of ``tensors`` for contiguous although it is not.
+
+    What it then reads or writes lies beside the tensor's elements. No graph does that, so eager has to do it.
+    """
+    careless = getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm")
+    return careless and any(not tensor.is_contiguous() for tensor in tensors)
+
+
+def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: bool = False) -> bool:
+    """Tell whether the result of an in-place op fits its tensor's dtype; functionalization would cast it silently.
+
+    ``rounds`` says that a division rounds, and so stays among integers.
+    """
     name = getattr(func, "__name__", "")
     if written.dtype.is_complex:
         return True
-    if name in _ALWAYS_FLOATING and not written.is_floating_point():
+    if name in _ALWAYS_FLOATING and not written.is_floating_point() and not rounds:
         return False
     return name not in _PROMOTES or all(
         torch.can_cast(torch.result_type(written, operand), written.dtype) for operand in operands
     )
+
+
+#: In-place functions that convert whatever they are given.
+_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "set_", "zero_"))
+
+
+def _refuse_casts(func: Any, casts: Sequence[torch.dtype], written: Tensor, *, in_place: bool) -> None:
+    """Leave a write that functionalization made possible by a cast to eager, which may have an error to raise.
+
+    In place, eager casts where the kind of number stays; with ``out``, some functions do and some want the very dtype.
+    """
+    name = getattr(func, "__name__", "")
+    if not casts or name in _CONVERTS or (in_place and all(torch.can_cast(cast, written.dtype) for cast in casts)):
+        return
+    raise RunEagerly(f"`{name}` writes a result of dtype {casts[0]} into {written.dtype}, at {user_line()}")
+
+
+def _part(func: Any, args: tuple[Any, ...]) -> Tensor:
+    """Return what an op in place writes: of ``a[::2] = …``, the window, if it can be had as one."""
+    written: Tensor = args[0] if args else torch.empty(0)
+    if func is Tensor.__setitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if all(key is None or key is Ellipsis or type(key) in (int, slice) for key in keys):
+            with torch.no_grad():
+                return written[args[1]]
+    return written
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

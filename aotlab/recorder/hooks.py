@@ -92,7 +92,11 @@ def _holds_traced(value: Any, depth: int) -> bool:
         inner += list(getattr(function, "__defaults__", None) or ())
         inner += list((getattr(function, "__kwdefaults__", None) or {}).values())
         owner = getattr(value, "__self__", None)
-        inner += [owner] if isinstance(owner, (Tensor, list, dict, set)) else list(vars(owner).values() if _has_vars(owner) else ())
+        inner += (
+            [owner]
+            if isinstance(owner, (Tensor, list, dict, set))
+            else list(vars(owner).values() if _has_vars(owner) else ())
+        )
         inner += list(vars(value).values()) if _has_vars(value) else []
     return any(_holds_traced(item, depth - 1) for item in inner)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -12,22 +13,28 @@ from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
-    GraphInvariantError,
+    EscapeError,
     HigherOrderOpError,
     RandomOpError,
     SubclassError,
     UserLine,
 )
 from aotlab.ir.graphs import Phase
+from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.tape import Operation, Tape, tensors_in
+from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
+
+
+#: Ops whose fake results do not say that the real ones are quantized.
+_QUANTIZES = internals.quantizing_ops()
+_QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
@@ -40,6 +47,18 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
+
+
+#: What kernels look at when they run and the graph does not say.
+_SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 class Recorder(TorchDispatchMode):
@@ -72,6 +91,8 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
+        self._settings = _settings()
+        self.values_only = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -118,6 +139,10 @@ class Recorder(TorchDispatchMode):
             if isinstance(func, HigherOrderOperator):
                 self._refuse_higher_order(func)
             return func(*args, **kwargs)
+        if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
+            return True  # the graph asks it, and raises
+        if self.values_only and func in internals.VECTORS_FLAG:
+            args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
         decomposition = self._decomposition(func, args)
         if decomposition is not None:
             outermost = self._original is None
@@ -153,9 +178,12 @@ class Recorder(TorchDispatchMode):
                 why="a graph cannot hold a generator",
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
+        self._check_settings(func)
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
+            if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
+                return self._ask_constants(func, args, kwargs)
             raise DataDependentError(
                 f"`{func}` has a result that depends on the values of a tensor",
                 line=self._line(),
@@ -181,6 +209,18 @@ class Recorder(TorchDispatchMode):
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
         result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        for tensor in tensors_in(result):
+            if (
+                func in _QUANTIZES
+                or tensor.layout != torch.strided
+                or tensor.dtype in _QUANTIZED
+                or tensor.device.type == "meta"
+            ):
+                raise Untraceable(
+                    f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
+                    f"{self._line()}"
+                )
+        result = as_in_eager(func, args, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:
@@ -188,6 +228,37 @@ class Recorder(TorchDispatchMode):
             else:
                 self._memo[key] = description
         return result
+
+    def _check_settings(self, func: Any) -> None:
+        """Refuse an op under another setting than the call's: the graph will run under the call's."""
+        now = _settings()
+        if now != self._settings and self.phase == "forward":
+            name = next(name for name, a, b in zip(_SETTINGS, now, self._settings, strict=True) if a != b)
+            raise EscapeError(
+                f"the function changes a global setting, {name}, before it calls `{func}`",
+                line=self._line(),
+                why="the graph runs under the setting of the call",
+                suggestion="change it outside of the compiled function",
+            )
+
+    def _is_constant(self, arguments: Any) -> bool:
+        """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
+        needed, outside = self.tape.needed(tensors_in(arguments), set())
+        return not outside and not any(self.tape.operations[index].is_random for index in needed)
+
+    def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question about the values of constants by computing them."""
+        module = self.tape.graph("Constants", [], tensors_in((args, kwargs)))
+        values = iter(internals.forward_of(module)())
+
+        def real(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return next(values)
+            if isinstance(value, list | tuple):
+                return type(value)([real(item) for item in value])
+            return value
+
+        return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
@@ -208,6 +279,11 @@ class Recorder(TorchDispatchMode):
         original = self._original or func
         index = len(tape.operations)
         tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+
+    def line_of(self, sequence: int) -> UserLine | None:
+        """Return the user's line whose forward made the autograd node of that number."""
+        place = self._places.get(sequence)
+        return None if place is None else place()
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
@@ -230,7 +306,10 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
-            raise GraphInvariantError(f"`{func}` was given a fake tensor of another trace, at {self._line()}")
+            raise Untraceable(
+                f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
+                f"that is made inside the function, at {self._line()}"
+            )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             raise SubclassError(
                 f"`{func}` was given a `{type(tensor).__qualname__}`",
@@ -260,6 +339,47 @@ class Recorder(TorchDispatchMode):
 
 
 _active: list[Recorder] = []
+
+
+@contextmanager
+def values_only() -> Iterator[None]:
+    """Let decompositions in the block compute no vectors: what is called there does not look at them."""
+    recorder = _active[-1] if _active else None
+    if recorder is None:
+        yield
+        return
+    before, recorder.values_only = recorder.values_only, True
+    try:
+        yield
+    finally:
+        recorder.values_only = before
+
+
+def operations_so_far() -> int:
+    """Count what the running recorder has written."""
+    return len(_active[-1].tape.operations) if _active else 0
+
+
+def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
+    """Return the dtypes of the values that functionalization cast so that they could take the place of ``written``.
+
+    It casts whatever an op in place or with ``out=`` results in; eager casts some, and refuses the rest.
+    """
+    if not _active or not internals.is_functional(written):
+        return []
+    tape = _active[-1].tape
+    candidates = tape.operations[count:]
+    if internals.base_of(written) is None:
+        internals.sync(written)
+        made = tape.producer(internals.from_functional(written))
+        candidates = [] if made is None or made[0].index < count else [made[0]]
+    return [
+        operation.args[0].dtype
+        for operation in candidates
+        if operation.target is internals.CAST
+        and operation.result.dtype == written.dtype != operation.args[0].dtype
+        and operation.result.shape == written.shape
+    ]
 
 
 def is_tracing() -> bool:

@@ -16,6 +16,13 @@ from aotlab.recorder.places import Place, stack_trace
 from aotlab.torch_internals import OpOverload
 
 
+class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it says why eager has to run it
+    """Raised in a trace by a program that eager runs and a graph cannot hold."""
+
+
+_AROUND = "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
+
+
 class Operation:
     """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
 
@@ -104,7 +111,9 @@ class Tape:
 
     def producer(self, fake: Tensor) -> tuple[Operation, tuple[int, ...]] | None:
         """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
-        origin = self._origin[id(fake)]
+        origin = self._origin.get(id(fake))
+        if origin is None:
+            raise Untraceable(_AROUND)
         return None if isinstance(origin, str) else origin
 
     def append(self, operation: Operation) -> None:
@@ -135,7 +144,9 @@ class Tape:
             value = todo.pop()
             if id(value) in stop:
                 continue
-            origin = self._origin[id(value)]
+            origin = self._origin.get(id(value))
+            if origin is None:
+                raise Untraceable(_AROUND)
             if isinstance(origin, str):
                 if not origin:
                     outside[id(value)] = value

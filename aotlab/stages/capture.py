@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import nesting
 from aotlab.errors import UserLine
 from aotlab.guards import CallState, call_state
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
@@ -58,7 +58,7 @@ class Target(Protocol):
         """Run the original function."""
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name the flat arguments, in pytree order."""
+        """Name the flat arguments, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class Call:
     """A captured call with its live values, for the stages that follow; never kept beyond the compilation.
 
     ``values`` are the flat arguments, lifted ones first; ``rebuild`` nests a flat list again and returns (lifted,
-    args, kwargs); ``spec`` is the pytree spec of (args, kwargs).
+    args, kwargs); ``spec`` is the tree of (args, kwargs).
     """
 
     target: Target
     values: tuple[Any, ...]
     lifted_count: int
-    spec: Any
+    spec: nesting.Node
     state: CallState
 
     @property
@@ -108,9 +108,11 @@ class Call:
         """The positions of the tensors among ``values``."""
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
-    def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Nest flat values as the caller did."""
-        args, kwargs = internals.unflatten(values[self.lifted_count :], self.spec)
+    def rebuild(
+        self, values: Sequence[Any], made: Callable[[Any, tuple[nesting.Step, ...] | None], None] | None = None
+    ) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Nest flat values as the caller did; ``made`` is told of each part and its place."""
+        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec, made=made)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 
@@ -122,15 +124,17 @@ def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
         parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    names = []
-    for keys in internals.paths((args, kwargs)):
-        where, top, inner = keys[0], keys[1], keys[2:]
-        if where.idx == 0:
-            head = plain[top.idx] if top.idx < len(plain) else f"{rest}[{top.idx - len(plain)}]"
-        else:
-            head = str(top.key)
-        names.append(head + internals.path_text(inner))
-    return names
+    heads = [plain[i] if i < len(plain) else f"{rest}[{i - len(plain)}]" for i in range(len(args))]
+    return nesting.paths([*zip(heads, args, strict=True), *kwargs.items()])
+
+
+def _text_of(spec: nesting.Node) -> str:
+    """Write the nesting of a call as its arguments are written."""
+    args, kwargs = spec.children
+    assert isinstance(args, nesting.Node)
+    assert isinstance(kwargs, nesting.Node)
+    named = (f"{key}={child}" for key, child in zip(kwargs.keys, kwargs.children, strict=True))
+    return f"({', '.join([*map(str, args.children), *named])})"
 
 
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
@@ -143,10 +147,10 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """
     reached = target.reached()
     lifted = list(target.lifted())
-    leaves, spec = internals.flatten((args, kwargs))
-    values = (*lifted, *leaves)
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
-    state = call_state(nesting=spec, names=names, values=values, reached=reached)
+    leaves, spec = nesting.flatten((args, kwargs))
+    values = (*lifted, *leaves)
+    state = call_state(structure=_text_of(spec), nesting=spec, names=names, values=values, reached=reached)
 
     storages = StorageNumbers()
     kinds = [kind for _, kind in target.lifted_names()]

@@ -21,8 +21,10 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from aotlab import config
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
+from aotlab.ir.assertions import hold_to, promises
 from aotlab.ir.graphs import NodeRecord, node_records, placeholders, readable
 from aotlab.partitioners.default import is_tangent
 from aotlab.stages.partition import PartitionRecord
@@ -111,8 +113,9 @@ def compile_graph(
     trace: Trace,
     context: CompilationContext,
     visible_outputs: int,
+    labels: Sequence[str] = (),
 ) -> tuple[Boxed, CompiledGraphRecord]:
-    """Compile one graph.
+    """Compile one graph; ``labels`` name its first outputs in what `config.debug_assert` has to say.
 
     Raises
     ------
@@ -137,6 +140,7 @@ def compile_graph(
         graph_id=context.number,
         shared=context.shared,
     )
+    promised = promises(module, labels) if config.debug_assert else None
     started = time.perf_counter_ns()
     with _naming(name, context.model_name, context.number):
         compiled = backend.compile(request)
@@ -153,7 +157,7 @@ def compile_graph(
         compile_ns=time.perf_counter_ns() - started,
         nodes=nodes,
     )
-    return boxed(compiled), record
+    return (boxed(compiled) if promised is None else hold_to(boxed(compiled), promised, kind)), record
 
 
 def run(
@@ -163,12 +167,17 @@ def run(
     context: CompilationContext,
     *,
     lazy_backward: bool,
+    output_labels: Sequence[str] = (),
+    gradient_labels: Sequence[str] = (),
 ) -> tuple[CompileRecord, Boxed, Boxed | None]:
     """Compile the forward and, unless it is left for later, the backward."""
     kind: GraphKind = "forward" if trace.training else "inference"
     with torch.no_grad(), internals.disable_autocast():
-        forward, record = compile_graph(partition.forward, kind, backend, trace, context, partition.num_forward_outputs)
+        visible = partition.num_forward_outputs
+        forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, output_labels)
         if partition.backward is None or lazy_backward:
             return CompileRecord(graphs=(record,)), forward, None
-        backward, backward_record = compile_graph(partition.backward, "backward", backend, trace, context, 0)
+        backward, backward_record = compile_graph(
+            partition.backward, "backward", backend, trace, context, 0, gradient_labels
+        )
     return CompileRecord(graphs=(record, backward_record)), forward, backward

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab import torch_internals as internals
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, placeholders
-from aotlab.recorder import tensors_in
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+from aotlab.recorder import tensors_in
 from aotlab.stages.trace import Trace, TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
@@ -139,7 +140,7 @@ def derive_backward(
     PartialBackwardError
         Something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.derive(segment, pattern)
+    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled())
     saved = list(zip(split.saved_names, split.saved_values, strict=True))
     inputs = [(name, value) for name, value in saved if value is not None]
     defined = [
@@ -174,9 +175,7 @@ def _is_view(node: fx.Node) -> bool:
     return first is not None and not first.is_write and result is not None and isinstance(node.meta.get("val"), Tensor)
 
 
-def _save_roots_of_views(
-    forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]
-) -> None:
+def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
     """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     returned = list(output_args(forward.graph))

@@ -32,16 +32,29 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
+from aotlab import nesting
 from aotlab import torch_internals as internals
-from aotlab.analysis import Entered, Outputs, enter, input_info, read_outputs, value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, edge_of, node_bits, reachable, segments, state_masks, watches
+from aotlab.analysis import Entered, Outputs, Places, enter, input_info, read_outputs, value_of
+from aotlab.analysis.history import (
+    Edge,
+    Exit,
+    Segment,
+    differentiate,
+    edge_of,
+    next_edges,
+    node_bits,
+    reachable,
+    segments,
+    state_masks,
+    watches,
+)
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base, enter_base, enter_windows, extent
 from aotlab.errors import (
@@ -62,7 +75,20 @@ from aotlab.ir.metadata import (
     ViewAndMutationMeta,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import EscapeGuard, Hook, HookKind, Recorder, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import (
+    EscapeGuard,
+    Hook,
+    HookKind,
+    Recorder,
+    Reshapes,
+    RunEagerly,
+    Tape,
+    Untraceable,
+    Warned,
+    WarningTape,
+    overlaps_itself,
+    would_raise,
+)
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.torch_internals import FakeTensorMode
@@ -96,12 +122,14 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
 class Write:
     """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
 
-    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter.
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that the
+    value gets there by a write to another tensor on the same memory, which has another counter.
     """
 
     index: int
     visible: bool
     counts: bool
+    only_counts: bool = False
 
 
 SourceKind = Literal["input", "owner", "root", "output", "carrier"]
@@ -132,7 +160,8 @@ class Trace:
         (name, fake) for each graph input, and ``placeholder_sources``: the flat argument that it is, or the synthetic
         base.
     forward_outputs
-        The fake tensors that the forward graph returns; ``writes`` says where the first of them go.
+        The fake tensors that the forward graph returns; ``writes`` says where the first of them go. ``counted`` are the
+        kept inputs whose version moves besides.
     roots
         The positions among the forward outputs of those that can be differentiated.
     segments
@@ -150,10 +179,16 @@ class Trace:
         What stands at run time for each edge.
     full
         What `derive` found for each segment with all its tangents.
+    made_through
+        For outputs that are views of other outputs that are views, which one.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
+    final_offsets
+        For each kept input, its offset when the function returned.
+    warned
+        What the function warned of.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     watch
@@ -169,6 +204,7 @@ class Trace:
     placeholder_sources: list[int | Base]
     forward_outputs: list[Tensor]
     writes: list[Write]
+    counted: list[int]
     write_back: list[tuple[Tensor, Tensor]]
     roots: list[int]
     segments: list[Segment]
@@ -186,6 +222,9 @@ class Trace:
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
+    made_through: dict[int, int]
+    final_offsets: list[int]
+    warned: tuple[Warned, ...]
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     metadata: ViewAndMutationMeta
 
@@ -209,12 +248,35 @@ class Trace:
         """The fakes of the synthetic bases among the graph's inputs."""
         return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
 
+    def gets_gradient(self, k: int) -> bool:
+        """Tell whether a gradient can reach the kept input ``k``."""
+        return any(
+            connected and way is not None and self.sources[way[0]] == Source("input", k)
+            for own, flags in zip(self.slots, self.connected, strict=True)
+            for way, connected in zip(own, flags, strict=True)
+        )
+
     def is_view(self, position: int) -> bool:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
 
-    def derive(self, segment: int, pattern: Sequence[bool]) -> list[Tensor | None]:
+    def gradient_labels(self, segment: int) -> list[str]:
+        """Name the gradients of a segment's backward."""
+        labels = []
+        for way in self.slots[segment]:
+            source = None if way is None else self.sources.get(way[0])
+            known = source is not None and source.kind == "input"
+            name = f" of `{self.metadata.input_info[source.index].name}`" if source is not None and known else ""
+            labels.append(f"the gradient{name}")
+        return labels
+
+    def derive(
+        self, segment: int, pattern: Sequence[bool], *, autocast: bool = False, again: bool = False
+    ) -> list[Tensor | None]:
         """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. With
+        ``again`` it is run also where the result is known.
 
         Raises
         ------
@@ -223,7 +285,7 @@ class Trace:
         Exception
             Whatever the backward of the traced program raises.
         """
-        if all(pattern) and segment in self.full:
+        if all(pattern) and segment in self.full and not autocast and not again:
             return self.full[segment]
         part, slots = self.segments[segment], self.slots[segment]
         numbers = self.entry_tangents[segment]
@@ -231,11 +293,14 @@ class Trace:
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
-            with _tracing(self.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
+            casting = nullcontext() if autocast else internals.disable_autocast()
+            with _tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 found = differentiate(part, given)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         finally:
             self.recorder.phase = "forward"
+            if autocast:
+                torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         for operation in self.tape.operations[first:]:
             if operation.is_random:
                 raise RandomOpError(
@@ -298,7 +363,9 @@ def run(
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
-    lifted, args, kwargs = call.rebuild(values)
+    places = Places(call.target)
+    warned = WarningTape()
+    lifted, args, kwargs = call.rebuild(values, places.made)
     settings = global_state()
     random_state = _RandomState()
     grad_mode = torch.is_grad_enabled()
@@ -306,16 +373,18 @@ def run(
         with _tracing(recorder):
             try:
                 known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-                escapes = EscapeGuard(known, {i.storage for i in inputs if i.base is not None})
-                with escapes:
+                shared = {i.storage for i in inputs if i.base is not None}
+                escapes = EscapeGuard(known, shared, Reshapes(inputs))
+                with warned, escapes:
                     result = call.target.run(lifted, args, kwargs)
                 left_grad_mode = torch.is_grad_enabled()
             finally:
                 torch.set_grad_enabled(grad_mode)
             for item in inputs:
                 item.check_attributes()
-            leaves, out_spec = internals.flatten(result)
+                item.take_new_edge()
             _check_containers(call, values, args, kwargs)
+            leaves, names, out_spec = places.read_result(result)
             storages = StorageNumbers()
             infos = tuple(input_info(k, item, tape, storages) for k, item in enumerate(inputs))
             infos = _uncounted_writes(inputs, infos)
@@ -324,7 +393,6 @@ def run(
                     # the epilogue, outside of the function's inference mode, could not write it
                     text = f"`{item.name}` was made under inference_mode and is written"
                     raise RefusedError(text, argument=item.name)
-            names = _output_names(result)
             outputs = read_outputs(tape, leaves, names, inputs)
     except (RefusedError, RunEagerly):
         raise
@@ -342,8 +410,12 @@ def run(
                 suggestion="pass it as an argument",
             ) from error
         raise TraceFailed(f"{type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise TraceFailed(f"{type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise  # the user's, who wants this to end
+    except Untraceable as error:
+        raise TraceFailed(str(error)) from error
+    except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
+        raise TraceFailed(_first_line(error)) from error
     finally:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
@@ -359,14 +431,22 @@ def run(
         )
     if changed:
         raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
+    if would_raise(warned.noted):
+        raise RunEagerly("a warning of the function is turned into an error")
     return _finish(
         call, dedupe, tape, recorder, fake_mode, inputs, infos, outputs, out_spec,
         keep_input_mutations=keep_input_mutations,
         static_inputs=static_inputs,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.offsets_read)),
+        warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
     )  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0].strip()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +470,10 @@ class _RandomState:
     @staticmethod
     def _numpy_state() -> Any:
         numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
-        return None if numpy is None else [str(part) for part in numpy.random.get_state(legacy=False)["state"].items()]
+        if numpy is None:
+            return None
+        state = numpy.random.get_state(legacy=False)["state"].items()
+        return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
 
     def restore(self) -> str | None:
         """Put Python's state back if it changed; return which generator was drawn from."""
@@ -425,18 +508,18 @@ def _uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ..
     written: set[int] = set()
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         changed = any(internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members)
-        if internals.has_data_mutation(base.wrapper) and changed and not any(infos[k].mutates_data for k in base.members):
+        if (
+            internals.has_data_mutation(base.wrapper)
+            and changed
+            and not any(infos[k].mutates_data for k in base.members)
+        ):
             written.update(base.members)
     return tuple(replace(info, mutates_data=True) if info.index in written else info for info in infos)
 
 
-def _output_names(result: Any) -> list[str]:
-    return ["out" + internals.path_text(path) for path in internals.paths(result)]
-
-
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's."""
-    now, spec = internals.flatten((args, kwargs))
+    now, spec = nesting.flatten((args, kwargs))
     before = values[call.lifted_count :]
     if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
         raise LeakedTensorError(
@@ -461,12 +544,14 @@ def _finish(
     static_inputs: int,
     left_grad_mode: bool | None,
     offsets_read: tuple[int, ...],
+    warned: tuple[Warned, ...],
     hooks: Sequence[Hook],
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
-    finals = [internals.from_functional(i.wrapper) for i in inputs]
+    finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
     returned: list[_Returned] = []
-    writes = _writes(inputs, infos)
+    every = _writes(inputs, infos)
+    writes = [write for write in every if not write.only_counts]
     for write in writes:
         wrapper = inputs[write.index].wrapper
         root = wrapper if write.visible and wrapper.requires_grad else None
@@ -559,6 +644,7 @@ def _finish(
         placeholder_sources=sources,
         forward_outputs=[item.value for item in returned],
         writes=writes,
+        counted=[write.index for write in every if write.only_counts],
         write_back=write_back,
         roots=positions,
         segments=parts,
@@ -575,11 +661,16 @@ def _finish(
         out_spec=out_spec,
         out_constants=outputs.constants,
         offsets_read=offsets_read,
+        warned=warned,
         returned_outputs=[i for i, _, _ in outputs.returned],
+        made_through=_made_through(outputs),
+        final_offsets=[int(i.wrapper.storage_offset()) for i in inputs],
         hooks=_place_hooks(hooks, known, outputs, inputs),
         metadata=metadata,
     )
     gradients = _differentiate(trace)
+    if training:
+        _check_histories(trace, inputs)
     named_tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -608,7 +699,7 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
     Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
     of theirs out.
     """
-    found = []
+    found: list[Write] = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
             found.append(Write(k, inputs[k].written_visibly, info.moves_version))
@@ -627,11 +718,17 @@ def _writes(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
             if inside and not visible:
+                if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
+                    found.append(Write(k, visible=False, counts=True, only_counts=True))
                 continue
             found.append(Write(k, visible, infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
-    return sorted(found, key=lambda write: write.index)
+    return sorted(found, key=lambda write: (write.only_counts, write.index))
+
+
+def _count_together(a: Entered, b: Entered) -> bool:
+    return internals.share_version(a.real, b.real)
 
 
 def _placeholders(
@@ -700,6 +797,35 @@ def _seen(
     return found
 
 
+def _made_through(outputs: Outputs) -> dict[int, int]:
+    """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
+    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    if len(views) < 2:
+        return {}
+    at = {edge_of(t): i for i, t in reversed(views.items())}
+    found: dict[int, int] = {}
+    for i, tensor in views.items():
+        own = outputs.infos[i]
+        node = tensor.grad_fn
+        while node is not None:
+            edges = next_edges(node)
+            if len(edges) != 1:
+                break
+            j = at.get(edges[0])
+            if j is not None and j != i:
+                other = outputs.infos[j]
+                assert own.views is not None
+                assert other.views is not None
+                same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
+                    other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
+                )
+                if same and len(other.views) < len(own.views) and own.views[: len(other.views)] == other.views:
+                    found[i] = j
+                break
+            node = edges[0][0]
+    return found
+
+
 def _place_hooks(
     hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
 ) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
@@ -752,6 +878,17 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
             trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
             gradients += singles
     return gradients
+
+
+def _check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
+    """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
+    for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
+        if not info.metadata_steps:
+            continue
+        if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
+            raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
+        if info.changes_unseen and internals.base_of(item.real) is not None:
+            raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
 
 
 def _without_frames(error: BaseException) -> BaseException:

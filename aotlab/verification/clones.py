@@ -174,10 +174,12 @@ class _State:
         new_base = self.tensor(base, f"base of {name}")
         if not known:
             self.watched.append((f"base of {name}", new_base))
-        if base.dtype == original.dtype and base.is_conj() == original.is_conj():
+        if base.dtype == original.dtype:
             # A view of a differentiable base that is a leaf was made under no_grad.
             with torch.set_grad_enabled(not (base.requires_grad and original.is_leaf)):
                 result = new_base.as_strided(original.shape, original.stride(), original.storage_offset())
+                if base.is_conj() != original.is_conj():
+                    result = result.conj()
             if original.requires_grad and not base.requires_grad:
                 result.requires_grad_()
             return result

@@ -44,7 +44,8 @@ def test_compilers_run_under_no_grad_without_autocast():
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         aotlab.aot_function(lambda x: (x @ x).sin(), compiler)(leaf(2, 2)).sum().backward()
-    assert seen == [(False, torch.float32)] * 2
+    # the third is the backward under autocast, which casts as eager's does
+    assert seen == [(False, torch.float32)] * 3
 
 
 def test_compilers_that_return_other_things():

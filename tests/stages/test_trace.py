@@ -28,7 +28,6 @@ from aotlab.errors import (
     LeakedTensorError,
     MetadataMutationError,
     OutputError,
-    OverlappingInputsError,
     RandomOpError,
     StorageMutationError,
 )
@@ -706,15 +705,10 @@ def test_containers_are_new_at_every_call():
 
 
 def test_objects_are_refused_as_outputs():
-    """An output that is neither a tensor, a plain value nor a known container is refused by name."""
-
-    class Box:
-        def __init__(self, value):
-            self.value = value
-
+    """An output that is neither a tensor, a plain value nor made of such is refused by name."""
     x = torch.ones(2)
-    with pytest.raises(OutputError, match=r"`out\[1\]` is a .*Box"):
-        compiled(lambda x: (x.add_(1), Box(x)))(x)
+    with pytest.raises(OutputError, match=r"`out\[1\]` is a .*iterator"):
+        compiled(lambda x: (x.add_(1), iter([x])))(x)
     assert torch.equal(x, torch.ones(2))
 
 
@@ -731,13 +725,12 @@ def test_outputs_requires_grad_metadata():
 
 
 def test_requires_grad_inside():
-    """A new tensor that the function makes a leaf is refused, or eager's equal."""
+    """A new tensor that the function makes a leaf is eager's equal."""
 
     def f(x):
         return (x * 2).detach().requires_grad_()
 
-    with pytest.raises(OutputError, match="leaf that the function made"):
-        compiled(f)(torch.randn(3))
+    same(f, torch.randn(3))
 
 
 def test_custom_function_outputs():
@@ -970,7 +963,7 @@ def test_autocast(around):
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize(("forward", "backward"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("forward", "backward"), [(True, True), (True, False), (False, False), (False, True)])
 def test_backward_inside_and_outside_of_autocast(forward, backward):
     """Wherever the autocast block ends, before or after the backward, gradients are eager's."""
 
@@ -986,17 +979,6 @@ def test_backward_inside_and_outside_of_autocast(forward, backward):
             out.backward()
         gradients.append((x.grad, w.grad))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_backward_under_autocast_of_a_forward_without():
-    """A backward keeps the forward's dtypes, as torch documents; autocast around the backward alone changes nothing."""
-    x, w = leaf(8, 8), leaf(8, 8, seed=1)
-    f = compiled(lambda x, w: (x @ w).sin().sum())
-    plain = torch.autograd.grad(f(x, w), (x, w))
-    out = f(x, w)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = torch.autograd.grad(out, (x, w))
-    assert all(torch.equal(a, b) for a, b in zip(plain, under, strict=True))
 
 
 # --- refusals: before anything was mutated, with argument and line -----------------------------------------------
@@ -1033,22 +1015,8 @@ def refused(function, *args, kind, match=None, line=None, argument=None):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "write", [lambda x: x.t_(), lambda x: x.transpose_(0, 1), lambda x: x.unsqueeze_(0), lambda x: x.squeeze_()]
-)
-def test_metadata_mutation_is_refused(write):
-    """t_ and friends on an input."""
-
-    def f(y, x):
-        y.add_(1)
-        write(x)
-        return y
-
-    refused(f, torch.ones(1, 3), torch.ones(1, 3), kind=MetadataMutationError, match="`x`", argument="x")
-
-
 def test_metadata_mutation_by_ops_is_refused():
-    """The same by ops that no function mode gets to see."""
+    """t_ and friends on an input by ops that no function mode gets to see."""
 
     def f(y, x):
         y.add_(1)
@@ -1073,15 +1041,13 @@ def test_metadata_mutation_of_intermediates_is_fine():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x: x.resize_(5),
         lambda x: x.set_(torch.ones(2)),
-        lambda x: x.resize_(0),
         lambda x: torch.Tensor.set_(x, x * 2),
     ],
-    ids=["resize", "set", "shrink", "set-derived"],
+    ids=["set", "set-derived"],
 )
 def test_storage_mutation_is_refused(change):
-    """set_ and resize_ on an input."""
+    """set_ on an input."""
 
     def f(y, x):
         y.add_(1)
@@ -1145,8 +1111,6 @@ def test_storage_resize_is_refused():
         (lambda y: torch.equal(y, y * 2), DataDependentError),
         (lambda y: torch.allclose(y, y * 2), DataDependentError),
         (lambda y: 1.0 in y, DataDependentError),
-        (lambda y: y.register_hook(lambda g: g * 2), HooksError),
-        (lambda y: y.retain_grad(), HooksError),
         (lambda y: torch.utils.swap_tensors(y, torch.zeros(3)), EscapeError),
     ],
 )
@@ -1293,12 +1257,10 @@ def test_mutated_captured_tensors_are_refused():
 
 
 def test_captured_tensor_as_output():
-    """A captured tensor that is returned untouched is refused too."""
-
-    def f(x):
-        return x * 2, CAPTURED
-
-    refused(f, torch.ones(3), kind=CapturedTensorError)
+    """A captured tensor that is returned untouched is that very tensor, as in eager."""
+    f = compiled(lambda x: (x * 2, CAPTURED))
+    for _ in range(2):
+        assert f(torch.ones(3))[1] is CAPTURED
 
 
 def test_captured_leaf_would_miss_its_gradient():

@@ -11,7 +11,9 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Boxed
 from aotlab.errors import DoubleBackwardError
+from aotlab.guards import global_state
 from aotlab.stages.partition import Split
+from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace import Trace
 
@@ -31,19 +33,21 @@ class Backward:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
+        self._nans = NanFinder(trace, split, segment)
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = [i for i, connected in enumerate(trace.connected[segment]) if connected]
-        #: A backward for each pattern, and which of the saved values it takes.
-        self._compiled: dict[tuple[bool, ...], tuple[Boxed, tuple[int, ...]]] = {}
+        #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
+        self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}
         if full is not None:
             self._compiled[(True,) * len(self.masks)] = (full, tuple(range(len(split.saved_names))))
 
     def prepare(self) -> None:
         """Compile the backward for all tangents now."""
         pattern = (True,) * len(self.masks)
-        self._compiled[pattern] = self._compile(pattern)
+        with internals.disable_autocast():
+            self._compiled[pattern] = self._compile(pattern)
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of what went through ``apply``, in their order.
@@ -64,7 +68,9 @@ class Backward:
         pattern = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
-        known = self._compiled.get(pattern)
+        # eager's backward runs under the autocast of its own caller, whatever the forward ran under
+        casting = _autocast_settings() if internals.any_autocast_enabled() else ()
+        known = self._compiled.get((*pattern, *casting))
         mask = 0
         inputs: list[Any] = []
         for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
@@ -72,16 +78,22 @@ class Backward:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
         if known is None:
-            known = self._compiled[pattern] = self._compile(pattern)
+            known = self._compiled[*pattern, *casting] = self._compile(pattern)
         compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         arguments = saved.use(mask, needs)
         saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs
-        if internals.any_autocast_enabled():
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            self._nans.check(pattern, needs, arguments, autocast=bool(casting))
+        if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]
+
+
+def _autocast_settings() -> tuple[Any, ...]:
+    return tuple(setting for setting in global_state() if setting[0].startswith("autocast"))

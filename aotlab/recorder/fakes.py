@@ -1,0 +1,44 @@
+"""Where torch's fake tensors promise other sizes or strides than eager's kernel gives; put right one by one.
+
+A wrong promise shows only when somebody reads it in the function, or when a gradient of that layout is asked for: by
+then the graph is written. What is listed here was found by `aotlab verify ops`, with ``config.debug_assert`` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotlab import torch_internals as internals
+from aotlab.torch_internals import FakeTensorMode
+
+#: Makes the right fake results of an op from its arguments and the wrong ones.
+Correction = Callable[[tuple[Any, ...], Any], Any]
+
+
+def _multilabel_margin_loss(args: tuple[Any, ...], result: Any) -> Any:
+    # a single sample has a single loss, however it is to be reduced
+    loss, is_target = result
+    return (loss.new_empty(()) if args[0].dim() < 2 else loss, is_target)
+
+
+def _max_unpool2d(args: tuple[Any, ...], result: Any) -> Any:
+    # the kernel keeps the memory format of what it is given
+    return result.new_empty(result.shape).to(memory_format=internals.suggest_memory_format(args[0]))
+
+
+_CORRECTIONS: dict[Any, Correction] = {
+    torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    torch.ops.aten.max_unpool2d.default: _max_unpool2d,
+}
+
+
+def as_in_eager(op: Any, args: tuple[Any, ...], result: Any, mode: FakeTensorMode) -> Any:
+    """Return the fake ``result`` of ``op`` in the sizes and strides that eager gives it."""
+    correction = _CORRECTIONS.get(op)
+    if correction is None:
+        return result
+    with mode:
+        return correction(args, result)

@@ -1,0 +1,263 @@
+"""What the traced function does to the sizes, strides and storage of its inputs, in place, step by step.
+
+    x.t_()
+    x.mul_(2)
+    x.unsqueeze_(0)
+
+Functionalization forgets such steps: after the run it says that something happened, and what the result looks like.
+For autograd, and for the views of ``x`` that the caller holds, it matters how it came about. So the steps are written
+down when they happen, and the epilogue takes them again on the caller's tensor.
+
+There are three kinds. A step that *moves* gives the same elements other indices. One that *narrows* (``as_strided_``,
+``resize_`` to fewer elements) may lose sight of elements that were written, and that the caller still sees through
+other tensors: from there on the whole is kept in view, to be written back before that step. One that *replaces*
+(``resize_`` to more elements, ``out=`` of another shape) starts with new memory. Mixtures that would need more than one
+write are left to eager.
+
+What eager's autograd makes of views of a tensor that changes its sizes, and of a view that does, cannot be seen on
+wrappers: once the version has moved, a view's history is made again, in eager by its sizes, strides and offset, on a
+wrapper by the view op that made it, which then means something else. Such a program is left to eager too, unless it
+is seen to be without gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.ir.metadata import MetadataStep
+from aotlab.recorder.escapes import RunEagerly
+from aotlab.recorder.places import user_line
+from aotlab.recorder.tape import tensors_in
+
+_MOVES = frozenset(
+    (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)
+)
+_RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
+_DETACHES = frozenset((Tensor.detach_, torch.detach_))
+
+
+class Reshaped(Protocol):
+    """An input of a trace, as far as steps change it; see `aotlab.analysis.Entered`."""
+
+    name: str
+    real: Tensor
+    wrapper: Tensor
+    history: Any
+    steps: list[MetadataStep]
+    whole: Tensor | None
+    write_after: int | None
+    sees_behind: bool
+
+    @property
+    def written_visibly(self) -> bool:
+        """Whether autograd has seen a write."""
+
+
+class Reshapes:
+    """Runs the steps on the wrappers of a trace's inputs, and writes them down."""
+
+    def __init__(self, inputs: Iterable[Reshaped] = ()) -> None:
+        self._items = {id(item.wrapper): item for item in inputs}
+        self._changed: dict[int, Tensor] = {}  # tensors that were changed, or of which a view was
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` is an input itself, other than a view of one."""
+        return id(tensor) in self._items
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take one step, and write it down if it is on an input.
+
+        Raises
+        ------
+        RunEagerly
+            The epilogue could not do the same.
+        """
+        tensor = args[0]
+        if func not in _DETACHES:
+            base = internals.base_of(tensor)
+            if tensor.requires_grad and _has_views(tensor):
+                raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
+            changed = tensor if base is None else base
+            self._changed[id(changed)] = changed
+        if self.is_input(tensor):
+            return self._run_on_input(func, args, kwargs)
+        if func in _RESIZES:
+            return _resize(tensor, _sizes(_step(func, args[1:], kwargs)))
+        result = func(*args, **kwargs)
+        internals.refresh_count(tensor)
+        return result
+
+    def written(self, tensor: Tensor) -> None:
+        """Look at a tensor after it was written.
+
+        Raises
+        ------
+        RunEagerly
+            There are views whose history cannot be told any more.
+        """
+        if self._changed:
+            base = internals.base_of(tensor)
+            base = tensor if base is None else base
+            if id(base) in self._changed and base.requires_grad and _has_views(base):
+                raise RunEagerly(f"a tensor is written that changed its sizes, or a view of it, at {user_line()}")
+
+    def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        item = self._items[id(args[0])]
+        step = _step(func, args[1:], kwargs)
+        if func not in _MOVES and func not in _DETACHES and not self._keeps_all(item, step):
+            if func in _RESIZES and math.prod(_sizes(step)) > item.wrapper.numel():
+                if item.whole is not None or item.steps:
+                    raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
+                if not ends_its_storage(item.real):
+                    raise RunEagerly(f"`{item.name}` is resized over memory that the trace cannot see")
+                item.write_after, item.sees_behind = 0, True
+            else:
+                self._narrow(item)
+        written = item.written_visibly
+        if step.method == "resize_":
+            result = _resize(item.wrapper, _sizes(step))
+        else:
+            result = func(*args, **kwargs)
+            internals.refresh_count(item.wrapper)
+        if not written:  # a later look at the history is for writes only
+            item.history = item.wrapper.grad_fn
+        item.steps.append(step)
+        return result
+
+    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
+        """Note that an op gave its ``out=`` tensor, an input that had ``shape``, the shape of its result.
+
+        ``before`` says whether it had been written before.
+        """
+        item = self._items[id(out)]
+        narrower = math.prod(out.shape) < math.prod(shape)
+        if item.whole is not None or item.steps or (before and narrower):
+            raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
+        _check_alone(out)
+        item.write_after = 0
+        size, grad_mode = tuple(out.shape), torch.is_grad_enabled()
+        item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=grad_mode))
+        stride = internals.from_functional(out).stride()
+        if stride != _contiguous(size):
+            item.steps.append(MetadataStep(method="as_strided_", args=(size, stride), grad_mode=grad_mode))
+
+    def _keeps_all(self, item: Reshaped, step: MetadataStep) -> bool:
+        """Tell whether ``as_strided_`` leaves all elements in sight, as the steps do that only move them."""
+        if step.method != "as_strided_":
+            return False
+        if internals.has_data_mutation(item.wrapper) and item.real.storage_offset():
+            raise RunEagerly(f"`{item.name}` is written and restrided, and begins elsewhere in its storage")
+        after = replayed(item.real, [*item.steps, step])
+        same_place = after.storage_offset() == item.real.storage_offset()
+        return same_place and after.numel() == item.real.numel() and _is_dense(after) and _is_dense(item.real)
+
+    def _narrow(self, item: Reshaped) -> None:
+        if item.write_after is not None and item.whole is None:
+            raise RunEagerly(f"`{item.name}` is resized and narrowed, at {user_line()}")
+        if item.whole is not None:
+            return
+        if not _is_dense(item.real):
+            raise RunEagerly(f"`{item.name}` has gaps and is narrowed, at {user_line()}")
+        with torch.no_grad():
+            item.whole = item.wrapper.detach()
+        item.write_after = len(item.steps)
+
+
+def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataStep:
+    name = func.__name__
+    if name == "resize_as_":
+        if len(args) != 1 or kwargs:
+            raise RunEagerly(f"`resize_as_` with a memory format, at {user_line()}")
+        name, args = "resize_", (tuple(args[0].shape),)
+    if tensors_in((args, kwargs)) or "memory_format" in kwargs:
+        raise RunEagerly(f"`{name}` with such arguments, at {user_line()}")
+    return MetadataStep(
+        method=name,
+        args=tuple(_plain(a) for a in args),
+        kwargs=tuple((k, _plain(v)) for k, v in kwargs.items()),
+        grad_mode=torch.is_grad_enabled(),
+    )
+
+
+def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Resize a wrapper; functionalization can do so only within its memory."""
+    end = int(wrapper.storage_offset()) + math.prod(size)
+    if wrapper.requires_grad or end * wrapper.element_size() <= wrapper.untyped_storage().nbytes():
+        wrapper.resize_(size)
+        internals.refresh_count(wrapper)
+        return wrapper
+    _check_alone(wrapper)
+    if not wrapper.is_contiguous():
+        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
+    with torch.no_grad():
+        grown = torch.empty(size, dtype=wrapper.dtype, device=wrapper.device)
+        grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))
+        internals.sync(grown)
+        internals.replace_value(wrapper, internals.from_functional(grown))
+    torch.autograd.graph.increment_version(wrapper)
+    return wrapper
+
+
+def _check_alone(wrapper: Tensor) -> None:
+    """Leave it to eager to move memory that others have in view."""
+    key = internals.storage_key(wrapper)
+    tensors = [other for other in gc.get_objects() if issubclass(type(other), Tensor) and other is not wrapper]
+    if any(internals.is_functional(other) and internals.storage_key(other) == key for other in tensors):
+        raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
+
+
+def _has_views(tensor: Tensor) -> bool:
+    """Tell whether views of ``tensor`` are alive; slow, for rare occasions."""
+    return any(issubclass(type(other), Tensor) and internals.base_of(other) is tensor for other in gc.get_objects())
+
+
+def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
+    """Take the steps on a tensor without memory that has the place of ``real`` in its storage."""
+    offset = real.storage_offset()
+    room = offset + 1 + sum((size - 1) * step for size, step in zip(real.shape, real.stride(), strict=True))
+    with internals.outside_of_trace(), torch.no_grad():
+        below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
+        tensor = below.as_strided(real.shape, real.stride(), offset)
+        for step in steps:
+            if step.method != "detach_":
+                getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
+    return tensor
+
+
+def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    with internals.outside_of_trace():
+        return torch.empty(size, device="meta").stride()
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _sizes(step: MetadataStep) -> tuple[int, ...]:
+    """Return the sizes that ``resize_`` was asked for, as one argument or as many."""
+    given: Any = dict(step.kwargs).get("size", step.args)
+    return tuple(given[0]) if given and isinstance(given[0], tuple) else tuple(given)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` has each element from its first to its last once."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def ends_its_storage(real: Tensor) -> bool:
+    """Tell whether there is no memory behind ``real`` in its storage."""
+    if not real.numel():
+        return real.untyped_storage().nbytes() == 0
+    return real.untyped_storage().nbytes() == (real.storage_offset() + real.numel()) * real.element_size()

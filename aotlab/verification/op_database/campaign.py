@@ -1,0 +1,237 @@
+"""``aotlab verify ops``: all variants, or some of them, in processes of their own; the table, and the same as JSON.
+
+The databases' samples reach corners of torch in which a kernel can crash or never end. So variants run in worker
+processes: one that dies or overruns its time is named in the table and replaced, and the others go on. Ctrl-C ends the
+workers and shows what is known by then.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from aotlab._version import __version__
+from aotlab.errors import UsageError
+from aotlab.verification.op_database.outcome import Outcome, Result, judge_variant
+from aotlab.verification.op_database.sample import SAMPLE
+from aotlab.verification.op_database.variants import CASES, variants
+
+#: How many seconds one variant may take. No further call is begun after the first number; at the second the worker is
+#: ended and the variant counts as one that does not end.
+SECONDS, HARD_SECONDS = 20.0, 120.0
+
+#: After so many variants a worker is replaced, so that what torch keeps of each does not pile up.
+_SHIFT = 400
+
+
+def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_path: Path | None, out: TextIO) -> int:
+    """Run the chosen variants, print the table and return the exit status: 1 if there is a wrong value or a crash.
+
+    Parameters
+    ----------
+    sample
+        Only the variants that the tests run.
+    only
+        Names of entries (``"add"``, ``"nn.Linear"``) or of single variants (``"add in-place float32"``).
+    thorough
+        All samples, not a few chosen ones.
+    jobs
+        How many worker processes.
+    json_path
+        Where to write the results as JSON.
+
+    Raises
+    ------
+    UsageError
+        A name that is not in the databases, or a package that they need is missing.
+    """
+    names = _chosen(sample, only)
+    started = time.perf_counter()
+    results: dict[str, Result] = {}
+    interrupted = False
+    print(f"{len(names)} variants, {jobs} worker{'s' if jobs > 1 else ''}, torch {torch.__version__}", file=out)
+    try:
+        for result in _results(names, thorough, jobs):
+            results[result.name] = result
+            _progress(results, len(names), started, result.name, out)
+    except KeyboardInterrupt:
+        interrupted = True
+    ordered = [results[name] for name in names if name in results]
+    _clear(out)
+    print(table(ordered), file=out)
+    print(f"{len(ordered)} of {len(names)} variants in {time.perf_counter() - started:.0f} s", file=out)
+    if json_path is not None:
+        json_path.write_text(as_json(ordered, complete=not interrupted))
+    if interrupted:
+        raise KeyboardInterrupt
+    return 1 if any(result.outcome.is_wrong for result in ordered) else 0
+
+
+def _chosen(sample: bool, only: Sequence[str]) -> list[str]:
+    every = variants()
+    names = [variant.name for variant in every]
+    if sample:
+        there = set(names)
+        names = [name for name in SAMPLE if name in there]
+    if only:
+        unknown = set(only) - {variant.entry for variant in every} - {variant.name for variant in every}
+        if unknown:
+            raise UsageError(f"torch {torch.__version__} has no operator, module or variant {sorted(unknown)[0]!r}")
+        wanted = {variant.name for variant in every if variant.entry in only or variant.name in only}
+        names = [name for name in names if name in wanted]
+    return names
+
+
+def table(results: Sequence[Result]) -> str:
+    """Write how many variants came to what, and a line for each that is not equal."""
+    lines = []
+    for outcome in Outcome:
+        count = sum(result.outcome is outcome for result in results)
+        if count:
+            lines.append(f"{count:6}  {outcome.value}")
+    for outcome in Outcome:
+        those = [result for result in results if result.outcome is outcome]
+        if outcome is Outcome.EQUAL or not those:
+            continue
+        lines += ["", f"{outcome.value}:"]
+        lines += [f"  {result.name}: {result.reason}" for result in those]
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[Result], *, complete: bool) -> str:
+    """Write the results with the versions that they were made with."""
+    rows = [
+        {
+            "name": result.name,
+            "outcome": result.outcome.name.lower(),
+            "reason": result.reason,
+            "cases": result.cases,
+            "compiled": result.compiled,
+            "seconds": result.seconds,
+        }
+        for result in results
+    ]
+    page = {
+        "aotlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "complete": complete,
+        "variants": rows,
+    }
+    return json.dumps(page, indent=1) + "\n"
+
+
+def _progress(results: dict[str, Result], total: int, started: float, name: str, out: TextIO) -> None:
+    if not out.isatty():
+        return
+    done = len(results)
+    left = (time.perf_counter() - started) / done * (total - done)
+    wrong = sum(result.outcome.is_wrong for result in results.values())
+    text = f"{done}/{total}, about {left:.0f} s left, {wrong} wrong; {name}"
+    print(f"\r\x1b[K{text[: os.get_terminal_size(out.fileno()).columns - 1]}", end="", file=out, flush=True)
+
+
+def _clear(out: TextIO) -> None:
+    if out.isatty():
+        print("\r\x1b[K", end="", file=out)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """A process, what it works on, and since when."""
+
+    process: Any
+    connection: Connection
+    name: str | None = None
+    since: float = 0.0
+    done: int = 0
+
+    @classmethod
+    def start(cls, thorough: bool) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, thorough), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process=process, connection=ours)
+
+    def give(self, name: str) -> None:
+        self.name, self.since = name, time.perf_counter()
+        self.connection.send(name)
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _results(names: Sequence[str], thorough: bool, jobs: int) -> Iterator[Result]:
+    """Give the results as they come."""
+    waiting = list(reversed(names))
+    workers: list[_Worker] = []
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                workers.append(_Worker.start(thorough))
+                workers[-1].give(waiting.pop())
+            hard = None if thorough else HARD_SECONDS
+            ready = wait([worker.connection for worker in workers], timeout=1.0)
+            for worker in list(workers):
+                assert worker.name is not None
+                result = None
+                if worker.connection in ready:
+                    try:
+                        result = worker.connection.recv()
+                    except (EOFError, ConnectionError):
+                        worker.process.join()
+                        result = _lost(worker, Outcome.CRASHED, f"the process ended with {worker.process.exitcode}")
+                elif hard is not None and time.perf_counter() - worker.since > hard + _START * (worker.done == 0):
+                    result = _lost(worker, Outcome.OUT_OF_TIME, f"it ran for more than {hard:.0f} s")
+                if result is None:
+                    continue
+                worker.done += 1
+                lost = result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_TIME)
+                if lost or worker.done >= _SHIFT or not waiting:
+                    worker.end()
+                    workers.remove(worker)
+                else:
+                    worker.give(waiting.pop())
+                yield result
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+#: Importing torch and its databases takes a worker this long on a slow machine.
+_START = 300.0
+
+
+def _lost(worker: _Worker, outcome: Outcome, reason: str) -> Result:
+    assert worker.name is not None
+    seconds = round(time.perf_counter() - worker.since, 3)
+    return Result(name=worker.name, outcome=outcome, reason=reason, cases=0, compiled=0, seconds=seconds)
+
+
+def _work(connection: Connection, thorough: bool) -> None:
+    """Judge the variants that come by name, until no more come."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # a few samples print
+    torch.set_num_threads(1)
+    known = {variant.name: variant for variant in variants()}
+    try:
+        while True:
+            variant = known[connection.recv()]
+            limits: dict[str, Any] = {"limit": None} if thorough else {"limit": CASES, "seconds": SECONDS}
+            connection.send(judge_variant(variant, **limits))
+    except (EOFError, KeyboardInterrupt):
+        return

@@ -1,0 +1,256 @@
+"""What came of one variant: each of its calls by eager and by aotlab, compared in all that is observable.
+
+The graphs are run by torch's own kernels (`aotlab.nop`), so values, strides, aliasing, mutated inputs and gradients
+have to be equal bit for bit. Both sides start from the same random state. Where eager does not agree with itself, as
+where memory that nobody wrote is returned, only what is certain is compared: everything but the values.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from aotlab import api, config, torch_internals
+from aotlab import observe as events
+from aotlab.errors import RefusedError, UsageError
+from aotlab.verification.clones import Cloner, random_state_restored, restored
+from aotlab.verification.differential import Candidate, Comparison, eager, judge
+from aotlab.verification.observables import Observation, observe
+from aotlab.verification.op_database.variants import CASES, Case, Variant, cases_of
+
+
+class Outcome(enum.Enum):
+    """What came of a variant. The order is that of the table: what is right first, what is wrong last."""
+
+    EQUAL = "equal"
+    ROUNDED = "equal but for rounding: eager runs another kernel where it writes into memory that is there"
+    SHAPES = "equal but for values that eager does not determine"
+    RAISES = "eager raises, and so does aotlab"
+    EAGERLY = "ran eagerly"
+    REFUSED = "refused"
+    NOT_COMPARED = "not compared"
+    OUT_OF_TIME = "out of time"
+    CRASHED = "crashed"
+    DIFFERENT = "different"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether this is a mistake of aotlab's, and not what it promises."""
+        return self in (Outcome.OUT_OF_TIME, Outcome.CRASHED, Outcome.DIFFERENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of one variant.
+
+    ``cases`` counts its calls, ``compiled`` those that were compiled and are right. ``reason`` says for the first call
+    with this outcome why it is not equal; empty if it is.
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str
+    cases: int
+    compiled: int
+    seconds: float
+
+
+#: What returns memory that nobody has written: its values are not eager's to promise.
+_UNWRITTEN = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
+)
+
+#: Why there is nothing to be run, by form.
+_NO_CASES = {"out": "its results are not dense tensors, so there is no `out` to be made for them"}
+
+#: The observables that consist of values.
+_VALUES = frozenset(("value", "gradient", "random state"))
+
+#: Units in the last place of the largest element up to which another value is another rounding: kernels that go through
+#: memory in another order, or otherwise vectorised, round sums of products otherwise.
+_ROUNDING = 8
+
+#: How often each function is called: the second call is served by the entry that the first made.
+_CALLS = 2
+
+
+def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float | None = None) -> Result:
+    """Run one variant and say what came of it.
+
+    Parameters
+    ----------
+    limit
+        How many samples are taken; None for all.
+    seconds
+        After this time no further call is begun.
+    """
+    started = time.perf_counter()
+    found: list[tuple[Outcome, str]] = []
+    cases = cases_of(variant, limit=limit)
+    while True:
+        try:
+            case = next(cases)
+        except StopIteration:
+            break
+        except Exception as error:  # noqa: BLE001  # samples are torch's own code: if it raises, there are none
+            found.append((Outcome.NOT_COMPARED, f"torch cannot make its samples: {_first_line(error)}"))
+            break
+        outcome, reason = _judge_case(case, variant.entry)
+        found.append((outcome, f"{case.label}: {reason}" if reason else ""))
+        if seconds is not None and time.perf_counter() - started > seconds:
+            break
+    outcome, reason = _worst(found)
+    if not found:
+        reason = _NO_CASES.get(variant.form, "torch has no samples of it")
+    return Result(
+        name=variant.name,
+        outcome=outcome,
+        reason=reason,
+        cases=len(found),
+        compiled=sum(each in (Outcome.EQUAL, Outcome.ROUNDED, Outcome.SHAPES) for each, _ in found),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _worst(found: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    if not found:
+        return Outcome.NOT_COMPARED, ""
+    order = list(Outcome)
+    # That eager raises for one sample says nothing against the others.
+    telling = [each for each in found if each[0] is not Outcome.RAISES] or found
+    worst = max(telling, key=lambda each: order.index(each[0]))
+    same = sum(each is worst[0] for each, _ in found)
+    more = f" ({same} of {len(found)} calls)" if worst[0] is not Outcome.EQUAL and same < len(found) else ""
+    return worst[0], worst[1] + more
+
+
+def _judge_case(case: Case, entry: str) -> tuple[Outcome, str]:
+    made: list[Any] = []
+    values = entry not in _UNWRITTEN
+
+    def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(function, nn.Module):
+            made.append(api.aot_module(function, api.nop))
+        else:
+            made.append(api.aot_function(function, api.nop))
+        return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
+
+    # checked as well: that what the graphs return is as the trace promised; torch itself lies of these ops' memory
+    checks = config.patch(debug_assert=not entry.startswith("unsafe_"))
+    with warnings.catch_warnings(), torch_internals.samples_do_not_seed(), checks:
+        warnings.simplefilter("ignore")  # that a call runs eagerly is asked for below
+        if isinstance(case.function, nn.Module) and any(is_lazy(held) for held in case.function.parameters()):
+            return _judge_lazy(case, candidate)
+        try:
+            expected = _observe(case, eager)
+            actual = _observe(case, candidate)
+        except UsageError as error:
+            return Outcome.NOT_COMPARED, str(error)
+        rows = _compare(expected, actual)
+        wrong = [row for row in rows if not row.equal]
+        unstable = False
+        rounded = ""
+        if wrong and all(row.kind in _VALUES for row in wrong):
+            unstable = not values or not _agrees_with_itself(case, expected)
+            if unstable:
+                wrong = []
+            elif all(row.equal for row in _compare(expected, actual, units=_ROUNDING)):
+                wrong, rounded = [], wrong[0].sentence
+        refused = next((row for row in wrong if row.kind == "refused"), None)
+        written = next((row for row in wrong if row.kind == "mutated before refusal"), None)
+        if written is not None or (wrong and refused is None):
+            return Outcome.DIFFERENT, (written or wrong[0]).sentence
+        if refused is not None:
+            return Outcome.REFUSED, _without_line(refused.actual)
+        failure = expected[0].failure
+        if failure is not None:
+            return Outcome.RAISES, str(failure)
+        log = getattr(made[0], "compiled", made[0]).calls
+        if log.eager:
+            return Outcome.EAGERLY, _without_line(_why_eagerly(case, candidate))
+    if not values or unstable:
+        return Outcome.SHAPES, "eager returns memory that nobody wrote" if not values else "eager is not deterministic"
+    if rounded:
+        return Outcome.ROUNDED, rounded
+    return Outcome.EQUAL, ""
+
+
+def _without_line(text: str) -> str:
+    # every call here stands on the same line, which says nothing
+    text = re.sub(r", at \S+/aotlab/verification/\S+\.py:\d+( \(.*?\)(?=:|$))?", "", text)
+    return text.replace("`_plain.<locals>.call` was not compiled and ran eagerly: ", "")
+
+
+def _judge_lazy(case: Case, candidate: Candidate) -> tuple[Outcome, str]:
+    """See to it that a module without parameters to copy is refused: its first call makes them."""
+    try:
+        candidate(case.function)(*case.args, **case.kwargs)
+    except RefusedError as error:
+        return Outcome.REFUSED, f"{type(error).__name__}: {error}"
+    return Outcome.DIFFERENT, "a lazy module was compiled before it had its parameters"
+
+
+def _observe(case: Case, make: Candidate) -> list[Observation]:
+    backward = "all" if case.differentiated else None
+    cloner = Cloner(case.function)
+    with random_state_restored(), restored(cloner.captured):
+        function = make(cloner.function)
+        return [
+            observe(function, cloner.call(case.args, case.kwargs), backward=backward)  # type: ignore[arg-type]  # mypy widens the literal
+            for _ in range(_CALLS)
+        ]
+
+
+def _compare(expected: list[Observation], actual: list[Observation], *, units: int = 0) -> list[Comparison]:
+    numbered = enumerate(zip(expected, actual, strict=True), start=1)
+    pages = [
+        judge(left, right, call=number, messages=True, exact_gradients=False, units=units)
+        for number, (left, right) in numbered
+    ]
+    return list(itertools.chain.from_iterable(pages))
+
+
+def _agrees_with_itself(case: Case, expected: list[Observation]) -> bool:
+    return all(row.equal for row in _compare(expected, _observe(case, eager)))
+
+
+def _why_eagerly(case: Case, candidate: Candidate) -> str:
+    """Run the call once more and listen to why it is not compiled."""
+    with _failures() as heard:
+        _observe(case, candidate)
+    return str(heard[0]) if heard else "aotlab gave no reason"
+
+
+@contextmanager
+def _failures() -> Iterator[list[BaseException]]:
+    heard: list[BaseException] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, events.CompileFailed):
+            heard.append(event.error)
+
+    with events.listen(note):
+        yield heard

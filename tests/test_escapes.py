@@ -1,0 +1,288 @@
+"""Ways around the trace: each is right, or refused before anything happened."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from aotlab import torch_internals as internals
+from aotlab.errors import (
+    CapturedTensorError,
+    DataDependentError,
+    EscapeError,
+    HooksError,
+    LeakedTensorError,
+    RefusedError,
+)
+from tests.engine_helpers import compiled, leaf, same
+
+WEIGHT = torch.ones(3)
+PARAMETER = torch.ones(3, requires_grad=True)
+
+
+def inplace_then(look):
+    """Write the input, then look around the trace: the write must not have happened when that is refused."""
+
+    def f(x):
+        x.mul_(2)
+        return look(x)
+
+    return f
+
+
+def _swap(x):
+    torch.utils.swap_tensors(x, torch.ones(3))
+
+
+def _assign_data(x):
+    x.data = torch.zeros(3)
+
+
+def _assign_data_of_intermediate(x):
+    y = x * 2
+    y.data = x
+    return y
+
+
+def _assign_grad(x):
+    x.grad = torch.ones(3)
+
+
+def _change_class(x):
+    x.__class__ = torch.nn.Parameter
+
+
+def _numpy_out(x):
+    np.add(np.ones(3, dtype=np.float32), 1, out=x.numpy())
+    return x
+
+
+#: Looking at the values or the memory of an argument.
+LOOKS = {
+    "numpy": (lambda x: x.numpy(), EscapeError),
+    "numpy(force)": (lambda x: x.numpy(force=True), EscapeError),
+    "detach().numpy()": (lambda x: x.detach().numpy(), EscapeError),
+    "asarray": (lambda x: np.asarray(x), EscapeError),
+    "numpy function": (lambda x: np.sin(x.detach()), EscapeError),
+    "numpy out": (_numpy_out, EscapeError),
+    "data_ptr": (lambda x: x.data_ptr(), EscapeError),
+    "data_ptr of a view": (lambda x: x[1:].data_ptr(), EscapeError),
+    "storage pointer": (lambda x: x.untyped_storage().data_ptr(), EscapeError),
+    "typed storage": (lambda x: x.storage(), EscapeError),
+    "from_dlpack": (lambda x: torch.from_dlpack(x.detach()), EscapeError),
+    "numpy from_dlpack": (lambda x: np.from_dlpack(x.detach()), EscapeError),
+    "to_dlpack": (lambda x: torch.utils.dlpack.to_dlpack(x), EscapeError),
+    "share_memory_": (lambda x: x.share_memory_(), EscapeError),
+    "is_shared": (lambda x: x.is_shared(), EscapeError),
+    "is_pinned": (lambda x: x.is_pinned(), EscapeError),
+    "deepcopy": (lambda x: copy.deepcopy(x.detach()), EscapeError),
+    "pickle": (lambda x: pickle.dumps(x.detach()), EscapeError),
+    "_version": (lambda x: x._version, EscapeError),
+    "grad": (lambda x: x.detach().grad, EscapeError),
+    "tolist": (lambda x: x.tolist(), DataDependentError),
+    "item": (lambda x: x[0].item(), DataDependentError),
+    "bool": (lambda x: x if x[0] > 0 else -x, DataDependentError),
+    "float": (lambda x: float(x[0]), DataDependentError),
+    "int": (lambda x: int(x[0]), DataDependentError),
+    "complex": (lambda x: complex(x[0]), DataDependentError),
+    "index": (lambda x: [1, 2, 3][x[0].long()], DataDependentError),
+    "range": (lambda x: list(range(x[0].long())), DataDependentError),
+    "is_nonzero": (lambda x: torch.is_nonzero(x[0]), DataDependentError),
+    "in": (lambda x: 2.0 in x, DataDependentError),
+    "equal": (lambda x: torch.equal(x, x * 1), DataDependentError),
+    "repr": (repr, DataDependentError),
+    "format": (lambda x: f"{x[0]:.2f}", DataDependentError),
+    "nonzero": (lambda x: x.nonzero(), DataDependentError),
+    "mask": (lambda x: x[x > 0], DataDependentError),
+    "data =": (_assign_data, EscapeError),
+    "data = of an intermediate": (_assign_data_of_intermediate, EscapeError),
+    "grad =": (_assign_grad, EscapeError),
+    "swap_tensors": (_swap, EscapeError),
+    "class =": (_change_class, LeakedTensorError),
+    "backward": (lambda x: (x * 1).sum().backward(), EscapeError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", LOOKS)
+def test_looking_behind_an_argument(kind, grad):
+    """It is refused with the user's line, at each call anew, and the write before it did not happen."""
+    look, error = LOOKS[kind]
+    x = leaf(3) * 1 if grad else torch.ones(3)
+    values, version = x.tolist(), x._version
+    g = compiled(inplace_then(look))
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            g(x)
+        if error is not LeakedTensorError:
+            assert caught.value.line is not None
+            assert caught.value.line.file == __file__
+        assert (x.tolist(), x._version, type(x)) == (values, version, torch.Tensor)
+    assert g.entries == ()
+
+
+BEHIND_DYNAMO = ["data_ptr", "tolist", "item", "bool", "float", "nonzero", "mask", "detach().numpy()", "in"]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", BEHIND_DYNAMO)
+def test_looking_behind_dynamo(kind, grad):
+    """Dynamo breaks the graph, or our backend runs it eagerly: the result is eager's."""
+    torch._dynamo.reset()
+    program = inplace_then(LOOKS[kind][0])
+    results = []
+    for function in (program, compiled(program, frontend="dynamo")):
+        x = leaf(3) * 1 if grad else torch.full((3,), 2.0)
+        out = function(x)
+        pointers = kind == "data_ptr" and out == x.data_ptr()
+        results.append(
+            ([pointers] if kind == "data_ptr" else np.asarray(torch.as_tensor(out).detach()).tolist(), x.tolist())
+        )
+    assert results[1] == results[0]
+
+
+def _write(x):
+    WEIGHT.add_(1)
+    return x * 2
+
+
+def _write_view(x):
+    WEIGHT[1:].mul_(2)
+    return x * 2
+
+
+def _write_into(x):
+    torch.mul(x.detach(), 2, out=WEIGHT)
+
+
+def _write_data(x):
+    WEIGHT.data.add_(1)
+
+
+def _write_numpy(x):
+    WEIGHT.numpy()[0] = 5
+    return x * 2
+
+
+def _set_data(x):
+    WEIGHT.data = x * 2
+
+
+def _set_grad(x):
+    PARAMETER.grad = x.detach() * 2
+
+
+def _flag(x):
+    WEIGHT.requires_grad_()
+    return x * 2
+
+
+def _flag_by_assignment(x):
+    WEIGHT.requires_grad = True
+    return x * 2
+
+
+def _hook(x):
+    PARAMETER.register_hook(lambda g: g * x)
+    return x * 2
+
+
+def _swap_captured(x):
+    torch.utils.swap_tensors(WEIGHT, torch.zeros(3))
+    return x * 2
+
+
+def _backward_captured(x):
+    PARAMETER.sum().backward()
+    return x * 2
+
+
+#: A tensor that is no argument: what is read of it would be frozen, what is written would be written once.
+CAPTURED = {
+    "read": (lambda x: x * WEIGHT, CapturedTensorError),
+    "read view": (lambda x: x * WEIGHT[0], CapturedTensorError),
+    "write": (_write, CapturedTensorError),
+    "write view": (_write_view, CapturedTensorError),
+    "out=": (_write_into, CapturedTensorError),
+    ".data write": (_write_data, EscapeError),
+    "numpy write": (_write_numpy, EscapeError),
+    "item": (lambda x: x * WEIGHT.sum().item(), CapturedTensorError),
+    "tolist": (lambda x: x * WEIGHT.tolist()[0], DataDependentError),
+    "numpy": (lambda x: x * float(WEIGHT.numpy()[0]), EscapeError),
+    "data_ptr": (lambda x: (x * 2, WEIGHT.data_ptr()), EscapeError),
+    "repr": (lambda x: (x * 2, repr(WEIGHT)), DataDependentError),
+    "_version": (lambda x: (x * 2, WEIGHT._version), EscapeError),
+    "grad": (lambda x: x * 2 if PARAMETER.grad is None else x, EscapeError),
+    "data =": (_set_data, EscapeError),
+    "grad =": (_set_grad, EscapeError),
+    "requires_grad_": (_flag, EscapeError),
+    "requires_grad =": (_flag_by_assignment, EscapeError),
+    "hook": (_hook, HooksError),
+    "swap": (_swap_captured, EscapeError),
+    "backward": (_backward_captured, (CapturedTensorError, EscapeError)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", CAPTURED)
+def test_captured_tensors(kind, grad):
+    """It is refused, and neither the captured tensor nor the argument is touched."""
+    program, error = CAPTURED[kind]
+    x = leaf(3) * 1 if grad else torch.ones(3)
+    before = (WEIGHT._version, WEIGHT.requires_grad, PARAMETER.grad, x.tolist())
+    for function in (program, inplace_then(program)):
+        with pytest.raises(error) as caught:
+            compiled(function)(x)
+        assert isinstance(caught.value, RefusedError)
+        assert caught.value.suggestion
+        assert WEIGHT.tolist() == PARAMETER.tolist() == [1.0] * 3
+        assert (WEIGHT._version, WEIGHT.requires_grad, PARAMETER.grad, x.tolist()) == before
+        assert not PARAMETER._backward_hooks
+
+
+@pytest.mark.parametrize("kind", ["read", "write", "out=", "item", "numpy", "tolist"])
+def test_captured_tensors_behind_dynamo(kind):
+    """Dynamo makes inputs of them: values and writes are eager's, call after call."""
+    torch._dynamo.reset()
+    program = CAPTURED[kind][0]
+    results = []
+    for function in (program, compiled(program, frontend="dynamo")):
+        WEIGHT.data.fill_(1.0)
+        outs = []
+        for _ in range(2):
+            out = function(torch.full((3,), 2.0))
+            outs.append((None if out is None else out.tolist(), WEIGHT.tolist()))
+        results.append(outs)
+    WEIGHT.data.fill_(1.0)
+    assert results[1] == results[0]
+
+
+def test_what_may_be_asked():
+    """What a trace can answer is answered: shapes, strides, flags, identities, `.data` as a value."""
+    same(lambda x: (x.shape, x.stride(), x.is_contiguous(), x.dtype, x.requires_grad, x.is_leaf, x * 1), leaf(3))
+    same(lambda x: x.data * 2, leaf(3))
+    same(lambda x: (x is x.view_as(x), len(x), x.element_size(), x.nelement(), x * 1), torch.ones(3))
+    same(lambda x: (x * 2).data.add_(1), torch.ones(3))
+    same(lambda x: x.data.mul_(2), torch.ones(3))
+    same(lambda x: x.storage_offset() + x, torch.ones(4)[1:])
+    same(lambda x: hash(x) == hash(x) and x * 2, torch.ones(3))
+
+
+def traced_tensors():
+    """List the traced tensors that are alive."""
+    gc.collect()
+    return [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and internals.is_functional(t)]
+
+
+def test_refused_traces_keep_nothing_alive():
+    """After a refusal, nothing of the trace can be reached from anywhere."""
+    before = len(traced_tensors())
+    for look, error in (LOOKS["numpy"], LOOKS["bool"], LOOKS["swap_tensors"], CAPTURED["data ="]):
+        with pytest.raises(error):
+            compiled(inplace_then(look))(torch.ones(3))
+    assert len(traced_tensors()) == before

@@ -1,0 +1,389 @@
+"""Grad mode, autocast, deterministic algorithms, inference mode and default dtype are eager's (row C12)."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from aotlab.errors import EscapeError, OutputError
+from tests.engine_helpers import compiled, global_torch_state, leaf, nonleaf, same
+
+FRONTENDS = ["direct", "dynamo"]
+
+
+def bf16(*, enabled=True, cache=None):
+    """Return autocast on the CPU."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+
+# --- grad mode ---------------------------------------------------------------------------------------------------
+
+
+def leaves_off(x):
+    """Switch grad mode off and leave it so."""
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y, y * 3, x.view(-1)
+
+
+def leaves_on(x):
+    """Switch it on and leave it so."""
+    y = x.detach() * 2
+    torch.set_grad_enabled(True)
+    return y, x * 3, x.view(-1)
+
+
+def toggles(x):
+    """Switch it several times and leave it as it was."""
+    with torch.no_grad():
+        a = x * 2
+        with torch.enable_grad():
+            b = x * 3
+            torch.set_grad_enabled(False)
+            c = x * 4
+        d = x * 5
+    return a, b, c, d, x * 6
+
+
+@torch.no_grad()
+def decorated(x):
+    """Run without grad mode."""
+    return x * 2, x.view(-1)
+
+
+def mutates_then_leaves(x):
+    """Write under grad mode, then switch it off, and write again."""
+    x.mul_(2)
+    torch.set_grad_enabled(False)
+    x.add_(1)
+    return x.sum()
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["grad mode on", "grad mode off"])
+@pytest.mark.parametrize(
+    "make", [lambda: leaf(3), lambda: leaf(3).detach(), lambda: nonleaf(3)], ids=["leaf", "plain", "nonleaf"]
+)
+@pytest.mark.parametrize("program", [leaves_off, leaves_on, toggles, decorated, mutates_then_leaves])
+def test_grad_mode_inside(program, make, around):
+    """Set, nested, left changed: outputs, their grad_fn and gradients, and the mode afterwards."""
+    x = make()
+    with torch.set_grad_enabled(around):
+        if program is mutates_then_leaves and x.is_leaf and x.requires_grad and around:
+            with pytest.raises(RuntimeError, match="leaf"):
+                compiled(program)(x)
+            return
+        same(program, x)
+
+
+@pytest.mark.parametrize("program", [leaves_off, leaves_on])
+def test_grad_mode_left_behind_dynamo(program):
+    """What Dynamo makes of a mode that is left changed: the caller finds eager's."""
+    torch._dynamo.reset()
+    found = []
+    for function in (program, compiled(program, frontend="dynamo")):
+        for _ in range(2):
+            out = function(leaf(3))
+            found.append((torch.is_grad_enabled(), [o.requires_grad for o in out]))
+            torch.set_grad_enabled(True)
+    assert found[2:] == found[:2]
+
+
+# --- autocast ----------------------------------------------------------------------------------------------------
+
+
+def mixed(x, w):
+    """Compute with ops that autocast lowers, leaves and raises."""
+    h = x @ w
+    return torch.nn.functional.softmax(h, -1), (h.float().exp() @ w).pow(2).sum(), h
+
+
+def nested_autocast(x, w):
+    """Switch autocast on, off and on again inside."""
+    with bf16():
+        a = x @ w
+        with bf16(enabled=False):
+            b = a.float() @ w
+            with bf16():
+                c = b @ w
+        d = c @ w
+    return a, b, c, d, x @ w
+
+
+def autocast_inside(x, w):
+    """Switch it on for all."""
+    with bf16():
+        return mixed(x, w)
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["without", "around"])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("program", [mixed, nested_autocast, autocast_inside])
+def test_autocast(program, grad, around):
+    """Inside, around, nested: results and gradients bit for bit, the settings as they were."""
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    if not grad:
+        x, w = x.detach(), w.detach()
+    before = global_torch_state()
+    with bf16(enabled=around):
+        same(program, x, w)
+    assert global_torch_state() == before
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("backward", [False, True], ids=["backward without", "backward under"])
+@pytest.mark.parametrize("forward", [False, True], ids=["forward without", "forward under"])
+@pytest.mark.parametrize("program", [mixed, nested_autocast, lambda x, w: (x @ w).sin().sum()])
+def test_autocast_of_the_backward(program, forward, backward, frontend):
+    """Eager casts in the backward by the autocast that is on around the backward, not the forward; so do we."""
+    torch._dynamo.reset()
+    gradients = []
+    for function in (program, compiled(program, frontend=frontend)):
+        for _ in range(2):
+            x, w = leaf(8, 8), leaf(8, 8, seed=1)
+            with bf16(enabled=forward):
+                out = function(x, w)
+            outs = [o for o in (out if isinstance(out, tuple) else (out,)) if o.requires_grad]
+            with bf16(enabled=backward):
+                torch.autograd.backward(outs, [torch.full_like(o, 0.5) for o in outs])
+            gradients.append((x.grad, w.grad))
+    for found in gradients[1:]:
+        assert [g.dtype for g in found] == [g.dtype for g in gradients[0]]
+        assert all(torch.equal(a, b) for a, b in zip(gradients[0], found, strict=True))
+
+
+def test_one_backward_per_autocast():
+    """The backwards of one entry: without autocast, under bfloat16, under float16, and each again."""
+    program = compiled(lambda x, w: (x @ w).sin().sum())
+    reference = lambda x, w: (x @ w).sin().sum()  # noqa: E731
+    for dtype in (None, torch.bfloat16, torch.float16, None, torch.bfloat16):
+        gradients = []
+        for function in (reference, program):
+            x, w = leaf(8, 8), leaf(8, 8, seed=1)
+            out = function(x, w)
+            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                out.backward()
+            gradients.append((x.grad, w.grad))
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert len(program.entries) == 1
+
+
+def test_autocast_with_weights_that_are_cast_once():
+    """Autocast's cache of casted weights: filled and used as without us, and nothing of a trace in it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    g = compiled(model)
+    for cache in (True, False):
+        for _ in range(2):
+            with bf16(cache=cache):
+                x = torch.linspace(-1, 1, 8).reshape(2, 4)
+                expected, actual = model(x), g(x)
+                assert torch.equal(expected, actual)
+                assert actual.dtype == torch.bfloat16
+            gradients = []
+            for out in (expected, actual):
+                model.zero_grad()
+                out.float().sum().backward()
+                gradients.append([p.grad.clone() for p in model.parameters()])
+            assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_autocast_left_on_is_refused():
+    """A function that leaves autocast on: refused, and it is off."""
+
+    def f(x):
+        torch.set_autocast_enabled("cpu", True)
+        return x @ x
+
+    before = global_torch_state()
+    x = torch.ones(2, 2)
+    with pytest.raises(EscapeError, match="autocast"):
+        compiled(f)(x)
+    assert global_torch_state() == before
+
+
+# --- inference mode ----------------------------------------------------------------------------------------------
+
+
+def inference_inside(x):
+    """Compute under inference mode and clone the result out of it."""
+    with torch.inference_mode():
+        y = x * 2
+    return y.clone(), x + 1
+
+
+def writes_under_inference(x):
+    """Write under inference mode."""
+    with torch.inference_mode():
+        x.mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("make", [lambda: leaf(3), lambda: leaf(3).detach()], ids=["training", "inference"])
+def test_inference_mode_inside(make):
+    """Around a part of the function."""
+    same(inference_inside, make())
+    if not make().requires_grad:
+        same(writes_under_inference, make())
+
+
+@pytest.mark.parametrize("program", [mixed, nested_autocast])
+def test_inference_mode_around(program):
+    """Around the call: the outputs are inference tensors, as in eager, of ordinary and of inference inputs."""
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    with torch.inference_mode():
+        same(program, x, w, backward=None)
+        inside = (x * 1, w * 1)
+        assert inside[0].is_inference()
+        g = compiled(program)
+        for actual, expected in zip(g(*inside), program(*inside), strict=True):
+            assert (actual.is_inference(), actual.requires_grad) == (expected.is_inference(), expected.requires_grad)
+            assert torch.equal(actual, expected)
+    outside = compiled(lambda x: x * 2)
+    assert outside(inside[0]).is_inference() is False
+
+
+def test_inference_tensors_that_leave_are_refused():
+    """An output made under inference mode inside: eager returns an inference tensor, and we say that we cannot."""
+
+    def f(x):
+        x.mul_(2)
+        with torch.inference_mode():
+            return x * 2
+
+    x = torch.ones(2)
+    with pytest.raises(OutputError, match="inference_mode"):
+        compiled(f)(x)
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_saving_an_inference_tensor():
+    """It cannot be saved for a backward: eager's error."""
+    with torch.inference_mode():
+        x = torch.ones(3)
+    messages = []
+    for function in (lambda x, w: (x * w).sum(), compiled(lambda x, w: (x * w).sum())):
+        with pytest.raises(RuntimeError) as caught:
+            function(x, leaf(3)).backward()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+# --- deterministic algorithms, default dtype ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def deterministic():
+    """Ask for deterministic algorithms."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_deterministic_mode(grad):
+    """Ops that have a deterministic form use it; fresh memory is filled as torch fills it in that mode."""
+    index = torch.tensor([0, 0, 2])
+    x = leaf(3) if grad else leaf(3).detach()
+
+    def f(x):
+        y = torch.zeros(3).index_add(0, index.clone() if False else torch.tensor([0, 0, 2]), x)
+        z = torch.zeros(3).scatter_reduce(0, torch.tensor([0, 0, 2]), x, "sum")
+        return y * z, x[torch.tensor([0, 0, 1])]
+
+    same(f, x)
+    empty = compiled(lambda x: torch.empty(3) if x.dim() else x)
+    assert empty(torch.ones(1)).isnan().all()
+
+
+def test_deterministic_mode_is_guarded():
+    """A call in the other mode is compiled for, and what has no deterministic form is eager's error."""
+    g = compiled(lambda x: x.cumsum(0))
+    g(torch.ones(2))
+    torch.use_deterministic_algorithms(True)
+    try:
+        g(torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(g.entries) == 2
+    assert "deterministic" in g.recompiles[0]
+
+
+@pytest.mark.parametrize(
+    "setter",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.set_default_device("meta"),
+    ],
+    ids=["dtype", "deterministic", "precision", "threads", "device"],
+)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_settings_left_changed_are_refused(setter, grad):
+    """Refused, and both the setting and the argument are as before."""
+
+    def f(x):
+        x.mul_(2)
+        setter()
+        return x * 2
+
+    x = nonleaf(2) if grad else torch.ones(2)
+    values, before = x.tolist(), global_torch_state()
+    with pytest.raises(EscapeError):
+        compiled(f)(x)
+    assert global_torch_state() == before
+    assert torch.get_default_device() == torch.device("cpu")
+    assert x.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+        (
+            lambda: torch.set_float32_matmul_precision("medium"),
+            lambda: torch.set_float32_matmul_precision("highest"),
+        ),
+    ],
+    ids=["dtype", "deterministic", "precision"],
+)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_settings_that_are_put_back(change, back, grad):
+    """The graph would run under the call's setting: an op under another one is refused, with its line."""
+
+    def f(x):
+        x.mul_(2)
+        change()
+        try:
+            return torch.ones(2) * x
+        finally:
+            back()
+
+    x = nonleaf(2) if grad else torch.ones(2)
+    values, before = x.tolist(), global_torch_state()
+    with pytest.raises(EscapeError, match="changes a global setting") as caught:
+        compiled(f)(x)
+    assert "torch.ones(2) * x" in str(caught.value)
+    assert global_torch_state() == before
+    assert x.tolist() == values
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_default_dtype_around(frontend):
+    """Another default dtype around the call is another entry."""
+    torch._dynamo.reset()
+    g = compiled(lambda x: torch.ones(2) * 1.5 + x, frontend=frontend)
+    assert g(torch.ones(2)).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert g(torch.ones(2, dtype=torch.float32)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert g(torch.ones(2)).dtype == torch.float32

@@ -1,0 +1,163 @@
+"""300 of torch's own operators and modules, by aotlab and by eager; and that a broken engine would be noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aotlab import torch_internals
+from aotlab.errors import UsageError
+from aotlab.verification.mutants import MUTANTS
+from aotlab.verification.op_database import SAMPLE, Outcome, Variant, cases_of, judge_variant, variants
+
+#: Compiled and right, or an error of eager's that aotlab raises as well.
+RIGHT = (Outcome.EQUAL, Outcome.ROUNDED, Outcome.SHAPES, Outcome.RAISES)
+
+_RANDOM = (Outcome.REFUSED, "in-place random op on a tensor that is not contiguous")
+_VALUES = (Outcome.REFUSED, "has a result that depends on the values of a tensor")
+_LAYOUT = (Outcome.REFUSED, "MetadataMutationError")
+
+#: What of the sample is not compiled, and why: the outcome, and words of its reason.
+NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
+    "cauchy in-place float32": _RANDOM,
+    "normal.in_place call float32": _RANDOM,
+    "baddbmm in-place complex64": (Outcome.REFUSED, "a lazy conjugate"),
+    "addbmm in-place complex64": (Outcome.EAGERLY, "the requested shape has too few dimensions"),
+    "combinations call complex64": _VALUES,
+    "as_strided in-place complex64": _LAYOUT,
+    "nn.functional.gelu out float32": (Outcome.EAGERLY, "takes tensors with gaps for contiguous ones"),
+    "tensor_split call complex64": (Outcome.EAGERLY, "its data is not allocated"),
+    "svd out float32": _LAYOUT,
+    "empty out int64": _LAYOUT,
+    "squeeze in-place int64": _LAYOUT,
+    "resize_ in-place float32": (Outcome.REFUSED, "StorageMutationError"),
+    "H call complex64": (Outcome.REFUSED, "a part of a lazy conjugate or negative"),
+    "to_sparse call int64": (Outcome.EAGERLY, "SparseTensorImpl"),
+    "nonzero call float32": _VALUES,
+    "nn.functional.ctc_loss call float32": _VALUES,
+    "nn.LazyConv3d eval float32": (Outcome.REFUSED, "UninitializedParameter"),
+    "nn.GaussianNLLLoss train float32": _VALUES,
+}
+
+
+@pytest.fixture(scope="module")
+def by_name() -> dict[str, Variant]:
+    """Load torch's databases once."""
+    return {variant.name: variant for variant in variants()}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_sample(name: str, by_name: dict[str, Variant]):
+    """The variant is eager's equal, forward and backward, in all that is observable; or it is known why not."""
+    if name not in by_name:
+        pytest.skip(f"torch {torch.__version__} does not have it")
+    if name == "fft.rfftn call float32" and torch.__version__.startswith("2.11"):
+        pytest.skip("torch 2.11's fake tensors promise other strides than its kernel gives")
+    result = judge_variant(by_name[name], limit=4)
+    known = NOT_COMPILED.get(name)
+    allowed = RIGHT if known is None else (*RIGHT, known[0])
+    assert result.outcome in allowed, result.reason
+    assert result.outcome in RIGHT or known is None or known[1] in result.reason
+
+
+def test_the_sample_is_there(by_name: dict[str, Variant]):
+    """All 300 are different, and nearly all are in this version of torch."""
+    assert len(set(SAMPLE)) == 300
+    assert sum(name in by_name for name in SAMPLE) >= 290
+    assert set(NOT_COMPILED) <= set(SAMPLE)
+
+
+def test_every_entry_has_variants(by_name: dict[str, Variant]):
+    """No operator or module is left out but those that no CPU runs or only in float8; most have several forms."""
+    entries = {variant.entry for variant in by_name.values()}
+    left_out = {info.full_name for info in torch_internals.op_database()} - entries
+    assert all("_scaled_mm" in name or "_attention_forward" in name or "cudnn" in name for name in left_out), left_out
+    assert {info.name for info in torch_internals.module_database()} <= entries
+    assert len(by_name) > 2500
+    assert {"add call float32", "add in-place int64", "add out complex64", "nn.Linear train float32"} <= set(by_name)
+
+
+def test_cases_are_the_same_each_time(by_name: dict[str, Variant]):
+    """Samples depend on the variant's name only, and making them leaves torch's random state alone."""
+    variant = by_name["addmm call float32"]
+    before = torch.get_rng_state()
+    first = [each for case in cases_of(variant) for each in case.args]
+    torch.manual_seed(1)
+    second = [each for case in cases_of(variant) for each in case.args]
+    assert len(first) == len(second) > 10
+    assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))
+    torch.set_rng_state(before)
+    list(cases_of(variant))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_cases_of_each_form(by_name: dict[str, Variant]):
+    """Gradients, gaps, writable tensors in place, and results to be written: each form has what it is for."""
+    called = list(cases_of(by_name["mul call float32"]))
+    assert any(case.differentiated for case in called)
+    assert any(not case.differentiated for case in called)
+    assert any(not case.args[0].is_contiguous() for case in called)
+    assert any(case.label.startswith("error") for case in cases_of(by_name["gather call float32"]))
+    in_place = list(cases_of(by_name["mul in-place float32"]))
+    assert all(not case.args[0].is_leaf for case in in_place if case.differentiated)
+    written = list(cases_of(by_name["mul out float32"]))
+    assert {case.kwargs["out"].is_contiguous() for case in written if case.kwargs["out"].dim() > 1} == {True, False}
+    assert len(list(cases_of(by_name["mul call float32"], limit=None))) > len(called)
+
+
+CAUGHT_BY = {
+    "epilogue skipped": "mul in-place float32",
+    "wrong mutated value": "mul in-place float32",
+}
+
+
+@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.name in CAUGHT_BY], ids=lambda each: each.name)
+def test_a_broken_engine_is_noticed(mutant, by_name: dict[str, Variant]):
+    """With a mistake in the engine the variant is not equal, and says in what; without it, it is."""
+    variant = by_name[CAUGHT_BY[mutant.name]]
+    with mutant.installed():
+        broken = judge_variant(variant)
+    assert (broken.outcome, judge_variant(variant).outcome) == (Outcome.DIFFERENT, Outcome.EQUAL)
+    assert "args[0]" in broken.reason
+
+
+def test_outcomes_that_are_not_equal(by_name: dict[str, Variant]):
+    """Refusals, eager's own errors and memory that nobody wrote are told apart, with the reason."""
+    outcomes = {
+        name: judge_variant(by_name[name], limit=1)
+        for name in ("nonzero call float32", "sin in-place int64", "empty_like call float32", "equal out float32")
+    }
+    assert [result.outcome for result in outcomes.values()] == [
+        Outcome.REFUSED, Outcome.RAISES, Outcome.SHAPES, Outcome.NOT_COMPARED,
+    ]  # fmt: skip
+    assert "DataDependentError: `aten.nonzero.default`" in outcomes["nonzero call float32"].reason
+    assert "can't be cast to the desired output type Long" in outcomes["sin in-place int64"].reason
+
+
+def test_the_databases_leave_no_trace():
+    """Importing torch's test helpers forbids assignments to torch's flags for good, unless that is put back."""
+    program = (
+        "import os, torch, warnings\n"
+        "from aotlab import torch_internals as t\n"
+        "before = (len(warnings.filters), dict(os.environ), torch.get_rng_state().sum().item())\n"
+        "t.op_database(), t.module_database()\n"
+        "assert before == (len(warnings.filters), dict(os.environ), torch.get_rng_state().sum().item())\n"
+        "torch.backends.cudnn.benchmark = True\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
+    """Torch's databases need a package that torch does not install; without it the error says what to install."""
+    for name in [name for name in sys.modules if name.startswith("torch.testing._internal.common_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "expecttest", None)
+    torch_internals.op_database.cache_clear()
+    try:
+        with pytest.raises(UsageError, match=r"'expecttest'.*aotlab\[ops\]"):
+            torch_internals.op_database()
+    finally:
+        torch_internals.op_database.cache_clear()
