@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The command line: ``aotlab demo | lab | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
-=======
-"""The command line: ``aotlab demo | lab | verify ops | bench engine | doctor``, also as ``python -m aotlab``.
->>>>>>> lead
+"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -111,9 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
 
-<<<<<<< HEAD
-    _add_fuzz(commands)
-=======
     verify = commands.add_parser(
         "verify", allow_abbrev=False, help="compare with eager", description="Compare with eager."
     )
@@ -136,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     ops.add_argument("--json", type=Path, metavar="PATH", help="write the results here, too")
     ops.set_defaults(command=_verify_ops)
 
->>>>>>> lead
+    _add_fuzz(commands)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     engine = suites.add_parser(
@@ -234,7 +227,6 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
 
 
-<<<<<<< HEAD
 def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
@@ -267,7 +259,6 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         json_path=options.json,
         corpus_file=options.corpus,
         progress=options.progress,
-=======
 def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     from aotlab.verification import op_database
 
@@ -278,7 +269,6 @@ def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         jobs=options.jobs,
         json_path=options.json,
         out=sys.stdout,
->>>>>>> lead
     )
 
 
