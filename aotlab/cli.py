@@ -259,6 +259,9 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         json_path=options.json,
         corpus_file=options.corpus,
         progress=options.progress,
+    )
+
+
 def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     from aotlab.verification import op_database
 

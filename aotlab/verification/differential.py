@@ -277,11 +277,8 @@ def judge(
     appeal: Appeal | None = None,
     messages: bool = False,
     exact_gradients: bool = True,
-<<<<<<< HEAD
     terse: bool = False,
-=======
     units: int = 0,
->>>>>>> lead
 ) -> list[Comparison]:
     """Compare two observations of one call, observable by observable.
 
@@ -294,11 +291,14 @@ def judge(
     A refusal is a difference of its own kind, and so is every trace that it left on the arguments. When both raise,
     only the exceptions are compared: how far a program got before it raised is not kept.
     """
-<<<<<<< HEAD
-    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, terse=terse)
-=======
-    page = _Page(call=call, exact=tolerance == "exact", appeal=appeal, exact_gradients=exact_gradients, units=units)
->>>>>>> lead
+    page = _Page(
+        call=call,
+        exact=tolerance == "exact",
+        appeal=appeal,
+        exact_gradients=exact_gradients,
+        terse=terse,
+        units=units,
+    )
     if actual.failure is not None and actual.failure.refused is not None:
         page.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
         for state in actual.tensors:
@@ -349,13 +349,16 @@ def judge(
 class _Page:
     """The comparisons of one call, as they are written."""
 
-<<<<<<< HEAD
     def __init__(
-        self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, terse: bool = False
+        self,
+        *,
+        call: int,
+        exact: bool,
+        appeal: Appeal | None,
+        exact_gradients: bool,
+        terse: bool = False,
+        units: int = 0,
     ) -> None:
-=======
-    def __init__(self, *, call: int, exact: bool, appeal: Appeal | None, exact_gradients: bool, units: int = 0) -> None:
->>>>>>> lead
         self.call = call
         self.exact = exact
         self.exact_gradients = exact_gradients
@@ -477,15 +480,10 @@ class _Page:
             return
         if not self.exact:
             same = _close(left, right)
-<<<<<<< HEAD
         elif kind in _SUMS:
-            same = _same_sum(left, right, 0 if self.exact_gradients else SUMMATION)
-=======
-        elif kind == "gradient":
             same = _same_sum(left, right, max(self.units, 0 if self.exact_gradients else SUMMATION))
         elif self.units and (left.is_floating_point() or left.is_complex()):
             same = _same_sum(left, right, self.units)
->>>>>>> lead
         else:
             same = _identical(left, right)
         if not same and self.appeal is not None:
