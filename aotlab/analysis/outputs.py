@@ -140,7 +140,10 @@ def _nearest_inputs(
         root = or_else(internals.base_of(output), output)
         related = [k for k in windows if or_else(internals.base_of(inputs[k].wrapper), inputs[k].wrapper) is root]
         same = [k for k in windows if inputs[k].wrapper is output]
-        reached = [k for k in related or windows if _leads_to(tape, inputs[k], values[i])]
+        steps = {k: _steps_to(tape, inputs[k], values[i]) for k in related or windows}
+        reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
+        # windows at one place are told apart by the counter that a view shares with what it is a view of
+        reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
@@ -151,9 +154,10 @@ def _nearest_inputs(
     return found
 
 
-def _leads_to(tape: Tape, item: Entered, value: Tensor) -> bool:
+def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:
     window = internals.from_functional(item.wrapper)
-    return views_between(tape, window, value) is not None or views_from_window(tape, window, value) is not None
+    between = views_between(tape, window, value)
+    return views_from_window(tape, window, value) if between is None else between
 
 
 def _contains(tensor: Tensor, other: Tensor) -> bool:

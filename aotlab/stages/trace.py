@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -132,14 +132,15 @@ class Write:
     only_counts: bool = False
 
 
-SourceKind = Literal["input", "owner", "root", "output", "carrier"]
+SourceKind = Literal["input", "changed", "owner", "root", "output", "carrier"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What stands at run time for an edge of the traced autograd graph.
 
-    ``"input"``: the kept input ``index``. ``"owner"``: the tensor that member ``index`` of the kept inputs is a view of.
+    ``"input"``: the kept input ``index``; ``"changed"``: the same after it changed its sizes or strides.
+    ``"owner"``: the tensor that member ``index`` of the kept inputs is a view of.
     ``"root"``: the differentiable forward output ``index``. ``"output"``: the user's output ``index``, a view.
     ``"carrier"``: the carrier ``index``.
     """
@@ -579,17 +580,21 @@ def _finish(
     positions = [position for position, item in enumerate(returned) if item.root is not None]
     roots = [returned[position] for position in positions]
     edges = [edge_of(item.root) for item in roots if item.root is not None]
-    stands_for = _input_sources(inputs)
+    written = {id(inputs[write.index].base) for write in every if inputs[write.index].base is not None}
+    stands_for = _input_sources(inputs, written)
     seen = _seen(outputs, inputs, roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
+    stepped = {edge_of(i.wrapper): k for k, i in enumerate(inputs) if infos[k].metadata_steps and i.wrapper.grad_fn}
+    changed: dict[Edge, tuple[int, ...]] = {edge: () for edge in stepped if edge not in known}
+    known.update({edge: Source("changed", stepped[edge]) for edge in changed})
     parts = segments(
         edges,
         list(stands_for),
-        {edge: base for edge, (_, base) in seen.items()},
+        {**{edge: base for edge, (_, base) in seen.items()}, **changed},
         cuts={hook.edge for hook in hooks if hook.kind == "hook"},
-        nested=any(i.base is not None and internals.base_of(i.wrapper) is not None for i in inputs),
+        nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
 
     tangents, infos_t = [], []
@@ -764,10 +769,19 @@ def _placeholders(
     return [(prefix[0].format(n + prefix[1]), fake) for n, fake in enumerate(fakes)], sources
 
 
-def _input_sources(inputs: Sequence[Entered]) -> dict[Edge, Source]:
-    """Return the edges at which the traced autograd graph ends."""
+def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:
+    """Tell whether the gradient of an input may go on to another end of the graph: to what it is a view of."""
+    owner = internals.base_of(item.wrapper) if item.base is not None else None
+    return owner is not None and (id(item.base) in written or any(other.wrapper is owner for other in inputs))
+
+
+def _input_sources(inputs: Sequence[Entered], written: Collection[int]) -> dict[Edge, Source]:
+    """Return the edges at which the traced autograd graph ends.
+
+    What inputs are views of is among them only if one of them was written; else all gradients pass the inputs.
+    """
     found = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
-    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+    for base in {id(i.base): i.base for i in inputs if id(i.base) in written}.values():
         for owner, wrapper in zip(base.owners, base.owner_edges, strict=True):
             member = next(k for k in base.members if internals.base_of(inputs[k].real) is owner)
             found[wrapper] = Source("owner", member)

@@ -138,7 +138,7 @@ class Generator:
         outputs = self._outputs(self.results)
         for kept, mask in self.watched.items():
             w.add(f"saved.watch({self._as_it_is(kept)}, {mask})")
-        self._hooks("input", "owner", "root", "output")
+        self._hooks("input", "changed", "owner", "root", "output")
         self._grad_mode_left()
         w.add(f"return {write_result(w, self.parts.trace.out_spec, outputs, self.given)}")
         source = "\n".join([*self.heads, "def run(args, kwargs):", *body]) + "\n"
@@ -339,6 +339,8 @@ class Generator:
         """Return the expression of what stands for an edge of the traced autograd graph; write it if need be."""
         if source.kind in ("input", "owner"):
             return self._old(source) if self._is_written(source, done) else self._now(source)
+        if source.kind == "changed":
+            return self._now(source)
         if source.kind == "output":
             return self._output(source.index)
         if source.kind == "carrier":
@@ -448,6 +450,7 @@ class Generator:
             if i not in trace.roots:
                 self.results[i] = w.local(self._output_label(i))
                 w.add(f"{self.results[i]} = out[{i}]{'.detach()' if self._needs_detach(i) else ''}")
+        self._mutations(self.results)
         for number, part in enumerate(trace.segments):
             w.add()
             w.add(f"# segment {number + 1} of {len(trace.segments)}: an autograd node of its own")
@@ -500,8 +503,8 @@ class Generator:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
         trace, w = self.parts.trace, self.w
         done: set[int] = set()
-        written = {write.index for write in trace.writes}
-        first = {i.index for i in self.meta.input_info if i.metadata_steps and i.index not in written}
+        later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
+        first = {i.index for i in self.meta.input_info if i.metadata_steps and i.index not in later}
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
