@@ -4,10 +4,10 @@
         y = x * w
         return y, y.exp().sum()
 
-In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees what
-comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are divided
-into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to another it
-passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it (a
+In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees
+what comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are
+divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to another
+it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it (a
 *carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
 
 A program whose outputs do not depend on each other, which is nearly every one, has a single segment.
@@ -360,7 +360,7 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
 
 
 def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
-    """Say for each tensor which autograd nodes keep it or an alias of it, as bits that mean what those of the masks mean.
+    """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
 
     A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
     saved something else.
@@ -378,7 +378,7 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
 
 
 def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
-    """Number the autograd nodes that hold saved tensors; all are one where there is a single entry in all."""
+    """Give the autograd nodes that hold saved tensors their numbers; all have one where there is a single entry."""
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
     for part in parts:

@@ -5,8 +5,8 @@
         y.register_hook(lambda gradient: gradient.clamp(-1, 1))
         return y.exp()
 
-A hook is Python that runs in each backward. While tracing it is only noted, with the place of the autograd graph where it
-hangs; at run time it is registered on the caller's tensor, or on one that stands for the intermediate.
+A hook is Python that runs in each backward. While tracing it is only noted, with the place of the autograd graph where
+it hangs; at run time it is registered on the caller's tensor, or on one that stands for the intermediate.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Record one op."""
         if self.phase == "backward":
-            # in the forward the function mode that guards the trace has stepped aside already; autograd calls us under it
+            # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
                 return self._record(func, types, args, kwargs or {})
         return self._record(func, types, args, kwargs or {})

@@ -14,8 +14,8 @@ too. Views of one tensor that requires grad belong together also where their byt
 the others a new history. Inside trace the windows are made (`aotlab.analysis.windows`). If it turns out that none of a
 group is written, its windows become inputs of their own again, and there is no base.
 
-At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values into
-the windows that were written.
+At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
+into the windows that were written.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
 class Write:
     """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
 
-    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that the
-    value gets there by a write to another tensor on the same memory, which has another counter.
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that
+    the value gets there by a write to another tensor on the same memory, which has another counter.
     """
 
     index: int

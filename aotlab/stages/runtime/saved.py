@@ -81,7 +81,7 @@ class SavedValues:
         self._watched.append((alias, internals.version_of(alias), mask))
 
     def remember_versions(self) -> None:
-        """Take the versions after the epilogue's own writes, which count for what shares a counter with their target."""
+        """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:
             self._versions = internals.versions_of(self._values)
 
