@@ -6,11 +6,11 @@
 
 In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees
 what comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are
-divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to another
-it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it (a
-*carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
+divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to
+another it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it
+(a *carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
 
-A program whose outputs do not depend on each other, which is nearly every one, has a single segment.
+A program whose outputs do not hang on each other, and reach the same inputs, has a single segment.
 """
 
 from __future__ import annotations

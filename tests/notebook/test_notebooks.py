@@ -191,8 +191,22 @@ RIGHT_ANSWERS = (
     "normalize(torch.arange(3.0, dtype=torch.float64))",
 )
 
+
+def promises_of_upstream_findings(run: Session) -> None:
+    """Check what upstream_findings.ipynb shows on every version; test_upstream_findings.py has the differences."""
+    rows = printed(run.cell("table-print")).splitlines()[1:]
+    states = [line for line in rows if line.startswith(("differs ", "mended "))]
+    assert len(rows) == len(states) == int(run.answer("print(len(found))"))
+    results = printed(run.cell("neither-shows")).splitlines()
+    assert results[0] == "[12.0]"
+    assert [results[1].partition(":")[0], results[2].partition(":")[0]] == ["RuntimeError", "DoubleBackwardError"]
+
+
 #: Notebook → what to check after it ran.
-PROMISES: dict[str, Callable[[Session], None]] = {"00_start.ipynb": promises_of_start}
+PROMISES: dict[str, Callable[[Session], None]] = {
+    "00_start.ipynb": promises_of_start,
+    "upstream_findings.ipynb": promises_of_upstream_findings,
+}
 
 
 @pytest.mark.timeout(600)
