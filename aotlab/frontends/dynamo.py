@@ -46,6 +46,10 @@ def line_of_stack(text: str | None) -> UserLine | None:
 class _Located(fx.Interpreter):
     """Runs a graph and tells the recorder which of the user's lines each node comes from."""
 
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
+
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         text = n.meta.get("stack_trace")
