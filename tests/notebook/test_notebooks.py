@@ -158,9 +158,7 @@ def promises_of_start(run: Session) -> None:
     assert "random" in run.answer("print(refused.verdict)")
     (refusal,) = run.report("refused-cell")["frames"][0]["refusals"]
     assert refusal["message"].endswith("draw the numbers for a contiguous tensor")
-    assert run.table("refused-table") == [
-        {"error": "RandomOpError", "argument": None, "outcome": "ran eagerly"}
-    ]
+    assert run.table("refused-table") == [{"error": "RandomOpError", "argument": None, "outcome": "ran eagerly"}]
 
     # Now you: not before the exercises are done.
     checks = ("one-check", "two-check", "three-check")
