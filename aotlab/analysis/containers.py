@@ -80,4 +80,4 @@ def is_constant(value: Any) -> bool:
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     if isinstance(value, types.FunctionType):  # one that its module has under its name; others are made at each call
         return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
-    return isinstance(value, (*PLAIN, type, types.ModuleType))
+    return value is NotImplemented or isinstance(value, (*PLAIN, type, types.ModuleType))

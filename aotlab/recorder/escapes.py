@@ -222,8 +222,13 @@ class EscapeGuard(TorchFunctionMode):
         views = any(
             tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
         )
-        if "out" in kwargs and views and shapes != _shapes_of_results(func, args, kwargs):
-            raise RunEagerly(f"`out=` of another shape on a view, at {user_line()}")
+        if "out" in kwargs and shapes != _shapes_of_results(func, args, kwargs):
+            operands = {internals.storage_key(t) for t in tensors_in(args) if internals.is_functional(t)}
+            own = any(internals.storage_key(tensor) in operands for tensor in written)
+            filled = any(tensor.numel() and not self.reshapes.is_input(tensor) for tensor in written)
+            if views or own or filled:
+                # eager keeps the memory, which may be larger, be seen by others, or be what the op reads
+                raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
         result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
@@ -231,6 +236,8 @@ class EscapeGuard(TorchFunctionMode):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
                 raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
+            if version is not None:
+                _count_write([(tensor, version)])
             _refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
         if in_place and any(resized):

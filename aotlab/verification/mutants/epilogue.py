@@ -9,6 +9,7 @@ from typing import Any
 
 from aotlab.ir.metadata import OutputType
 from aotlab.stages import runtime
+from aotlab.stages.runtime import generator
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
@@ -180,11 +181,11 @@ def _numbers_for_flags(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tuples_for_lists(original: Callable[..., Any]) -> Callable[..., Any]:
-    def nest(self: Any, outputs: list[str]) -> str:
-        text = str(original(self, outputs))
+    def write_result(*args: Any) -> str:
+        text = str(original(*args))
         return f"({text[1:-1]},)" if text.startswith("[") and text.endswith("]") and len(text) > 2 else text
 
-    return nest
+    return write_result
 
 
 EPILOGUE: tuple[Mutant, ...] = (
@@ -292,6 +293,6 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="list returned as a tuple",
         breaks="A list comes back as a tuple.",
-        changes=((runtime.Generator, "_nest", _tuples_for_lists),),
+        changes=((generator, "write_result", _tuples_for_lists),),
     ),
 )
