@@ -12,7 +12,7 @@ left to eager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,22 +23,24 @@ from aotlab.recorder.escapes import RunEagerly
 
 
 @contextmanager
-def unwritten(named: Sequence[tuple[str, Tensor]], nodes: Iterable[Any]) -> Iterator[None]:
+def unwritten(named: Sequence[tuple[str, Tensor]], custom: Sequence[Any]) -> Iterator[None]:
     """Watch the backward that is traced in a ``with`` block.
 
     Parameters
     ----------
     named
         The wrappers that stand for the caller's tensors and gradients, with what to call them.
-    nodes
-        The autograd nodes that hold something; what custom functions among them keep is watched too.
+    custom
+        The autograd nodes of custom functions; what they keep is watched too. Without any there is nothing to watch.
 
     Raises
     ------
     RunEagerly
         One of them was written.
     """
-    custom = [node for node in nodes if internals.is_custom_function_node(node)]
+    if not custom:
+        yield
+        return
     watched = [*named, *((f"what `{type(node).__name__}` keeps", kept) for node in custom for kept in _kept(node))]
     before = [_value(tensor) for _, tensor in watched]
     yield

@@ -745,3 +745,24 @@ def test_a_step_under_no_grad_on_a_view_with_a_history():
     leaf = torch.tensor([[1.0, 3, 2], [4, 0, 5]], requires_grad=True)
     same(f, leaf * 1, eagerly=True)
     same(f, leaf.detach())
+
+
+def test_a_step_and_a_write_where_the_gradient_is_retained():
+    """Torch does not let a write follow a step there; eager wrote first."""
+
+    def f(x):
+        x.mul_(2)
+        x.t_()
+        return x * 3
+
+    def retaining():
+        x = torch.ones(2, 3, requires_grad=True) * 1
+        x.retain_grad()
+        return x
+
+    same(f, torch.ones(2, 3, requires_grad=True) * 1)
+    made = compiled(f)
+    made(torch.ones(2, 3, requires_grad=True) * 1)
+    x = retaining()
+    made(x).sum().backward()
+    assert (x.grad.tolist(), made.calls.eager) == ([[3.0, 3.0]] * 3, 1)
