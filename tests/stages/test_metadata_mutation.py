@@ -763,6 +763,10 @@ def test_a_step_and_a_write_where_the_gradient_is_retained():
     same(f, torch.ones(2, 3, requires_grad=True) * 1)
     made = compiled(f)
     made(torch.ones(2, 3, requires_grad=True) * 1)
-    x = retaining()
-    made(x).sum().backward()
-    assert (x.grad.tolist(), made.calls.eager) == ([[3.0, 3.0]] * 3, 1)
+    gradients = []
+    for call in (f, made):
+        x = retaining()
+        call(x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+    assert made.calls.eager == 1
