@@ -423,9 +423,15 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+    swap: Callable[..., Any],
+    to_dlpack: Callable[..., Any],
+    random_state: Callable[[str], Any],
+    from_numpy: Callable[..., Any],
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    ``from_numpy`` gets the original as its second argument.
+    """
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -445,6 +451,7 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]

@@ -18,6 +18,7 @@ from aotlab.errors import (
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.mode import casts_since, operations_so_far
@@ -139,6 +140,9 @@ class EscapeGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        if func is Tensor.numpy and len(args) == 1 and not kwargs and internals.is_functional(args[0]):
+            if can_be_array(args[0]) and not args[0].is_inference():
+                return TracedArray(args[0].data, RunEagerly)
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
@@ -262,7 +266,7 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of)
         self._replaced.__enter__()
         return self
 
