@@ -427,10 +427,11 @@ def replace_unguarded(
     to_dlpack: Callable[..., Any],
     random_state: Callable[[str], Any],
     from_numpy: Callable[..., Any],
+    set_: Callable[..., Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
-    ``from_numpy`` gets the original as its second argument.
+    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
     """
     thread = threading.get_ident()
 
@@ -452,6 +453,7 @@ def replace_unguarded(
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
+        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]

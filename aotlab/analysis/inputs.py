@@ -19,7 +19,7 @@ from aotlab.errors import (
     StorageMutationError,
     UserLine,
 )
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
@@ -197,7 +197,9 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=internals.version_of(wrapper) != item.version,
         requires_grad_after=wrapper.requires_grad,
-        mutates_metadata=internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape,
+        mutates_metadata=internals.has_metadata_mutation(wrapper)
+        or final.shape != item.fake.shape
+        or any(step.method == SET_TO_ITSELF for step in item.steps),
         mutates_storage_metadata=resized,
         metadata_steps=tuple(item.steps),
         write_after=len(item.steps) if item.write_after is None or resized else item.write_after,

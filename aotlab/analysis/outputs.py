@@ -28,7 +28,7 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Tape
+from aotlab.recorder import RunEagerly, Tape
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -205,6 +205,8 @@ def _read_input_aliases(
                 suggestion="return a clone",
                 argument=item.name,
             )
+        if output.requires_grad and not item.wrapper.requires_grad and any(s.method == "detach_" for s in item.steps):
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         between = views_between(tape, base_value, values[i])
         if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])

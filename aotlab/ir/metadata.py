@@ -20,6 +20,10 @@ class MutationType(Enum):
     MUTATED_OUT_GRAPH = "mutated out of graph"
 
 
+#: The method of a step that is ``x.set_(x)``.
+SET_TO_ITSELF = "set_ to itself"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataStep:
     """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
@@ -109,7 +113,8 @@ class InputAliasInfo:
     @property
     def changes_unseen(self) -> bool:
         """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
-        return self.requires_grad and any(not s.grad_mode and s.method != "detach_" for s in self.metadata_steps)
+        keep = ("detach_", SET_TO_ITSELF)
+        return self.requires_grad and any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
 
     @property
     def mutation_type(self) -> MutationType:

@@ -90,6 +90,12 @@ class Reshaper(Protocol):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step."""
 
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a tensor is resized to its first elements."""
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -105,6 +111,12 @@ class _NoInputs:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return False
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        return run()
 
     def written(self, tensor: Tensor) -> None:
         return
@@ -266,7 +278,7 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of)
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set)
         self._replaced.__enter__()
         return self
 
@@ -314,20 +326,32 @@ class EscapeGuard(TorchFunctionMode):
                     argument=name,
                 )
 
+    def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+        """Run ``set_``; a tensor that is given its own memory keeps all that it has, but autograd notes it."""
+        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or args[0] is not tensor:
+            return otherwise(tensor, *args, **kwargs)
+        with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
+            if tensor.requires_grad and tensor.is_leaf:
+                # an error, or another end for the gradients that are still to come
+                raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
+            if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
+                raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
+
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
         key = internals.storage_key(tensor)
         known = self.inputs.get(key)
-        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
-            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
-            raise StorageMutationError(
-                f"`{func.__name__}` gives {what} another storage or size",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion="return a new tensor",
-                argument=None if known is None else known[1],
-            )
+        if func in _RESIZES and known is not None and not self.reshapes.is_input(tensor):
+            if tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs):
+                raise StorageMutationError(
+                    f"`{func.__name__}` gives `{known[1]}`, or a view of it, more memory",
+                    line=user_line(),
+                    why="that is not supported yet",
+                    suggestion="return a new tensor",
+                    argument=known[1],
+                )
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
             self._look_at_window(key, tensor)

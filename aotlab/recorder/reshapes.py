@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.ir.metadata import MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
 from aotlab.recorder.escapes import RunEagerly
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
@@ -89,10 +89,33 @@ class Reshapes:
         if self.is_input(tensor):
             return self._run_on_input(func, args, kwargs)
         if func in _RESIZES:
-            return _resize(tensor, _sizes(_step(func, args[1:], kwargs)))
+            size = _sizes(_step(func, args[1:], kwargs))
+            if tensor.requires_grad or not self.narrows(func, args, kwargs):
+                return _resize(tensor, size)
+            if size == tuple(tensor.shape):
+                torch.autograd.graph.increment_version(tensor)
+                return tensor
+            func, args, kwargs = Tensor.as_strided_, (tensor, size, _contiguous(size)), {}
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""
+        tensor, size = args[0], _sizes(_step(func, args[1:], kwargs))
+        return size == tuple(tensor.shape) or (tensor.is_contiguous() and math.prod(size) <= tensor.numel())
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has, which changes its version and its history only."""
+        item = self._items.get(id(tensor))
+        written = item is not None and item.written_visibly
+        with internals.outside_of_trace():  # functionalization would take the memory for another one
+            run()
+        if item is not None:
+            if not written:
+                item.history = tensor.grad_fn
+            item.steps.append(MetadataStep(method=SET_TO_ITSELF, grad_mode=torch.is_grad_enabled()))
+        return tensor
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -226,7 +249,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)
         for step in steps:
-            if step.method != "detach_":
+            if step.method not in ("detach_", SET_TO_ITSELF):
                 getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
     return tensor
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 
 
 def before_write(info: InputAliasInfo) -> Sequence[MetadataStep]:
@@ -30,7 +30,8 @@ def after_write(info: InputAliasInfo) -> Sequence[MetadataStep]:
 def lines(target: str, steps: Sequence[MetadataStep]) -> Iterator[tuple[str, bool]]:
     """Write each step on ``target`` as a line, with the grad mode that it needs."""
     for step in steps:
-        yield f"{target}.{step}", step.grad_mode
+        call = f"set_({target})" if step.method == SET_TO_ITSELF else str(step)
+        yield f"{target}.{call}", step.grad_mode
 
 
 def is_detached(info: InputAliasInfo) -> bool:
