@@ -141,6 +141,12 @@ def refresh_count(wrapper: Tensor) -> None:
     torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
 
 
+def give_memory(wrapper: Tensor, source: Tensor) -> None:
+    """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
+    with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]  # not in the stubs
+        torch.ops.aten.set_.source_Tensor(wrapper, source)
+
+
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""

@@ -20,6 +20,7 @@ from aotlab.analysis.views import (
     is_view_of,
     or_else,
     reaches,
+    view_parent,
     views_between,
     views_from_window,
     with_detach,
@@ -115,8 +116,17 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         )
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
+    for item in inputs:
+        value = internals.from_functional(item.wrapper)
+        if item.given and not (covers_storage(value) and value.is_contiguous() and view_parent(tape, value) is None):
+            raise RunEagerly(f"`{item.name}` is given a part of another tensor's memory")
+    given = [internals.storage_key(item.wrapper) for item in inputs if item.given]
+    if len(set(given)) < len(given):
+        raise RunEagerly("two inputs are given one memory")
+    left = {item.storage: item for item in inputs if item.given}
     for key, members in groups.items():
         windows = of_storage.get(key)
+        _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
@@ -124,6 +134,17 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
+    """Leave it to eager to return what was in an input's old memory, or shares its new one without being its view."""
+    if left is not None:
+        raise RunEagerly(f"the memory that `{left.name}` had before it was given another is returned")
+    for item in holders:
+        if item.given and (
+            len(holders) > 1 or any(or_else(internals.base_of(t), t) is not item.wrapper for t in members)
+        ):
+            raise RunEagerly(f"`{item.name}` is given memory that is returned as another tensor too")
 
 
 def _nearest_inputs(

@@ -74,6 +74,9 @@ class InputAliasInfo:
         How many of those steps come before its new values are written.
     sees_behind
         It is resized over the end of its memory, so that the function sees what eager has there.
+    given
+        How it was given new memory, whose values are the new ones: ``"data"`` for ``x.data = …``, ``"set_"`` for
+        ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
     """
@@ -95,6 +98,7 @@ class InputAliasInfo:
     metadata_steps: tuple[MetadataStep, ...] = ()
     write_after: int = 0
     sees_behind: bool = False
+    given: str = ""
     requires_grad_set: bool | None = None
 
     @property

@@ -57,6 +57,7 @@ def _refuse_random_state(name: str) -> NoReturn:
     )
 
 
+_ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
@@ -96,6 +97,9 @@ class Reshaper(Protocol):
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Let ``run`` give a tensor the memory that it has."""
 
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -117,6 +121,9 @@ class _NoInputs:
 
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         return run()
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
 
     def written(self, tensor: Tensor) -> None:
         return
@@ -155,6 +162,8 @@ class EscapeGuard(TorchFunctionMode):
         if func is Tensor.numpy and len(args) == 1 and not kwargs and internals.is_functional(args[0]):
             if can_be_array(args[0]) and not args[0].is_inference():
                 return TracedArray(args[0].data, RunEagerly)
+        if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
+            return self.reshapes.give(args[0], args[1], "data")
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
@@ -328,7 +337,13 @@ class EscapeGuard(TorchFunctionMode):
 
     def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
         """Run ``set_``; a tensor that is given its own memory keeps all that it has, but autograd notes it."""
-        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or args[0] is not tensor:
+        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            return otherwise(tensor, *args, **kwargs)
+        if args[0] is not tensor:
+            with internals.disable_torch_function():
+                if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
+                    self.reshapes.give(tensor, args[0], "set_")
+                    return tensor
             return otherwise(tensor, *args, **kwargs)
         with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
             if tensor.requires_grad and tensor.is_leaf:
@@ -337,6 +352,13 @@ class EscapeGuard(TorchFunctionMode):
             if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
                 raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
             return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
+
+    def _can_give(self, source: Tensor) -> bool:
+        """Tell whether the memory of a tensor is the function's own to give."""
+        if not internals.is_functional(source) or source.requires_grad or source.is_inference():
+            return False
+        key = internals.storage_key(source)
+        return key not in self.inputs and key not in self.shared
 
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""

@@ -54,6 +54,8 @@ class Reshaped(Protocol):
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
+    given: str
+    left: Any
 
     @property
     def written_visibly(self) -> bool:
@@ -111,11 +113,39 @@ class Reshapes:
         written = item is not None and item.written_visibly
         with internals.outside_of_trace():  # functionalization would take the memory for another one
             run()
+        if item is not None and item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
         if item is not None:
             if not written:
                 item.history = tensor.grad_fn
             item.steps.append(MetadataStep(method=SET_TO_ITSELF, grad_mode=torch.is_grad_enabled()))
         return tensor
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate, and write it down if it is an input.
+
+        Raises
+        ------
+        RunEagerly
+            The epilogue could not do the same.
+        """
+        item = self._items.get(id(tensor))
+        kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
+        if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
+            raise RunEagerly(f"a view, or a tensor of another kind, is given or gives its memory, at {user_line()}")
+        if tensor.requires_grad and tensor.shape != source.shape:
+            raise RunEagerly(f"a tensor that requires grad is given memory of another shape, at {user_line()}")
+        if item is not None:
+            changed = item.base is not None or item.steps or item.whole is not None
+            if changed or (not item.given and internals.has_data_mutation(tensor)):
+                raise RunEagerly(f"`{item.name}` is given other memory after other changes in place, at {user_line()}")
+            item.given = how
+            item.left = item.left or tensor.untyped_storage()  # by whose address others are told apart from it
+        version = internals.version_of(tensor)
+        internals.give_memory(tensor, source)
+        internals.set_version(tensor, version)
+        if how == "set_":
+            torch.autograd.graph.increment_version(tensor)
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -133,6 +163,8 @@ class Reshapes:
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         item = self._items[id(args[0])]
+        if item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
         step = _step(func, args[1:], kwargs)
         if func not in _MOVES and func not in _DETACHES and not self._keeps_all(item, step):
             if func in _RESIZES and math.prod(_sizes(step)) > item.wrapper.numel():
@@ -161,7 +193,7 @@ class Reshapes:
         """
         item = self._items[id(out)]
         narrower = math.prod(out.shape) < math.prod(shape)
-        if item.whole is not None or item.steps or (before and narrower):
+        if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
         _check_alone(out)
         item.write_after = 0

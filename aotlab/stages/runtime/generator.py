@@ -706,7 +706,10 @@ class Generator:
         target = self.expressions[self.parts.dedupe.kept[info.index]]
         self.changed.add(info.index)
         self._steps(target, info, metadata.before_write(info))
-        if write is not None:
+        if info.given:
+            for line in metadata.gives(target, info, value):
+                self.w.add(line)
+        elif write is not None:
             line = f"{target}.copy_({value})"
             if not write.counts:
                 self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")

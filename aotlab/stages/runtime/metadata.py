@@ -34,6 +34,16 @@ def lines(target: str, steps: Sequence[MetadataStep]) -> Iterator[tuple[str, boo
         yield f"{target}.{call}", step.grad_mode
 
 
+def gives(target: str, info: InputAliasInfo, value: str) -> Iterator[str]:
+    """Write that ``target`` is given the memory of ``value``, as it was by the function."""
+    if info.given == "set_":
+        yield f"{target}.set_({value})"
+        return
+    yield f"{target}.data = {value}"
+    if info.moves_version:
+        yield f"torch.autograd.graph.increment_version({target})"
+
+
 def is_detached(info: InputAliasInfo) -> bool:
     """Tell whether one of the steps is ``detach_``, which views refuse."""
     return any(step.method == "detach_" for step in info.metadata_steps)
