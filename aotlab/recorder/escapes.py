@@ -91,6 +91,12 @@ class Reshaper(Protocol):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step."""
 
+    def shift(self, tensor: Tensor) -> int:
+        """Tell how much further on an input begins than its stand-in."""
+
+    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
+        """Note that `as_strided` made a view of an input, by a count from the beginning of its memory perhaps."""
+
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a tensor is resized to its first elements."""
 
@@ -115,6 +121,12 @@ class _NoInputs:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
+
+    def shift(self, tensor: Tensor) -> int:
+        return 0
+
+    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
+        return
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
@@ -315,18 +327,28 @@ class EscapeGuard(TorchFunctionMode):
         key = internals.storage_key(args[0])
         if key in self.shared:
             raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
+        if key not in self.inputs:
+            return func(*args, **kwargs)
+        owner = self.inputs[key][2]
+        internals.sync(owner)
+        internals.sync(args[0])
+        shift = self.reshapes.shift(owner)
+        placed = len(args) > 3 or kwargs.get("storage_offset") is not None
+        if shift and (placed or args[0].dtype != owner.dtype):
+            raise RunEagerly(f"the place of an input in memory is looked at after it was written, {user_line()}")
+        if func is not Tensor.storage_offset:
+            self.reshapes.placed(owner, absolute=placed)
         result = func(*args, **kwargs)
-        if key in self.inputs:
-            self._look_at_window(key, result)
-        return result
+        self._look_at_window(key, result, shift * owner.element_size())
+        return result + shift if func is Tensor.storage_offset else result
 
-    def _look_at_window(self, key: int, result: Any) -> None:
+    def _look_at_window(self, key: int, result: Any, shift: int = 0) -> None:
         position, name, _ = self.inputs[key]
         self.offsets_read.add(position)
         start, stop = self.windows[key]
         if isinstance(result, Tensor) and result.numel():
             first, last = _window(result)
-            if first < start or last > stop:
+            if first + shift < start or last + shift > stop:
                 raise EscapeError(
                     f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
                     line=user_line(),
