@@ -129,7 +129,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
@@ -210,16 +210,20 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
+    read: Outputs,
     info: Callable[..., None],
 ) -> None:
     """Classify outputs that live in the storage of input ``k``."""
     base_value = internals.from_functional(item.wrapper)
-    for i in members:
+    made: list[int] = []
+    for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
         output = leaves[i]
         if output is item.wrapper:
             info(i, OutputType.IS_INPUT, k, ())
             continue
         if output.requires_grad and not is_view_of(output, item.wrapper):
+            if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
+                continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
@@ -246,6 +250,39 @@ def _read_input_aliases(
                 argument=item.name,
             )
         info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+
+def _read_function_view(
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    i: int,
+    k: int,
+    item: Entered,
+    made: list[int],
+    read: Outputs,
+    info: Callable[..., None],
+) -> bool:
+    """Classify a view of input ``k`` that a custom Function made, or a view of that; tell whether it is one.
+
+    ``made`` are the outputs that such functions made; the function may return nothing else, since autograd has other
+    rules for views of several at once.
+    """
+    output = leaves[i]
+    for j in made:
+        again = output is leaves[j]
+        views = () if again else views_between(tape, values[j], values[i])
+        if again or (views and is_view_of(output, leaves[j])):
+            info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, j, views)
+            return True
+    views = views_between(tape, internals.from_functional(item.wrapper), values[i])
+    same_owner = or_else(internals.base_of(output), output) is or_else(internals.base_of(item.wrapper), item.wrapper)
+    if views is None or not same_owner or not internals.is_lone_function_result(output):
+        return False
+    info(i, OutputType.CUSTOM_FUNCTION_VIEW, k, views)
+    read.returned.append((i, values[i], output))
+    made.append(i)
+    return True
 
 
 def _read_intermediate_group(
