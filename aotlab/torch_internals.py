@@ -141,6 +141,12 @@ def refresh_count(wrapper: Tensor) -> None:
     torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
 
 
+def give_memory(wrapper: Tensor, source: Tensor) -> None:
+    """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
+    with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]  # not in the stubs
+        torch.ops.aten.set_.source_Tensor(wrapper, source)
+
+
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
@@ -423,9 +429,16 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+    swap: Callable[..., Any],
+    to_dlpack: Callable[..., Any],
+    random_state: Callable[[str], Any],
+    from_numpy: Callable[..., Any],
+    set_: Callable[..., Any],
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
+    """
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -445,6 +458,8 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
+        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -460,6 +475,12 @@ def replace_unguarded(
 def is_custom_function_node(node: Any) -> bool:
     """Tell whether an autograd node belongs to a user's `torch.autograd.Function`."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_lone_function_result(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the only result of a user's `torch.autograd.Function`."""
+    node = tensor.grad_fn
+    return node is not None and is_custom_function_node(node) and len(node._input_metadata) == 1
 
 
 def only_default_devices() -> bool:

@@ -20,6 +20,7 @@ from aotlab.analysis.views import (
     is_view_of,
     or_else,
     reaches,
+    view_parent,
     views_between,
     views_from_window,
     with_detach,
@@ -28,7 +29,8 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Tape
+from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -59,6 +61,8 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         if not isinstance(leaf, Tensor):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
+            if is_traced_array(leaf):
+                raise refusal(line_of(leaf))
             if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
@@ -78,6 +82,12 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
                 f"`{name}` has the attribute `{next(iter(vars(leaf)))}`",
                 why="a compiled call would return a tensor without it",
                 suggestion="return the value",
+            )
+        if hasattr(or_else(internals.base_of(leaf), leaf), OF_ARRAY):
+            raise OutputError(
+                f"`{name}` was made by `torch.from_numpy` of a traced tensor's array",
+                why="it would have to be a second storage over the same memory",
+                suggestion="return the tensor itself",
             )
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
             raise OutputError(
@@ -106,15 +116,35 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         )
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
+    for item in inputs:
+        value = internals.from_functional(item.wrapper)
+        if item.given and not (covers_storage(value) and value.is_contiguous() and view_parent(tape, value) is None):
+            raise RunEagerly(f"`{item.name}` is given a part of another tensor's memory")
+    given = [internals.storage_key(item.wrapper) for item in inputs if item.given]
+    if len(set(given)) < len(given):
+        raise RunEagerly("two inputs are given one memory")
+    left = {item.storage: item for item in inputs if item.given}
     for key, members in groups.items():
         windows = of_storage.get(key)
+        _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
+    """Leave it to eager to return what was in an input's old memory, or shares its new one without being its view."""
+    if left is not None:
+        raise RunEagerly(f"the memory that `{left.name}` had before it was given another is returned")
+    for item in holders:
+        if item.given and (
+            len(holders) > 1 or any(or_else(internals.base_of(t), t) is not item.wrapper for t in members)
+        ):
+            raise RunEagerly(f"`{item.name}` is given memory that is returned as another tensor too")
 
 
 def _nearest_inputs(
@@ -180,22 +210,28 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
+    read: Outputs,
     info: Callable[..., None],
 ) -> None:
     """Classify outputs that live in the storage of input ``k``."""
     base_value = internals.from_functional(item.wrapper)
-    for i in members:
+    made: list[int] = []
+    for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
         output = leaves[i]
         if output is item.wrapper:
             info(i, OutputType.IS_INPUT, k, ())
             continue
         if output.requires_grad and not is_view_of(output, item.wrapper):
+            if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
+                continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
                 suggestion="return a clone",
                 argument=item.name,
             )
+        if output.requires_grad and not item.wrapper.requires_grad and any(s.method == "detach_" for s in item.steps):
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         between = views_between(tape, base_value, values[i])
         if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
@@ -214,6 +250,39 @@ def _read_input_aliases(
                 argument=item.name,
             )
         info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+
+def _read_function_view(
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    i: int,
+    k: int,
+    item: Entered,
+    made: list[int],
+    read: Outputs,
+    info: Callable[..., None],
+) -> bool:
+    """Classify a view of input ``k`` that a custom Function made, or a view of that; tell whether it is one.
+
+    ``made`` are the outputs that such functions made; the function may return nothing else, since autograd has other
+    rules for views of several at once.
+    """
+    output = leaves[i]
+    for j in made:
+        again = output is leaves[j]
+        views = () if again else views_between(tape, values[j], values[i])
+        if again or (views and is_view_of(output, leaves[j])):
+            info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, j, views)
+            return True
+    views = views_between(tape, internals.from_functional(item.wrapper), values[i])
+    same_owner = or_else(internals.base_of(output), output) is or_else(internals.base_of(item.wrapper), item.wrapper)
+    if views is None or not same_owner or not internals.is_lone_function_result(output):
+        return False
+    info(i, OutputType.CUSTOM_FUNCTION_VIEW, k, views)
+    read.returned.append((i, values[i], output))
+    made.append(i)
+    return True
 
 
 def _read_intermediate_group(

@@ -20,6 +20,10 @@ class MutationType(Enum):
     MUTATED_OUT_GRAPH = "mutated out of graph"
 
 
+#: The method of a step that is ``x.set_(x)``.
+SET_TO_ITSELF = "set_ to itself"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataStep:
     """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
@@ -70,6 +74,9 @@ class InputAliasInfo:
         How many of those steps come before its new values are written.
     sees_behind
         It is resized over the end of its memory, so that the function sees what eager has there.
+    given
+        How it was given new memory, whose values are the new ones: ``"data"`` for ``x.data = …``, ``"set_"`` for
+        ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
     """
@@ -91,6 +98,7 @@ class InputAliasInfo:
     metadata_steps: tuple[MetadataStep, ...] = ()
     write_after: int = 0
     sees_behind: bool = False
+    given: str = ""
     requires_grad_set: bool | None = None
 
     @property
@@ -115,7 +123,8 @@ class InputAliasInfo:
     @property
     def changes_unseen(self) -> bool:
         """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
-        return self.requires_grad and any(not s.grad_mode and s.method != "detach_" for s in self.metadata_steps)
+        keep = ("detach_", SET_TO_ITSELF)
+        return self.requires_grad and any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
 
     @property
     def mutation_type(self) -> MutationType:

@@ -18,6 +18,7 @@ from aotlab.errors import (
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.mode import casts_since, operations_so_far
@@ -56,6 +57,7 @@ def _refuse_random_state(name: str) -> NoReturn:
     )
 
 
+_ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
@@ -89,6 +91,21 @@ class Reshaper(Protocol):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step."""
 
+    def shift(self, tensor: Tensor) -> int:
+        """Tell how much further on an input begins than its stand-in."""
+
+    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
+        """Note that `as_strided` made a view of an input, by a count from the beginning of its memory perhaps."""
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a tensor is resized to its first elements."""
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has."""
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -104,6 +121,21 @@ class _NoInputs:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
+
+    def shift(self, tensor: Tensor) -> int:
+        return 0
+
+    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
+        return
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return False
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        return run()
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
 
     def written(self, tensor: Tensor) -> None:
         return
@@ -139,6 +171,11 @@ class EscapeGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        if func is Tensor.numpy and len(args) == 1 and not kwargs and internals.is_functional(args[0]):
+            if can_be_array(args[0]) and not args[0].is_inference():
+                return TracedArray(args[0].data, RunEagerly)
+        if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
+            return self.reshapes.give(args[0], args[1], "data")
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
@@ -262,7 +299,7 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set)
         self._replaced.__enter__()
         return self
 
@@ -290,18 +327,28 @@ class EscapeGuard(TorchFunctionMode):
         key = internals.storage_key(args[0])
         if key in self.shared:
             raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
+        if key not in self.inputs:
+            return func(*args, **kwargs)
+        owner = self.inputs[key][2]
+        internals.sync(owner)
+        internals.sync(args[0])
+        shift = self.reshapes.shift(owner)
+        placed = len(args) > 3 or kwargs.get("storage_offset") is not None
+        if shift and (placed or args[0].dtype != owner.dtype):
+            raise RunEagerly(f"the place of an input in memory is looked at after it was written, {user_line()}")
+        if func is not Tensor.storage_offset:
+            self.reshapes.placed(owner, absolute=placed)
         result = func(*args, **kwargs)
-        if key in self.inputs:
-            self._look_at_window(key, result)
-        return result
+        self._look_at_window(key, result, shift * owner.element_size())
+        return result + shift if func is Tensor.storage_offset else result
 
-    def _look_at_window(self, key: int, result: Any) -> None:
+    def _look_at_window(self, key: int, result: Any, shift: int = 0) -> None:
         position, name, _ = self.inputs[key]
         self.offsets_read.add(position)
         start, stop = self.windows[key]
         if isinstance(result, Tensor) and result.numel():
             first, last = _window(result)
-            if first < start or last > stop:
+            if first + shift < start or last + shift > stop:
                 raise EscapeError(
                     f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
                     line=user_line(),
@@ -310,6 +357,31 @@ class EscapeGuard(TorchFunctionMode):
                     argument=name,
                 )
 
+    def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+        """Run ``set_``; a tensor that is given its own memory keeps all that it has, but autograd notes it."""
+        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            return otherwise(tensor, *args, **kwargs)
+        if args[0] is not tensor:
+            with internals.disable_torch_function():
+                if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
+                    self.reshapes.give(tensor, args[0], "set_")
+                    return tensor
+            return otherwise(tensor, *args, **kwargs)
+        with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
+            if tensor.requires_grad and tensor.is_leaf:
+                # an error, or another end for the gradients that are still to come
+                raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
+            if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
+                raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
+
+    def _can_give(self, source: Tensor) -> bool:
+        """Tell whether the memory of a tensor is the function's own to give."""
+        if not internals.is_functional(source) or source.requires_grad or source.is_inference():
+            return False
+        key = internals.storage_key(source)
+        return key not in self.inputs and key not in self.shared
+
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
@@ -317,15 +389,15 @@ class EscapeGuard(TorchFunctionMode):
         known = self.inputs.get(key)
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
-        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
-            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
-            raise StorageMutationError(
-                f"`{func.__name__}` gives {what} another storage or size",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion="return a new tensor",
-                argument=None if known is None else known[1],
-            )
+        if func in _RESIZES and known is not None and not self.reshapes.is_input(tensor):
+            if tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs):
+                raise StorageMutationError(
+                    f"`{func.__name__}` gives `{known[1]}`, or a view of it, more memory",
+                    line=user_line(),
+                    why="that is not supported yet",
+                    suggestion="return a new tensor",
+                    argument=known[1],
+                )
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
             self._look_at_window(key, tensor)

@@ -157,6 +157,7 @@ def own_nodes(draft: Draft, positions: Sequence[int], names: Mapping[int, str], 
     first = len(draft.trace.writes)
     last = first + len(draft.trace.returned_outputs)
     own = [i for i in positions if first <= i < last and (entries > 1 or draft.trace.is_view(i))]
+    own = [i for i in own if draft.function_view(i) is None]  # which eager's own rules for such views forbid to write
     if own:
         draft.w.namespace["own_node"] = internals.give_own_node
         draft.with_grad("; ".join(f"own_node({names[i]})" for i in own))

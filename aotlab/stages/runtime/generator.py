@@ -42,7 +42,7 @@ class Generator:
         given = Prologue(draft).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
-            SegmentCalls(draft, edges, self._mutations, self._keeping).write()
+            SegmentCalls(draft, edges, self._outputs, self._mutations, self._keeping).write()
             w.add()
             w.add("# epilogue: what the caller can see besides")
         else:

@@ -35,14 +35,25 @@ class Outputs:
             self._made[i] = self._make(self.meta.output_info[i])
         return self._made[i]
 
+    def view_without_history(self, output: OutputAliasInfo) -> str:
+        """Write the view of an input that an output is, for an autograd node that takes it as its own."""
+        assert output.base_idx is not None
+        base, name = self.draft.kept(output.base_idx), self.w.local(f"{output.name} view")
+        if output.views:
+            self._views.write(name, base, output, False if self.draft.grad_on else None)
+        else:
+            self.draft.in_context(f"{name} = {base}.view_as({base})", grad_mode=False if self.draft.grad_on else None)
+        return name
+
     def _check(self, returned: list[OutputAliasInfo]) -> None:
         """Write the checks of ``config.debug_assert``."""
         draft, w = self.draft, self.w
         for output in returned:
             assert output.spec is not None
             w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        fresh = ", ".join([*(self.expression(o.index) for o in returned)])
-        check = w.constant("check_fresh", fresh_checker([o.name for o in returned]))
+        alone = [o for o in returned if o.output_type is not OutputType.CUSTOM_FUNCTION_VIEW]
+        fresh = ", ".join([*(self.expression(o.index) for o in alone)])
+        check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
         w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
 
     def _make(self, output: OutputAliasInfo) -> str:
