@@ -423,9 +423,15 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+    swap: Callable[..., Any],
+    to_dlpack: Callable[..., Any],
+    random_state: Callable[[str], Any],
+    set_storage: Callable[..., Any],
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    ``set_storage`` stands for ``Tensor.set_``, which it is given before the arguments.
+    """
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -445,6 +451,7 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (Tensor, "set_", functools.partial(set_storage, Tensor.set_)),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -569,6 +576,13 @@ def may_be_written(view: Tensor) -> bool:
     if base is None or not base.requires_grad:
         return True
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
+    return tensor._base is not None and (
+        torch._C._autograd._get_creation_meta(tensor) == torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    )
 
 
 def sequence_of(node: Any) -> int:

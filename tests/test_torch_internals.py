@@ -563,15 +563,19 @@ def test_saves_tensors():
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
-    originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+    originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack, torch.Tensor.set_)
+    with internals.replace_unguarded(
+        lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append, lambda *a: calls.append("set")
+    ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack"]
-    assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
+        torch.ones(1).set_(torch.ones(1))
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "set"]
+    now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack, torch.Tensor.set_)
+    assert originals == now
 
 
 # --- Dynamo and Inductor -----------------------------------------------------------------------------------------

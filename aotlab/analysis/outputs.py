@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from aotlab.analysis.views import (
     is_view_of,
     or_else,
     reaches,
+    view_parent,
     views_between,
     views_from_window,
     with_detach,
@@ -144,14 +145,29 @@ def _nearest_inputs(
         reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
         # windows at one place are told apart by the counter that a view shares with what it is a view of
         reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
+        made_from = _made_from(tape, values[i], {id(internals.from_functional(inputs[k].wrapper)): k for k in windows})
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *reached, *around][0], []).append(i)
+        found.setdefault([*same, *made_from, *reached, *around][0], []).append(i)
     return found
+
+
+def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[int]:
+    """Return the window that the program made a value from, none where a write has hidden that.
+
+    Windows may lie at one place in this call and at several in the next, if none of them is written. Then each is still
+    the tensor that the program was given, by identity.
+    """
+    while id(value) not in windows:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return []
+        value = parent[0]
+    return [windows[id(value)]]
 
 
 def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:
@@ -241,7 +257,9 @@ def _read_intermediate_group(
     differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and new_leaf is None]
     lone = leaves[distinct[0]]
     under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad:
+    # one that may not be written in place is made by the very view, so that autograd says so again
+    several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad and not several:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
