@@ -46,8 +46,14 @@ class Outputs:
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
 
 
-def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
-    """Classify every output."""
+def read_outputs(
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    precedes_a_write: Callable[[Tensor], bool],
+) -> Outputs:
+    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -104,7 +110,13 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
+            made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
+            precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
         )
+
+    def early(output: Tensor, item: Entered) -> bool:
+        steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
+        return output.requires_grad and not steps and precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for key, members in groups.items():
@@ -116,6 +128,11 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _name_of(node: Any) -> str:
+    """Return the name by which autograd's errors call what made a node."""
+    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
 
 
 def _nearest_inputs(
@@ -263,7 +280,10 @@ def _read_intermediate_group(
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
-        info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+        if new_leaf is None and lone.requires_grad and internals.is_view_by_custom_function(lone):
+            info(i, OutputType.CUSTOM_FUNCTION_VIEW)
+        else:
+            info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
         read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad and new_leaf is None else None))
         for again in members[1:]:
             info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())

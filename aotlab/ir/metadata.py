@@ -72,6 +72,9 @@ class InputAliasInfo:
         It is resized over the end of its memory, so that the function sees what eager has there.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
+    history_moves
+        Whether it is used after a write that autograd does not see; were it a view, autograd would make its history
+        anew in between.
     """
 
     index: int
@@ -92,6 +95,7 @@ class InputAliasInfo:
     write_after: int = 0
     sees_behind: bool = False
     requires_grad_set: bool | None = None
+    history_moves: bool = False
 
     @property
     def is_changed(self) -> bool:
@@ -177,6 +181,10 @@ class OutputAliasInfo:
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
     is_new_leaf
         Whether the function made it a leaf that requires grad.
+    made_by
+        The name of the custom Function whose view it is.
+    precedes_write
+        Whether it is a view of an input that was written after it was made, so that its history is made anew then.
     """
 
     index: int
@@ -191,6 +199,8 @@ class OutputAliasInfo:
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False
+    made_by: str | None = None
+    precedes_write: bool = False
 
     @property
     def aliases_intermediate(self) -> bool:

@@ -53,6 +53,7 @@ from aotlab.analysis.history import (
     reachable,
     segments,
     state_masks,
+    users_of,
     watches,
 )
 from aotlab.analysis.views import view_parent
@@ -76,6 +77,7 @@ from aotlab.ir.metadata import (
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import (
+    Chronicle,
     EscapeGuard,
     Hook,
     HookKind,
@@ -394,7 +396,7 @@ def run(
                     # the epilogue, outside of the function's inference mode, could not write it
                     text = f"`{item.name}` was made under inference_mode and is written"
                     raise RefusedError(text, argument=item.name)
-            outputs = read_outputs(tape, leaves, names, inputs)
+            outputs = read_outputs(tape, leaves, names, inputs, escapes.chronicle.precedes_a_write)
     except (RefusedError, RunEagerly):
         raise
     except RuntimeError as error:
@@ -442,6 +444,7 @@ def run(
         offsets_read=tuple(sorted(escapes.offsets_read)),
         warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
+        chronicle=escapes.chronicle,
     )  # fmt: skip
 
 
@@ -547,6 +550,7 @@ def _finish(
     offsets_read: tuple[int, ...],
     warned: tuple[Warned, ...],
     hooks: Sequence[Hook],
+    chronicle: Chronicle,
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
@@ -580,6 +584,7 @@ def _finish(
     positions = [position for position, item in enumerate(returned) if item.root is not None]
     roots = [returned[position] for position in positions]
     edges = [edge_of(item.root) for item in roots if item.root is not None]
+    infos = _moving_histories(inputs, infos, edges, chronicle)
     written = {id(inputs[write.index].base) for write in every if inputs[write.index].base is not None}
     stands_for = _input_sources(inputs, written)
     seen = _seen(outputs, inputs, roots)
@@ -627,7 +632,11 @@ def _finish(
     bits = node_bits(parts)
     watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
     wrappers_of = [i.wrapper for i in inputs] + list(outputs.tensors.values())
-    watch = {source: mask for source, mask in zip(watched, watches(bits, wrappers_of), strict=True) if mask}
+    watch = {
+        source: mask
+        for source, mask in zip(watched, watches(bits, wrappers_of, chronicle.kept_by), strict=True)
+        if mask
+    }
 
     metadata = ViewAndMutationMeta(
         input_info=infos,
@@ -892,6 +901,28 @@ def _differentiate(trace: Trace) -> list[Tensor | None]:
             trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
             gradients += singles
     return gradients
+
+
+def _moving_histories(
+    inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...], roots: Sequence[Edge], chronicle: Chronicle
+) -> tuple[InputAliasInfo, ...]:
+    """Find the inputs that are used after a write that autograd does not see.
+
+    Autograd makes the history of a view anew after any write, so that what hangs on the old one is not found from the
+    view any more. The traced input is no view.
+    """
+    found = []
+    for info, item in zip(infos, inputs, strict=True):
+        unseen = info.mutates_data and info.moves_version and not item.written_visibly
+        if unseen and info.requires_grad and not info.is_leaf and item.base is None and item.edge is not None:
+            first = chronicle.first_write(item.wrapper)
+            users = users_of(item.edge, roots)
+            if any(first is None or internals.sequence_of(node) >= first for node in users):
+                if internals.base_of(item.real) is not None:
+                    raise RunEagerly(f"`{item.name}` is a view and is used after a write that autograd does not see")
+                info = replace(info, history_moves=True)
+        found.append(info)
+    return tuple(found)
 
 
 def _check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:

@@ -183,7 +183,7 @@ class Generator:
         if leaves:
             self._miss(leaves)
         for info in self.meta.input_info:
-            if metadata.is_detached(info) or (info.changes_unseen and parts.trace.training):
+            if metadata.is_detached(info) or info.history_moves or (info.changes_unseen and parts.trace.training):
                 self._miss([f"{self.expressions[parts.dedupe.kept[info.index]]}._base is not None"])
             if info.sees_behind:
                 ends = w.constant("ends_its_storage", ends_its_storage)
@@ -556,7 +556,20 @@ class Generator:
         """
         first = len(self.parts.trace.writes)
         last = first + len(self.parts.trace.returned_outputs)
-        own = [i for i in positions if first <= i < last and (entries > 1 or self.parts.trace.is_view(i))]
+        made_by = {
+            first + n: self.meta.output_info[index].made_by for n, index in enumerate(self.parts.trace.returned_outputs)
+        }
+        for i in positions:
+            function = made_by.get(i)
+            if function is not None:  # a view by which autograd knows that nobody may write it
+                view = self.w.constant(function, internals.viewing_function(function))
+                line = f"{names[i]} = {view}({names[i]})"
+                self._in_context(line, grad_mode=None if self.grad_on else True, autocast_off=False)
+        own = [
+            i
+            for i in positions
+            if first <= i < last and made_by[i] is None and (entries > 1 or self.parts.trace.is_view(i))
+        ]
         if own:
             self.w.namespace["own_node"] = internals.give_own_node
             line = "; ".join(f"own_node({names[i]})" for i in own)
@@ -704,6 +717,10 @@ class Generator:
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.expressions[self.parts.dedupe.kept[info.index]]
+        base = self._base_with(info.index)
+        for output in self.meta.output_info:
+            if output.precedes_write and output.base_idx in (base.members if base is not None else (info.index,)):
+                self._output(output.index)
         self.changed.add(info.index)
         self._steps(target, info, metadata.before_write(info))
         if write is not None:
