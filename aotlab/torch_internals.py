@@ -423,15 +423,9 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any],
-    to_dlpack: Callable[..., Any],
-    random_state: Callable[[str], Any],
-    set_storage: Callable[..., Any],
+    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see.
-
-    ``set_storage`` stands for ``Tensor.set_``, which it is given before the arguments.
-    """
+    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -451,7 +445,6 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
-        (Tensor, "set_", functools.partial(set_storage, Tensor.set_)),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -276,9 +275,7 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, self._set_storage
-        )
+        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
         self._replaced.__enter__()
         return self
 
@@ -306,9 +303,6 @@ class EscapeGuard(TorchFunctionMode):
         key = internals.storage_key(args[0])
         if key in self.shared:
             raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
-        if key in self.inputs and self.windows[key][0] and internals.has_data_mutation(self.inputs[key][2]):
-            # the new value, which takes its place in the trace, begins where its own memory begins
-            raise RunEagerly(f"the place of an input in its storage is looked at after a write to it, {user_line()}")
         result = func(*args, **kwargs)
         if key in self.inputs:
             self._look_at_window(key, result)
@@ -329,22 +323,6 @@ class EscapeGuard(TorchFunctionMode):
                     argument=name,
                 )
 
-    def _set_storage(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Give a tensor another storage, where what eager makes of it can be told."""
-        if _is_captured(tensor):
-            raise EscapeError(
-                "`set_` of a tensor that is not an argument was called inside the function",
-                line=user_line(),
-                why="it would happen while tracing only",
-                suggestion="move it out of the compiled function",
-            )
-        if internals.is_functional(tensor) and not self.reshapes.is_input(tensor):
-            if tensor.requires_grad or any(other.requires_grad for other in tensors_in((args, kwargs))):
-                raise RunEagerly(f"`set_` has no derivative, at {user_line()}")
-            if internals.base_of(tensor) is not None or has_views(tensor):
-                raise RunEagerly(f"`set_` parts a view from its base, at {user_line()}")
-        return original(tensor, *args, **kwargs)
-
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
@@ -352,13 +330,14 @@ class EscapeGuard(TorchFunctionMode):
         known = self.inputs.get(key)
         if func in _DETACHES:
             self.chronicle.detaches(tensor)
-        if func in _RESIZES and known is not None and not self.reshapes.is_input(tensor):
+        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
+            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
-                f"`{func.__name__}` gives `{known[1]}`, or a view of it, another storage or size",
+                f"`{func.__name__}` gives {what} another storage or size",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=known[1],
+                argument=None if known is None else known[1],
             )
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
@@ -457,9 +436,10 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
-_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | _DETACHES | frozenset(
+_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
+        Tensor.detach_, torch.detach_, Tensor.set_,
     )
 )  # fmt: skip
 _in_place: dict[Any, bool] = {}
@@ -558,11 +538,6 @@ def overlaps_partly(written: Tensor, operand: Tensor) -> bool:
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         spans.append((offset * tensor.element_size(), (last + 1) * tensor.element_size()))
     return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
-
-
-def has_views(tensor: Tensor) -> bool:
-    """Tell whether views of ``tensor`` are alive; slow, for rare occasions."""
-    return any(issubclass(type(other), Tensor) and internals.base_of(other) is tensor for other in gc.get_objects())
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

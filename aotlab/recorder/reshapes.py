@@ -32,7 +32,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import MetadataStep
-from aotlab.recorder.escapes import RunEagerly, has_views
+from aotlab.recorder.escapes import RunEagerly
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -82,7 +82,7 @@ class Reshapes:
         tensor = args[0]
         if func not in _DETACHES:
             base = internals.base_of(tensor)
-            if tensor.requires_grad and has_views(tensor):
+            if tensor.requires_grad and _has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
             changed = tensor if base is None else base
             self._changed[id(changed)] = changed
@@ -105,7 +105,7 @@ class Reshapes:
         if self._changed:
             base = internals.base_of(tensor)
             base = tensor if base is None else base
-            if id(base) in self._changed and base.requires_grad and has_views(base):
+            if id(base) in self._changed and base.requires_grad and _has_views(base):
                 raise RunEagerly(f"a tensor is written that changed its sizes, or a view of it, at {user_line()}")
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,6 +211,11 @@ def _check_alone(wrapper: Tensor) -> None:
     tensors = [other for other in gc.get_objects() if issubclass(type(other), Tensor) and other is not wrapper]
     if any(internals.is_functional(other) and internals.storage_key(other) == key for other in tensors):
         raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
+
+
+def _has_views(tensor: Tensor) -> bool:
+    """Tell whether views of ``tensor`` are alive; slow, for rare occasions."""
+    return any(issubclass(type(other), Tensor) and internals.base_of(other) is tensor for other in gc.get_objects())
 
 
 def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
