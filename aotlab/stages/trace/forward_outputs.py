@@ -104,9 +104,11 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
 def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
     """Leave to the graph the writes that it can do as eager does."""
     inputs = findings.inputs
+    # views from before the write have to be made before it, and the graph runs first
+    viewed = {info.base_idx for info in findings.outputs.infos if info.precedes_write}
     # a write in the graph moves the version counter; where eager's does not, the epilogue writes
     infos = tuple(
-        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None else i
+        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None and k not in viewed else i
         for k, i in enumerate(found.infos)
     )
     kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
