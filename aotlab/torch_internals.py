@@ -572,6 +572,20 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
+
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made: Any = type(name, (torch.autograd.Function,), members)
+    return made.apply  # type: ignore[no-any-return]  # untyped in torch
+
+
 #: How `torch.overrides` names the reading of a version counter.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 
@@ -590,6 +604,20 @@ def may_be_written(view: Tensor) -> bool:
     if base is None or not base.requires_grad:
         return True
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def is_view_by_custom_function(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def _was_created(tensor: Tensor, how: Any) -> bool:
+    return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
 
 
 def sequence_of(node: Any) -> int:

@@ -19,6 +19,7 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
+from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.mode import casts_since, operations_so_far
@@ -164,6 +165,7 @@ class EscapeGuard(TorchFunctionMode):
         self.shared = shared
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
+        self.chronicle = Chronicle({*self.inputs, *shared})
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
 
@@ -171,6 +173,11 @@ class EscapeGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        result = self._pass(func, args, kwargs)
+        self.chronicle.made(result)
+        return result
+
+    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if func is Tensor.numpy and len(args) == 1 and not kwargs and internals.is_functional(args[0]):
             if can_be_array(args[0]) and not args[0].is_inference():
                 return TracedArray(args[0].data, RunEagerly)
@@ -225,6 +232,8 @@ class EscapeGuard(TorchFunctionMode):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+            for each in tensors_in(written):
+                self.chronicle.writes(each)
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -268,7 +277,11 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
+        for tensor in written:
+            self.chronicle.writes(tensor)
         result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        if in_place:
+            self.chronicle.wrote(func, args, kwargs)
         for tensor, version in zip(written, versions, strict=True):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
@@ -299,7 +312,9 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set)
+        self._replaced = internals.replace_unguarded(
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set
+        )
         self._replaced.__enter__()
         return self
 
@@ -389,6 +404,8 @@ class EscapeGuard(TorchFunctionMode):
         known = self.inputs.get(key)
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
+        if func in _DETACHES:
+            self.chronicle.detaches(tensor)
         if func in _RESIZES and known is not None and not self.reshapes.is_input(tensor):
             if tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs):
                 raise StorageMutationError(
@@ -502,6 +519,7 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
 
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+_DETACHES = frozenset((Tensor.detach_, torch.detach_))
 _RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,

@@ -27,7 +27,7 @@ class Generator:
     def __init__(self, parts: Parts) -> None:
         self._draft = Draft(parts)
         self._outputs = Outputs(self._draft)
-        self._mutations = Mutations(self._draft)
+        self._mutations = Mutations(self._draft, self._outputs)
         self._keeping = Keeping(self._draft)
         self._edges = Edges(self._draft, self._outputs)
 

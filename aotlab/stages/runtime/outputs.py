@@ -51,7 +51,7 @@ class Outputs:
         for output in returned:
             assert output.spec is not None
             w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        alone = [o for o in returned if o.output_type is not OutputType.CUSTOM_FUNCTION_VIEW]
+        alone = [o for o in returned if not o.is_function_view_of_input]
         fresh = ", ".join([*(self.expression(o.index) for o in alone)])
         check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
         w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")

@@ -43,11 +43,7 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
         list(stands_for),
         {**{edge: base for edge, (_, base) in seen.items()}, **changed},
         cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
-        alone={
-            edge_of(outputs.tensors[info.index])
-            for info in outputs.infos
-            if info.output_type is OutputType.CUSTOM_FUNCTION_VIEW
-        },
+        alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
     return known, parts
@@ -82,7 +78,7 @@ def _seen(
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
             continue
-        if info.output_type is OutputType.CUSTOM_FUNCTION_VIEW:
+        if info.is_function_view_of_input:
             continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
@@ -102,7 +98,7 @@ def made_through(outputs: Outputs) -> dict[int, int]:
     views = {
         i: t
         for i, t in outputs.tensors.items()
-        if outputs.infos[i].views and t.grad_fn and outputs.infos[i].output_type is not OutputType.CUSTOM_FUNCTION_VIEW
+        if outputs.infos[i].views and t.grad_fn and not outputs.infos[i].is_function_view_of_input
     }
     if len(views) < 2:
         return {}

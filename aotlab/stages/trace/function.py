@@ -13,7 +13,17 @@ from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.recorder import EscapeGuard, Hook, Recorder, Reshapes, RunEagerly, Warned, WarningTape, would_raise
+from aotlab.recorder import (
+    Chronicle,
+    EscapeGuard,
+    Hook,
+    Recorder,
+    Reshapes,
+    RunEagerly,
+    Warned,
+    WarningTape,
+    would_raise,
+)
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
@@ -38,6 +48,8 @@ class Findings:
         What the function warned of.
     hooks
         The hooks that it registered.
+    chronicle
+        When it made views of inputs, and wrote them.
     """
 
     call: Call
@@ -51,6 +63,7 @@ class Findings:
     offsets_read: tuple[int, ...]
     warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
+    chronicle: Chronicle
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
@@ -76,7 +89,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        outputs = read_outputs(recorder.tape, leaves, names, inputs)
+        outputs = read_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle.precedes_a_write)
     if would_raise(warned.noted):
         raise RunEagerly("a warning of the function is turned into an error")
     return Findings(
@@ -91,6 +104,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         offsets_read=tuple(sorted(escapes.offsets_read)),
         warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
+        chronicle=escapes.chronicle,
     )
 
 

@@ -145,7 +145,8 @@ def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
     inputs, outputs = findings.inputs, findings.outputs
     watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
     wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
-    return {source: mask for source, mask in zip(watched, watches(bits, wrappers), strict=True) if mask}
+    masks = watches(bits, wrappers, findings.chronicle.kept_by)
+    return {source: mask for source, mask in zip(watched, masks, strict=True) if mask}
 
 
 def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
