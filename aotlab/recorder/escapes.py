@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -22,11 +22,9 @@ from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.mode import casts_since, operations_so_far
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
-
-
-class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
-    """Raised in a trace when eager itself has to have its say, most often by raising its own error."""
 
 
 def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
@@ -115,25 +113,16 @@ class _NoInputs:
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
-    of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
-    share, where they have other places in the trace than in the caller's storages. ``reshapes`` writes down what
-    changes inputs other than in their values.
+    ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
+    other than in their values.
     """
 
-    def __init__(
-        self,
-        inputs: Mapping[int, tuple[int, str, Tensor]] | None = None,
-        shared: Collection[int] = (),
-        reshapes: Reshaper | None = None,
-    ) -> None:
+    def __init__(self, grounds: Mapping[int, Ground] | None = None, reshapes: Reshaper | None = None) -> None:
         super().__init__()
-        self.inputs = inputs or {}
-        self.shared = shared
+        self.grounds = grounds or {}
+        self.looks = StorageLooks(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
-        self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
-        self.offsets_read: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -172,7 +161,9 @@ class EscapeGuard(TorchFunctionMode):
             with internals.without_onednn():
                 return func(*args, **(kwargs or {}))
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            return self._look_at_storage(func, args, kwargs or {})
+            if func is Tensor.storage_offset:
+                return self.looks.offset(args[0])
+            return self.looks.as_strided(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -188,6 +179,7 @@ class EscapeGuard(TorchFunctionMode):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+            self.looks.check_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -215,6 +207,7 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
+        self.looks.check_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]
@@ -256,8 +249,7 @@ class EscapeGuard(TorchFunctionMode):
         """Tell whether ``tensor`` has the memory of an input without being it."""
         if not internals.is_functional(tensor):
             return False
-        key = internals.storage_key(tensor)
-        return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
+        return internals.storage_key(tensor) in self.grounds and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
@@ -285,48 +277,23 @@ class EscapeGuard(TorchFunctionMode):
             return None
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
-    def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note that the entry depends on where an input begins, and refuse a window that reaches out of it."""
-        key = internals.storage_key(args[0])
-        if key in self.shared:
-            raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
-        result = func(*args, **kwargs)
-        if key in self.inputs:
-            self._look_at_window(key, result)
-        return result
-
-    def _look_at_window(self, key: int, result: Any) -> None:
-        position, name, _ = self.inputs[key]
-        self.offsets_read.add(position)
-        start, stop = self.windows[key]
-        if isinstance(result, Tensor) and result.numel():
-            first, last = _window(result)
-            if first < start or last > stop:
-                raise EscapeError(
-                    f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
-                    line=user_line(),
-                    why="the graph sees the input only",
-                    suggestion="pass the tensor that owns the memory",
-                    argument=name,
-                )
-
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
-        key = internals.storage_key(tensor)
-        known = self.inputs.get(key)
+        ground = self.grounds.get(internals.storage_key(tensor))
+        known = None if ground is None or ground.is_base else ground
         if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
-            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
+            what = "an intermediate" if known is None else f"`{known.name}`, or a view of it,"
             raise StorageMutationError(
                 f"`{func.__name__}` gives {what} another storage or size",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=None if known is None else known[1],
+                argument=None if known is None else known.name,
             )
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
-            self._look_at_window(key, tensor)
+            self.looks.check_window(tensor)
         return result
 
 
@@ -393,13 +360,6 @@ def _is_captured(tensor: Tensor) -> bool:
 
 
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
-
-
-def _window(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte in its storage that ``tensor`` touches, and the one after the last."""
-    size, offset = tensor.element_size(), int(tensor.storage_offset())
-    last = offset + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return offset * size, (last + 1) * size
 
 
 def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import MetadataStep
-from aotlab.recorder.escapes import RunEagerly
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _MOVES = frozenset(

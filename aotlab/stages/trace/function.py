@@ -13,7 +13,7 @@ from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.recorder import EscapeGuard, Hook, Recorder, Reshapes, RunEagerly, Warned, WarningTape, would_raise
+from aotlab.recorder import EscapeGuard, Ground, Hook, Recorder, Reshapes, RunEagerly, Warned, WarningTape, would_raise
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
@@ -88,16 +88,20 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
-        offsets_read=tuple(sorted(escapes.offsets_read)),
+        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
         warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
     )
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
-    known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-    shared = {i.storage for i in inputs if i.base is not None}
-    return EscapeGuard(known, shared, Reshapes(inputs))
+    grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        first = inputs[base.members[0]]
+        storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
+        start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+    return EscapeGuard(grounds, Reshapes(inputs))
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:
