@@ -120,7 +120,7 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     owner = internals.base_of(base)
     if owner is not None and internals.base_of(output) is owner:
         # both are views of one tensor, and so will be what is made from the one by the steps to the other
-        return not internals.is_custom_function_node(output.grad_fn)
+        return not _passes_custom_function(output.grad_fn, (owner.grad_fn, base.grad_fn))
     if internals.base_of(output) is not base:
         return False
     node = output.grad_fn
@@ -137,6 +137,16 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
             return False
         node = following[0]
     return True
+
+
+def _passes_custom_function(node: Any, ends: tuple[Any, ...]) -> bool:
+    """Tell whether one of the nodes from ``node`` to one of ``ends``, a chain of views, is a custom Function's."""
+    while node is not None and not any(node is end for end in ends):
+        if internals.is_custom_function_node(node):
+            return True
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        node = following[0] if len(following) == 1 else None
+    return False
 
 
 def is_new_leaf(output: Tensor) -> bool:

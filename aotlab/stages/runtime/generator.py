@@ -42,7 +42,7 @@ class Generator:
         given = Prologue(draft).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
-            SegmentCalls(draft, edges, self._mutations, self._keeping).write()
+            SegmentCalls(draft, edges, self._mutations, self._keeping, self._outputs).write()
             w.add()
             w.add("# epilogue: what the caller can see besides")
         else:
@@ -50,6 +50,7 @@ class Generator:
             edges.register_hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
+            self._outputs.write_early()
             self._mutations.write(draft.results)
         self._keeping.remember()
         outputs = self._outputs.write()

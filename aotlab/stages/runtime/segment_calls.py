@@ -22,6 +22,7 @@ from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.forward_call import anchor, graph_inputs, own_nodes
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
+from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.runtime.saved import SavedValues
 
 
@@ -32,13 +33,14 @@ class SegmentCalls:
     and inputs as they are after their write.
     """
 
-    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping) -> None:
+    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping, outputs: Outputs) -> None:
         self.draft = draft
         self.trace = draft.trace
         self.w = draft.w
         self._edges = edges
         self._mutations = mutations
         self._keeping = keeping
+        self._outputs = outputs
 
     def write(self) -> None:
         """Write all of it; note the expression for each forward output."""
@@ -55,6 +57,7 @@ class SegmentCalls:
         self._mutations.require_grad()
         self._edges.register_hooks("input", "owner")
         self._edges.keep_old_histories()
+        self._outputs.write_early()
         self._mutations.without_writes()
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:

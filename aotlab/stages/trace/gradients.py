@@ -10,6 +10,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import reachable
+from aotlab.analysis.windows import has_owner
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
@@ -61,6 +62,13 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
         if info.changes_unseen and internals.base_of(item.real) is not None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
+    """Leave to eager a write to a view of a tensor with a history where the trace does not see that tensor."""
+    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+        if item.base is None and info.mutates_data and info.moves_version and has_owner(item.real):
+            raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
 
 
 def _without_frames(error: BaseException) -> BaseException:
