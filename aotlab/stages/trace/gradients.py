@@ -65,10 +65,17 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
 
 
 def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
-    """Leave to eager a write to a view of a tensor with a history where the trace does not see that tensor."""
+    """Leave to eager changes of a view of a tensor with a history where the trace does not see that of the tensor.
+
+    That is so where the view has no base, and where a step on a view of it changed the history without a write.
+    """
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
-        if item.base is None and info.mutates_data and info.moves_version and has_owner(item.real):
+        only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
+        if item.base is None and info.moves_version and not only_steps and has_owner(item.real):
             raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
+        unseen = item.base is not None and item.base not in trace.placeholder_sources
+        if unseen and info.moves_version and item.wrapper.requires_grad:
+            raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
 
 
 def _without_frames(error: BaseException) -> BaseException:
