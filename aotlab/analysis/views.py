@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     owner = internals.base_of(base)
     if owner is not None and internals.base_of(output) is owner:
         # both are views of one tensor, and so will be what is made from the one by the steps to the other
-        return not _passes_custom_function(output.grad_fn, (owner.grad_fn, base.grad_fn))
+        return not _passes_custom_function(output, (base.grad_fn, owner.grad_fn))
     if internals.base_of(output) is not base:
         return False
     node = output.grad_fn
@@ -139,13 +140,16 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     return True
 
 
-def _passes_custom_function(node: Any, ends: tuple[Any, ...]) -> bool:
-    """Tell whether one of the nodes from ``node`` to one of ``ends``, a chain of views, is a custom Function's."""
-    while node is not None and not any(node is end for end in ends):
+def _passes_custom_function(output: Tensor, ends: Sequence[Any]) -> bool:
+    """Tell whether a custom function's backward stands on the way from a view to where its history begins."""
+    node = output.grad_fn
+    while node is not None and node not in ends:
         if internals.is_custom_function_node(node):
             return True
         following = [edge for edge, _ in node.next_functions if edge is not None]
-        node = following[0] if len(following) == 1 else None
+        if len(following) != 1:
+            return False
+        node = following[0]
     return False
 
 
