@@ -143,7 +143,7 @@ def refresh_count(wrapper: Tensor) -> None:
 
 def give_memory(wrapper: Tensor, source: Tensor) -> None:
     """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
-    with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]  # not in the stubs
+    with torch._C._AutoDispatchBelowAutograd():
         torch.ops.aten.set_.source_Tensor(wrapper, source)
 
 

@@ -51,8 +51,8 @@ class Entered:
     ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
-    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that it had before;
-    ``placed`` that `as_strided` made a view of it that would be another one on the new values.
+    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
+    it had before.
     """
 
     name: str
@@ -71,7 +71,6 @@ class Entered:
     sees_behind: bool = False
     given: str = ""
     left: Any = None
-    placed: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -181,9 +180,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutated = mutated and (internals.version_of(wrapper) != item.version)
     if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
-    if mutated and item.placed:
-        # the new values lie elsewhere in their memory, with nothing between them
-        raise RunEagerly(f"`{item.name}` is written, and a view of it is placed by `as_strided`")
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")

@@ -16,6 +16,7 @@ from aotlab.analysis.views import (
     canonical_base,
     common_base,
     covers_storage,
+    is_made_of,
     is_new_leaf,
     is_view_of,
     or_else,
@@ -191,6 +192,8 @@ def _nearest_inputs(
         reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
         # windows at one place are told apart by the counter that a view shares with what it is a view of
         reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
+        # without a write no guard holds them together, so the very input matters; a write hides which one it is
+        reached.sort(key=lambda k: not is_made_of(tape, internals.from_functional(inputs[k].wrapper), values[i]))
         made_from = _made_from(tape, values[i], {id(internals.from_functional(inputs[k].wrapper)): k for k in windows})
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):

@@ -71,7 +71,7 @@ class TracedArray:
         self._line = user_line()
 
     @property
-    def __class__(self) -> type:  # an `isinstance` in the function decides as in eager
+    def __class__(self) -> type:  # type: ignore[misc]  # an `isinstance` in the function decides as in eager
         return np.ndarray
 
     def __setitem__(self, key: Any, value: Any) -> None:

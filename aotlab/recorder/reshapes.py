@@ -32,8 +32,8 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
-from aotlab.recorder.escapes import RunEagerly
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _MOVES = frozenset(
@@ -50,13 +50,13 @@ class Reshaped(Protocol):
     real: Tensor
     wrapper: Tensor
     history: Any
+    base: Any
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
     given: str
     left: Any
-    placed: bool
 
     @property
     def written_visibly(self) -> bool:
@@ -105,19 +105,6 @@ class Reshapes:
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
-
-    def shift(self, tensor: Tensor) -> int:
-        """Tell how much further on an input begins than its stand-in, of which a write makes another tensor."""
-        item = self._items.get(id(tensor))
-        if item is None or item.given:
-            return 0
-        return int(replayed(item.real, item.steps).storage_offset()) - int(tensor.storage_offset())
-
-    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
-        """Note that `as_strided` made a view of an input, by a count from the beginning of its memory perhaps."""
-        item = self._items.get(id(tensor))
-        if item is not None:
-            item.placed |= (absolute and bool(item.real.storage_offset())) or not _is_dense(item.real)
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""

@@ -16,6 +16,7 @@ from aotlab.ir.specs import StorageNumbers
 from aotlab.recorder import (
     Chronicle,
     EscapeGuard,
+    Ground,
     Hook,
     Recorder,
     Reshapes,
@@ -101,7 +102,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
-        offsets_read=tuple(sorted(escapes.offsets_read)),
+        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
         warned=tuple(warned.noted),
         hooks=escapes.hooks.all,
         chronicle=escapes.chronicle,
@@ -109,9 +110,13 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
-    known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-    shared = {i.storage for i in inputs if i.base is not None}
-    return EscapeGuard(known, shared, Reshapes(inputs))
+    grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        first = inputs[base.members[0]]
+        storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
+        start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+    return EscapeGuard(grounds, Reshapes(inputs))
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

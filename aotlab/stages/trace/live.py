@@ -56,6 +56,8 @@ class Trace:
         What `derive` found for each segment with all its tangents.
     made_through
         For outputs that are views of other outputs that are views, which one.
+    made_before
+        The outputs that are views of inputs from before a write, with a history that only a view from then gets.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     offsets_read
@@ -98,6 +100,7 @@ class Trace:
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
     made_through: dict[int, int]
+    made_before: tuple[int, ...]
     final_offsets: list[int]
     warned: tuple[Warned, ...]
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
