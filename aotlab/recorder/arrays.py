@@ -70,8 +70,8 @@ class TracedArray:
         self._eager = eager
         self._line = user_line()
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]  # an `isinstance` in the function decides as in eager
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # an `isinstance` in the function decides as in eager
         return np.ndarray
 
     def __setitem__(self, key: Any, value: Any) -> None:
