@@ -21,7 +21,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape, overlaps_itself, replayed
+from aotlab.recorder import MOVES, RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
 
 
@@ -236,7 +236,8 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         changed = changed or internals.has_metadata_mutation(wrapper)
     elif not internals.has_data_mutation(wrapper):
         changed = changed or wrapper.stride() != expected.stride()
-        changed = changed or wrapper.storage_offset() != expected.storage_offset()
+        if item.base is None:  # a window's offset is that in the base
+            changed = changed or wrapper.storage_offset() != expected.storage_offset()
     if changed:
         raise MetadataMutationError(
             f"`{item.name}` changes its sizes or strides in place",
@@ -249,10 +250,16 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    if item.base is not None and (item.steps or _requires_grad_set(item) is not None):
+    if item.base is not None and (item.steps or _requires_grad_set(item) is not None) and not _only_moves(item):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _only_moves(item: Entered) -> bool:
+    """Tell whether what was done to an input shows in no other tensor, neither in its values nor in its history."""
+    moves = all(step.method in MOVES for step in item.steps)
+    return moves and not item.real.requires_grad and not item.wrapper.requires_grad
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

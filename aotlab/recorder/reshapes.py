@@ -39,6 +39,8 @@ from aotlab.recorder.tape import tensors_in
 _MOVES = frozenset(
     (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)
 )
+#: The names of the steps that give the same elements other indices.
+MOVES = frozenset(step.__name__ for step in _MOVES)
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 

@@ -99,7 +99,7 @@ def _lone_views(call: Call, dedupe: DedupeRecord, grouped: set[int]) -> list[Bas
     found = []
     if torch.is_grad_enabled():
         for k, position in enumerate(dedupe.kept):
-            if k not in grouped and has_owner(call.values[position]):
+            if k not in grouped and has_owner(call.values[position]) and call.values[position].numel():
                 with suppress(RunEagerly):  # only needed if it is written; the trace will see
                     found.append(plan([k], [call.values[position]]))
     return found
