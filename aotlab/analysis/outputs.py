@@ -89,12 +89,6 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
                 why="it would have to be a second storage over the same memory",
                 suggestion="return the tensor itself",
             )
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
-            raise OutputError(
-                f"`{name}` was made under inference_mode inside the function",
-                why="a compiled call would return an ordinary tensor",
-                suggestion="use no_grad inside, or inference_mode around the call",
-            )
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
     first_of: dict[int, int] = {}
@@ -113,6 +107,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
+            is_inference=_is_inference(leaves[i]),
         )
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
@@ -285,6 +280,10 @@ def _read_function_view(
     return True
 
 
+def _is_inference(output: Tensor) -> bool:
+    return output.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def _read_intermediate_group(
     tape: Tape,
     leaves: Sequence[Any],
@@ -300,6 +299,13 @@ def _read_intermediate_group(
     ``roots`` are all tensors that the caller can differentiate.
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
+    made_there = next((i for i in distinct if _is_inference(leaves[i])), None)
+    if made_there is not None and (len(distinct) > 1 or not covers_storage(values[made_there])):
+        raise OutputError(
+            f"`{names[made_there]}` was made under inference_mode inside the function, and shares memory",
+            why="a compiled call can make inference tensors of whole results only",
+            suggestion="use no_grad inside, or inference_mode around the call",
+        )
     new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
     if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, leaves[new_leaf]) for o in roots)):
         raise OutputError(

@@ -186,6 +186,8 @@ class OutputAliasInfo:
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
     is_new_leaf
         Whether the function made it a leaf that requires grad.
+    is_inference
+        Whether the function made it under ``inference_mode``, and the call itself is not.
     """
 
     index: int
@@ -200,6 +202,7 @@ class OutputAliasInfo:
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False
+    is_inference: bool = False
 
     @property
     def aliases_intermediate(self) -> bool:

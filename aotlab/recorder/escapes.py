@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from aotlab.errors import (
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
-from aotlab.recorder.mode import casts_since, operations_so_far
+from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.tape import tensors_in
 
@@ -268,7 +269,12 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
-        result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        ordinary = not any(tensor.is_inference() for tensor in written)
+        with ordinary_values() if ordinary else nullcontext():
+            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+            for tensor in written:
+                if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
+                    internals.sync(tensor)  # later, the value would be made where the function is by then
         for tensor, version in zip(written, versions, strict=True):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aotlab import torch_internals as internals
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.stages.runtime.debug_checks import fresh_checker, output_checker
 from aotlab.stages.runtime.draft import Draft
@@ -68,6 +69,10 @@ class Outputs:
             returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
             if output.is_new_leaf:
                 self.w.add(f"{returned}.requires_grad_()")
+            if output.is_inference:
+                name = self.w.local(output.name)
+                self.w.add(f"{name} = {self.w.constant('as_inference', internals.as_inference_tensor)}({returned})")
+                return name
             return returned
         return self._make_alias(output)
 
