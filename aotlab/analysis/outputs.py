@@ -45,6 +45,7 @@ class Outputs:
     returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
+    cut: list[int] = field(default_factory=list)  # views of views made under no_grad, where their gradients end
 
 
 def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
@@ -93,7 +94,13 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
 
     first_of: dict[int, int] = {}
 
-    def info(i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None) -> None:
+    def info(
+        i: int,
+        kind: OutputType,
+        base: int | None = None,
+        views: tuple[ViewStep, ...] | None = None,
+        no_grad_views: int = 0,
+    ) -> None:
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -104,6 +111,7 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
             views=views,
+            no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
@@ -219,6 +227,12 @@ def _read_input_aliases(
         if output.requires_grad and not is_view_of(output, item.wrapper):
             if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
                 continue
+            views = None if item.base is not None else views_between(tape, base_value, values[i])
+            made_without = None if views is None else _made_without_history(output, views)
+            if made_without:
+                read.cut.append(i)
+                info(i, OutputType.ALIAS_OF_INPUT, k, views, no_grad_views=made_without)
+                continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
@@ -278,6 +292,22 @@ def _read_function_view(
     read.returned.append((i, values[i], output))
     made.append(i)
     return True
+
+
+def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | None:
+    """Tell how many of ``views`` were made under ``no_grad``, so that the others' gradients end there.
+
+    None if what autograd has of ``output`` is something else than the last of ``views``.
+    """
+    chain: list[str] = []
+    node = output.grad_fn
+    while node is not None:
+        if internals.is_custom_function_node(node) or len(node.next_functions) != 1:
+            return None
+        chain.append(node.name().rpartition("Backward")[0].lower())
+        node = node.next_functions[0][0]
+    ops = [step.target.split(".")[1].replace("_", "") for step in reversed(views)]
+    return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
 
 
 def _is_inference(output: Tensor) -> bool:

@@ -117,7 +117,8 @@ class Reshapes:
         """Note that `as_strided` made a view of an input, by a count from the beginning of its memory perhaps."""
         item = self._items.get(id(tensor))
         if item is not None:
-            item.placed |= (absolute and bool(item.real.storage_offset())) or not _is_dense(item.real)
+            assumed = item.real.requires_grad and not item.real.is_contiguous()  # by the kernel, without grad mode too
+            item.placed |= (absolute and bool(item.real.storage_offset())) or not _is_dense(item.real) or assumed
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""

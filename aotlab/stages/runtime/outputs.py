@@ -86,8 +86,16 @@ class Outputs:
             other = self.meta.output_info[through]
             assert other.views is not None
             assert output.views is not None
-            base, output = self.expression(through), replace(output, views=output.views[len(other.views) :])
+            rest = output.views[len(other.views) :]
+            base, output = self.expression(through), replace(output, views=rest, no_grad_views=0)
         name = self.w.local(output.name)
+        if output.no_grad_views:
+            assert output.views is not None
+            count, end = output.no_grad_views, self.w.local(f"{output.name} end")
+            self._views.write(
+                end, base, replace(output, views=output.views[:count]), False if self.draft.grad_on else None
+            )
+            base, output = end, replace(output, views=output.views[count:])
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.draft.grad_on else None
         self._views.write(name, base, output, toggle)
