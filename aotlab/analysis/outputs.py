@@ -46,6 +46,7 @@ class Outputs:
     returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
+    cut: list[int] = field(default_factory=list)  # views of views made under no_grad, where their gradients end
 
 
 def read_outputs(
@@ -96,17 +97,17 @@ def read_outputs(
                 why="it would have to be a second storage over the same memory",
                 suggestion="return the tensor itself",
             )
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
-            raise OutputError(
-                f"`{name}` was made under inference_mode inside the function",
-                why="a compiled call would return an ordinary tensor",
-                suggestion="use no_grad inside, or inference_mode around the call",
-            )
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
     first_of: dict[int, int] = {}
 
-    def info(i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None) -> None:
+    def info(
+        i: int,
+        kind: OutputType,
+        base: int | None = None,
+        views: tuple[ViewStep, ...] | None = None,
+        no_grad_views: int = 0,
+    ) -> None:
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -117,11 +118,13 @@ def read_outputs(
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
             views=views,
+            no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
+            is_inference=_is_inference(leaves[i]),
         )
 
     def early(output: Tensor, item: Entered) -> bool:
@@ -259,6 +262,12 @@ def _read_input_aliases(
         if output.requires_grad and not is_view_of(output, item.wrapper):
             if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
                 continue
+            views = None if item.base is not None else views_between(tape, base_value, values[i])
+            made_without = None if views is None else _made_without_history(output, views)
+            if made_without:
+                read.cut.append(i)
+                info(i, OutputType.ALIAS_OF_INPUT, k, views, no_grad_views=made_without)
+                continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
@@ -320,6 +329,26 @@ def _read_function_view(
     return True
 
 
+def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | None:
+    """Tell how many of ``views`` were made under ``no_grad``, so that the others' gradients end there.
+
+    None if what autograd has of ``output`` is something else than the last of ``views``.
+    """
+    chain: list[str] = []
+    node = output.grad_fn
+    while node is not None:
+        if internals.is_custom_function_node(node) or len(node.next_functions) != 1:
+            return None
+        chain.append(node.name().rpartition("Backward")[0].lower())
+        node = node.next_functions[0][0]
+    ops = [step.target.split(".")[1].replace("_", "") for step in reversed(views)]
+    return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
+
+
+def _is_inference(output: Tensor) -> bool:
+    return output.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def _read_intermediate_group(
     tape: Tape,
     leaves: Sequence[Any],
@@ -335,6 +364,13 @@ def _read_intermediate_group(
     ``roots`` are all tensors that the caller can differentiate.
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
+    made_there = next((i for i in distinct if _is_inference(leaves[i])), None)
+    if made_there is not None and (len(distinct) > 1 or not covers_storage(values[made_there])):
+        raise OutputError(
+            f"`{names[made_there]}` was made under inference_mode inside the function, and shares memory",
+            why="a compiled call can make inference tensors of whole results only",
+            suggestion="use no_grad inside, or inference_mode around the call",
+        )
     new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
     if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, leaves[new_leaf]) for o in roots)):
         raise OutputError(

@@ -189,6 +189,8 @@ class OutputAliasInfo:
         Whether the output requires grad.
     views
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
+    no_grad_views
+        How many of the first of ``views`` are made under ``no_grad``, though not all are: gradients end there.
     same_as
         The index of an earlier output that is the same object.
     under_no_grad
@@ -200,6 +202,8 @@ class OutputAliasInfo:
         The name of the custom Function whose view it is.
     precedes_write
         Whether it is a view of an input that was written after it was made, so that its history is made anew then.
+    is_inference
+        Whether the function made it under ``inference_mode``, and the call itself is not.
     """
 
     index: int
@@ -211,11 +215,13 @@ class OutputAliasInfo:
     dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
+    no_grad_views: int = 0
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False
     made_by: str | None = None
     precedes_write: bool = False
+    is_inference: bool = False
 
     @property
     def is_function_view_of_input(self) -> bool:

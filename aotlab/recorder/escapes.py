@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
-from aotlab.recorder.mode import casts_since, operations_so_far
+from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
@@ -258,9 +259,14 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
+        ordinary = not any(tensor.is_inference() for tensor in written)
         for tensor in written:
             self.chronicle.writes(tensor)
-        result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        with ordinary_values() if ordinary else nullcontext():
+            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+            for tensor in written:
+                if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
+                    internals.sync(tensor)  # later, the value would be made where the function is by then
         if in_place:
             self.chronicle.wrote(func, args, kwargs)
         for tensor, version in zip(written, versions, strict=True):

@@ -69,8 +69,11 @@ class Hooks:
                 why="it would see the traced tensor, not the one of the call",
                 suggestion="compute what it needs from the gradient, or register it outside of the compiled function",
             )
-        edge = torch.autograd.graph.get_gradient_edge(tensor)
         handle = RemovableHandle(self._table)
+        try:
+            edge = torch.autograd.graph.get_gradient_edge(tensor)
+        except AssertionError:  # a view made under ``no_grad``: no gradient gets there
+            return handle
         self._table[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function)
         return handle
 

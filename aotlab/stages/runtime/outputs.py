@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aotlab import torch_internals as internals
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.stages.runtime.debug_checks import fresh_checker, output_checker
 from aotlab.stages.runtime.draft import Draft
@@ -73,6 +74,10 @@ class Outputs:
             returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
             if output.is_new_leaf:
                 self.w.add(f"{returned}.requires_grad_()")
+            if output.is_inference:
+                name = self.w.local(output.name)
+                self.w.add(f"{name} = {self.w.constant('as_inference', internals.as_inference_tensor)}({returned})")
+                return name
             return returned
         return self._make_alias(output)
 
@@ -86,8 +91,16 @@ class Outputs:
             other = self.meta.output_info[through]
             assert other.views is not None
             assert output.views is not None
-            base, output = self.expression(through), replace(output, views=output.views[len(other.views) :])
+            rest = output.views[len(other.views) :]
+            base, output = self.expression(through), replace(output, views=rest, no_grad_views=0)
         name = self.w.local(output.name)
+        if output.no_grad_views:
+            assert output.views is not None
+            count, end = output.no_grad_views, self.w.local(f"{output.name} end")
+            self._views.write(
+                end, base, replace(output, views=output.views[:count]), False if self.draft.grad_on else None
+            )
+            base, output = end, replace(output, views=output.views[count:])
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.draft.grad_on else None
         self._views.write(name, base, output, toggle)

@@ -91,6 +91,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         outputs = read_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle.precedes_a_write)
+    if outputs.cut and escapes.hooks.all:
+        raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
         raise RunEagerly("a warning of the function is turned into an error")
     return Findings(
