@@ -16,8 +16,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -372,6 +373,11 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
+def forget_tensors(fake_mode: FakeTensorMode) -> None:
+    """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
+    fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
+
+
 def call_by_fake_mode(
     mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -495,6 +501,82 @@ class SettingsGuard:
     def reason(self) -> str | None:
         """Name what has changed since, in torch's words; None if nothing has."""
         return None if self.holds() else self._reason().strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A flag of torch's backends that decides what a trace records, or that a function may read itself.
+
+    ``read`` and ``write`` are torch's own functions, which take some 20 ns where the public ones take 100. An entry
+    checks it at each call, or, if ``mentioned_as`` is not empty, where the code mentions one of those names.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    mentioned_as: frozenset[str] = frozenset()
+
+    def counts(self, names: Container[str]) -> bool:
+        """Tell whether an entry checks it whose code mentions ``names``."""
+        return not self.mentioned_as or any(name in names for name in self.mentioned_as)
+
+
+#: How code mentions the precision of float32: kernels read it when they run, so that only such code need be guarded.
+_PRECISION = frozenset(("fp32_precision", "allow_tf32", "get_float32_matmul_precision"))
+_HAS_GPU = torch.backends.cuda.is_built()
+
+
+def _precision(backend: str, op: str) -> Switch:
+    """Make the switch of one precision of float32; the older flags cannot be read where the newer contradict them."""
+    place = [] if backend == "generic" else [{"cuda": "cudnn" if op in ("conv", "rnn") else "cuda"}.get(backend, backend)]
+    return Switch(
+        name=".".join(["torch.backends", *place, *([op] if op != "all" else []), "fp32_precision"]),
+        read=functools.partial(torch._C._get_fp32_precision_getter, backend, op),
+        write=functools.partial(torch._C._set_fp32_precision_setter, backend, op),
+        # a compiler writes the precision of convolutions on a GPU into its kernels
+        mentioned_as=frozenset() if _HAS_GPU and (backend, op) == ("cuda", "conv") else _PRECISION,
+    )
+
+
+#: The attention kernels and the libraries decide which ops attention, recurrences and norms are traced as.
+SWITCHES: tuple[Switch, ...] = (
+    *(
+        Switch(name=f"torch.backends.{name}", read=read, write=write)
+        for name, read, write in (
+            ("cuda.flash_sdp_enabled()", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+            ("cuda.mem_efficient_sdp_enabled()", torch._C._get_mem_efficient_sdp_enabled,
+             torch._C._set_sdp_use_mem_efficient),
+            ("cuda.math_sdp_enabled()", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+            ("cuda.cudnn_sdp_enabled()", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+            ("cuda.fp16_bf16_reduction_math_sdp_allowed()", torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+             torch._C._set_math_sdp_allow_fp16_bf16_reduction),
+            ("cudnn.enabled", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+            ("cudnn.benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+            ("cudnn.deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+            ("mkldnn.enabled", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+            ("mkldnn.deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic),
+        )
+    ),
+    Switch(
+        name="torch.utils.deterministic.fill_uninitialized_memory",
+        read=torch._C._get_deterministic_fill_uninitialized_memory,
+        write=torch._C._set_deterministic_fill_uninitialized_memory,
+    ),
+    Switch(
+        name="torch.backends.mha.get_fastpath_enabled()",
+        read=torch.backends.mha.get_fastpath_enabled,
+        write=torch.backends.mha.set_fastpath_enabled,
+    ),
+    *(
+        [Switch(name="the order of torch.nn.attention's kernels", read=torch._C._get_sdp_priority_order,
+                write=torch._C._set_sdp_priority_order)]
+        if _HAS_GPU else []
+    ),
+    *(_precision(*each) for each in (
+        ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
+        ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+    )),
+)  # fmt: skip
 
 
 def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
