@@ -26,7 +26,7 @@ from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord
 from aotlab.stages.runtime import RuntimeRecord
 from aotlab.stages.synthetic_bases import SyntheticBasesRecord
-from aotlab.stages.trace import TraceRecord
+from aotlab.stages.trace.records import TraceRecord
 from tests.engine_helpers import compiled, entry_of, events, leaf, nonleaf, record, same, traced
 
 STAGES = {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aotlab.stages.partition import PartitionRecord
     from aotlab.stages.runtime import RuntimeRecord
     from aotlab.stages.synthetic_bases import SyntheticBasesRecord
-    from aotlab.stages.trace import TraceRecord
+    from aotlab.stages.trace.records import TraceRecord
 
 _TO_THE_END = 2**63 - 1
 

@@ -28,7 +28,7 @@ from aotlab.ir.assertions import hold_to, promises
 from aotlab.ir.graphs import NodeRecord, node_records, placeholders, readable
 from aotlab.partitioners.default import is_tangent
 from aotlab.stages.partition import PartitionRecord
-from aotlab.stages.trace import Trace
+from aotlab.stages.trace.live import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.recorder import tensors_in
-from aotlab.stages.trace import Trace, TraceRecord
+from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]

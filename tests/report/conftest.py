@@ -38,7 +38,7 @@ from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord, SavedValue
 from aotlab.stages.runtime import RuntimeRecord
 from aotlab.stages.synthetic_bases import Overlap, SyntheticBasesRecord
-from aotlab.stages.trace import TraceRecord
+from aotlab.stages.trace.records import TraceRecord
 
 FILE = "/home/ada/work/model.py"
 RUNTIME_SOURCE = "def call(weight, x):\n    out = forward(weight, x)\n    x.copy_(out[0])\n    return out[1:]\n"

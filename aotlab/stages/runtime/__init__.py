@@ -20,6 +20,10 @@ the record, and registered with `linecache`, so that tracebacks show it.
 
 For training there is one `torch.autograd.Function` per entry. Its backward is compiled for the tangents that are
 defined; saved values are kept by `SavedValues`, which does what autograd does for its own.
+
+`generator` puts the function together from its parts, each written by a file of its own, in the order of the text:
+`prologue` and `arguments`; `forward_call` or, for a graph in several segments, `segment_calls`; `mutations`, `outputs`
+and `view_calls`. They share one `draft`. What runs later is in `memory_checks`, `debug_checks`, `saved`, `backward`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotlab.stages.runtime.backward import Backward
-from aotlab.stages.runtime.generator import Generator, Parts, generate
+from aotlab.stages.runtime.draft import Parts
+from aotlab.stages.runtime.generator import Generator, generate
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.runtime.writer import MISS, Miss
 

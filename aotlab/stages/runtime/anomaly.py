@@ -20,7 +20,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
 from aotlab.errors import RefusedError, UserLine
 from aotlab.stages.partition import Split
-from aotlab.stages.trace import Trace
+from aotlab.stages.trace.live import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

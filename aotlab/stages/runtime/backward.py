@@ -15,7 +15,7 @@ from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.saved import SavedValues, restride
-from aotlab.stages.trace import Trace
+from aotlab.stages.trace.live import Trace
 
 
 class Backward:

@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from aotlab.ir.metadata import OutputType
-from aotlab.stages import runtime
 from aotlab.stages.runtime import generator
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.mutations import Mutations
+from aotlab.stages.runtime.outputs import Outputs
+from aotlab.stages.runtime.view_calls import ViewCalls
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
@@ -31,16 +34,16 @@ def _wrong_mutations(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _swap_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    def outputs(self: Any, results: dict[int, str]) -> list[str]:
-        expressions: list[str] = original(self, results)
+    def outputs(self: Any) -> list[str]:
+        expressions: list[str] = original(self)
         return expressions[::-1]
 
     return outputs
 
 
 def _detach_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    def outputs(self: Any, results: dict[int, str]) -> list[str]:
-        expressions: list[str] = original(self, results)
+    def outputs(self: Any) -> list[str]:
+        expressions: list[str] = original(self)
         return [
             f"{expression}.detach()" if info.requires_grad and info.output_type is OutputType.NON_ALIAS else expression
             for expression, info in zip(expressions, self.meta.output_info, strict=True)
@@ -50,8 +53,8 @@ def _detach_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lose_identity(original: Callable[..., Any]) -> Callable[..., Any]:
-    def outputs(self: Any, results: dict[int, str]) -> list[str]:
-        expressions: list[str] = original(self, results)
+    def outputs(self: Any) -> list[str]:
+        expressions: list[str] = original(self)
         return [
             f"{expression}.view_as({expression})" if info.views == () else expression
             for expression, info in zip(expressions, self.meta.output_info, strict=True)
@@ -99,13 +102,13 @@ def _edited_source(*edits: tuple[str, str]) -> Change:
 def _outputs_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """Make the outputs before the inputs are written."""
 
-    def outputs(self: Any, results: dict[int, str]) -> list[str]:
+    def outputs(self: Any) -> list[str]:
         found = [at for at, line in enumerate(self.w.lines) if ".copy_(" in line]
         blocks = [(at - 2, at + 3) if self.w.lines[at].startswith("        ") else (at, at + 1) for at in found]
         moved = [line for start, stop in blocks for line in self.w.lines[start:stop]]
         for start, stop in reversed(blocks):
             del self.w.lines[start:stop]
-        expressions: list[str] = original(self, results)
+        expressions: list[str] = original(self)
         self.w.lines += moved
         return expressions
 
@@ -116,7 +119,7 @@ def _in_any_grad_mode(pattern: str) -> Change:
     """Leave the grad mode as it is around lines that match ``pattern``."""
 
     def change(original: Callable[..., Any]) -> Callable[..., Any]:
-        def in_context(self: Any, line: str, *, grad_mode: bool | None, autocast_off: bool) -> None:
+        def in_context(self: Any, line: str, *, grad_mode: bool | None, autocast_off: bool = False) -> None:
             forgotten = re.search(pattern, line) is not None
             original(self, line, grad_mode=None if forgotten else grad_mode, autocast_off=autocast_off)
 
@@ -151,8 +154,8 @@ def _of_outputs(expression: str, *kinds: OutputType) -> Change:
     """Return something made of an output in its place, where it is of one of these kinds."""
 
     def change(original: Callable[..., Any]) -> Callable[..., Any]:
-        def outputs(self: Any, results: dict[int, str]) -> list[str]:
-            expressions: list[str] = original(self, results)
+        def outputs(self: Any) -> list[str]:
+            expressions: list[str] = original(self)
             return [
                 expression.format(given) if info.output_type in kinds and info.spec is not None else given
                 for given, info in zip(expressions, self.meta.output_info, strict=True)
@@ -192,64 +195,64 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="epilogue skipped",
         breaks="The new value of a mutated input is computed and never written.",
-        changes=((runtime.Generator, "_mutations", skip),),
+        changes=((Mutations, "write", skip),),
     ),
     Mutant(
         name="mutation hidden from autograd",
         breaks="A mutated input gets its new value, but the gradient does not flow through it.",
-        changes=((runtime.Generator, "_mutations", _hide_mutations),),
+        changes=((Mutations, "write", _hide_mutations),),
     ),
     Mutant(
         name="wrong mutated value",
         breaks="A mutated input is given something else than its new value.",
-        changes=((runtime.Generator, "_mutations", _wrong_mutations),),
+        changes=((Mutations, "write", _wrong_mutations),),
     ),
     Mutant(
         name="swapped outputs",
         breaks="The outputs come back in reverse order.",
-        changes=((runtime.Generator, "_outputs", _swap_outputs),),
+        changes=((Outputs, "write", _swap_outputs),),
     ),
     Mutant(
         name="requires_grad lost",
         breaks="A differentiable output comes back detached.",
-        changes=((runtime.Generator, "_outputs", _detach_outputs),),
+        changes=((Outputs, "write", _detach_outputs),),
     ),
     Mutant(
         name="identity lost",
         breaks="An output that is an input, or another output, comes back as a view of it.",
-        changes=((runtime.Generator, "_outputs", _lose_identity),),
+        changes=((Outputs, "write", _lose_identity),),
     ),
     Mutant(
         name="view returned as a copy",
         breaks="An output that aliases something comes back with memory of its own.",
-        changes=((runtime.Generator, "_write_views", _copy_views),),
+        changes=((ViewCalls, "write", _copy_views),),
     ),
     Mutant(
         name="wrong offset",
         breaks="A window into a tensor is made again at its beginning.",
-        changes=((runtime.Generator, "_view_call", _first_window),),
+        changes=((ViewCalls, "_call", _first_window),),
     ),
     Mutant(
         name="grad mode forgotten",
         breaks="The grad mode that the function leaves behind is not set.",
-        changes=((runtime.Generator, "_grad_mode_left", skip),),
+        changes=((generator.Generator, "_leave_grad_mode", skip),),
     ),
     Mutant(
         name="views of the graph's own",
         breaks="An output that the graph makes as a view comes back as a view that may not be written.",
-        changes=((runtime.Generator, "generate", _edited_source((r"(out\[\d+\])\.detach\(\)", r"\1"))),),
+        changes=((generator.Generator, "generate", _edited_source((r"(out\[\d+\])\.detach\(\)", r"\1"))),),
     ),
     Mutant(
         name="uncounted write counted",
         breaks="A write through .data moves the version counter.",
-        changes=((runtime.Generator, "generate", _edited_source((r"\.data\.copy_\(", ".detach().copy_("))),),
+        changes=((generator.Generator, "generate", _edited_source((r"\.data\.copy_\(", ".detach().copy_("))),),
     ),
     Mutant(
         name="writes uncounted",
         breaks="A write moves no version counter.",
         changes=(
             (
-                runtime.Generator,
+                generator.Generator,
                 "generate",
                 _edited_source((r"^( +)(\w+)\.copy_\(", r"\1\2.data.copy_("), (r"^ +increment_version.*$", "")),
             ),
@@ -258,37 +261,37 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="hidden write made visible",
         breaks="What the function writes under no_grad, or through detach(), becomes part of the caller's history.",
-        changes=((runtime.Generator, "_in_context", _in_any_grad_mode(r"\.copy_\(")),),
+        changes=((Draft, "in_context", _in_any_grad_mode(r"\.copy_\(")),),
     ),
     Mutant(
         name="grad mode of a view forgotten",
         breaks="A view that the function made under no_grad is made with grad mode on.",
-        changes=((runtime.Generator, "_write_views", _views_in_any_grad_mode),),
+        changes=((ViewCalls, "write", _views_in_any_grad_mode),),
     ),
     Mutant(
         name="outputs before writes",
         breaks="Outputs that are views of an input are made before the input is written.",
-        changes=((runtime.Generator, "_outputs", _outputs_first),),
+        changes=((Outputs, "write", _outputs_first),),
     ),
     Mutant(
         name="multi-output view made singly",
         breaks="A view that comes from a function with several may be written by the caller.",
-        changes=((runtime.Generator, "_write_views", _single_views),),
+        changes=((ViewCalls, "write", _single_views),),
     ),
     Mutant(
         name="strides lost",
         breaks="A new output comes back contiguous.",
-        changes=((runtime.Generator, "_outputs", _of_outputs("{}.contiguous()", OutputType.NON_ALIAS)),),
+        changes=((Outputs, "write", _of_outputs("{}.contiguous()", OutputType.NON_ALIAS)),),
     ),
     Mutant(
         name="aliases of an intermediate come apart",
         breaks="Two outputs that share the memory of an intermediate come back without sharing any.",
-        changes=((runtime.Generator, "_write_views", _own_bases),),
+        changes=((ViewCalls, "write", _own_bases),),
     ),
     Mutant(
         name="flag returned as a number",
         breaks="True comes back as 1.",
-        changes=((runtime.Generator, "_make_output", _numbers_for_flags),),
+        changes=((Outputs, "_make", _numbers_for_flags),),
     ),
     Mutant(
         name="list returned as a tuple",

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aotlab.stages import dedupe, runtime
+from aotlab.stages import dedupe
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.prologue import Prologue
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
@@ -42,67 +44,67 @@ def _keep_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
 def _allow_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let calls with duplicates pass torch's own guards, which want every tensor once."""
 
-    def guards(self: Any) -> None:
+    def write(self: Any) -> Any:
         if any(first != position for position, first in enumerate(self.state.same_as)):
             self.parts = replace(self.parts, tensors_hold=lambda *tensors: True)
-        original(self)
+        return original(self)
 
-    return guards
+    return write
 
 
 GUARDS: tuple[Mutant, ...] = (
     Mutant(
         name="stale tensor guard",
         breaks="An entry serves tensors of other shapes, dtypes and requires_grad.",
-        changes=((runtime.Generator, "_miss", _without_conditions("tensors_hold")),),
+        changes=((Draft, "miss", _without_conditions("tensors_hold")),),
     ),
     Mutant(
         name="stale identity guard",
         breaks="An entry that was compiled for one tensor passed twice serves two tensors.",
-        changes=((runtime.Generator, "_miss", _without_conditions(r"^\w+ is not \w+$")),),
+        changes=((Draft, "miss", _without_conditions(r"^\w+ is not \w+$")),),
     ),
     Mutant(
         name="stale value guard",
         breaks="An entry serves another Python number than it was compiled for.",
-        changes=((runtime.Generator, "_miss", _without_conditions(r"^\w+ != -?\d+$")),),
+        changes=((Draft, "miss", _without_conditions(r"^\w+ != -?\d+$")),),
     ),
     Mutant(
         name="missing dedupe",
         breaks="A tensor that is passed twice becomes two inputs.",
         changes=(
             (dedupe, "run", _keep_duplicates),
-            (runtime.Generator, "_overlap_guard", skip),
-            (runtime.Generator, "_guards", _allow_duplicates),
+            (Prologue, "_overlaps", skip),
+            (Prologue, "write", _allow_duplicates),
         ),
     ),
     Mutant(
         name="stale flag guard",
         breaks="An entry serves another flag, or something else in place of None.",
-        changes=((runtime.Generator, "_miss", _without_conditions(r" is not (True|False|None)$")),),
+        changes=((Draft, "miss", _without_conditions(r" is not (True|False|None)$")),),
     ),
     Mutant(
         name="stale text guard",
         breaks="An entry serves another text, or something that is none.",
-        changes=((runtime.Generator, "_miss", _without_conditions(r"is not str$|^\w+ != '")),),
+        changes=((Draft, "miss", _without_conditions(r"is not str$|^\w+ != '")),),
     ),
     Mutant(
         name="stale settings guard",
         breaks="An entry that was compiled in one grad mode serves calls in the other.",
-        changes=((runtime.Generator, "_miss", _without_conditions("settings_hold")),),
+        changes=((Draft, "miss", _without_conditions("settings_hold")),),
     ),
     Mutant(
         name="stale overlap guard",
         breaks="An entry that was compiled for inputs apart serves inputs that share memory.",
-        changes=((runtime.Generator, "_overlap_guard", skip),),
+        changes=((Prologue, "_overlaps", skip),),
     ),
     Mutant(
         name="stale window guard",
         breaks="An entry that was compiled for windows of one base serves windows that lie otherwise.",
-        changes=((runtime.Generator, "_miss", _without_conditions("shares_memory_otherwise")),),
+        changes=((Draft, "miss", _without_conditions("shares_memory_otherwise")),),
     ),
     Mutant(
         name="stale offset guard",
         breaks="An entry that read where an input begins serves inputs that begin elsewhere.",
-        changes=((runtime.Generator, "_miss", _without_conditions(r"\.storage_offset\(\) != ")),),
+        changes=((Draft, "miss", _without_conditions(r"\.storage_offset\(\) != ")),),
     ),
 )

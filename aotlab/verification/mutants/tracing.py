@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from aotlab.recorder import memo, mode
-from aotlab.stages import runtime, synthetic_bases, trace
+from aotlab.stages import synthetic_bases
+from aotlab.stages.runtime.prologue import Prologue
+from aotlab.stages.trace import forward_outputs, function
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
@@ -74,22 +76,22 @@ TRACING: tuple[Mutant, ...] = (
     Mutant(
         name="written inputs unmoved",
         breaks="An input that was written under its own counter counts as one whose counter does not move.",
-        changes=((trace, "input_info", _infos(moves_version=lambda info: False)),),
+        changes=((function, "input_info", _infos(moves_version=lambda info: False)),),
     ),
     Mutant(
         name="every write visible",
         breaks="What was written under no_grad counts as written with grad mode on.",
-        changes=((trace, "_writes", _all_visible),),
+        changes=((forward_outputs, "writes_of", _all_visible),),
     ),
     Mutant(
         name="one window written",
         breaks="Of several windows of one base that were written only the first gets its new value and history.",
-        changes=((trace, "_writes", _first_write_only),),
+        changes=((forward_outputs, "writes_of", _first_write_only),),
     ),
     Mutant(
         name="no synthetic base",
         breaks="Inputs that share memory are inputs of the graph by themselves.",
-        changes=((synthetic_bases, "run", _without_bases), (runtime.Generator, "_overlap_guard", skip)),
+        changes=((synthetic_bases, "run", _without_bases), (Prologue, "_overlaps", skip)),
     ),
     Mutant(
         name="dtype not in the key",

@@ -1,0 +1,155 @@
+"""The function as far as it is written: what all the writers of its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aotlab.analysis.windows import Base
+from aotlab.backends.base import Boxed
+from aotlab.ir.metadata import InputAliasInfo, OutputAliasInfo, OutputType
+from aotlab.stages.capture import Call
+from aotlab.stages.dedupe import DedupeRecord
+from aotlab.stages.partition import PartitionRecord
+from aotlab.stages.runtime.backward import Backward
+from aotlab.stages.runtime.writer import Writer
+from aotlab.stages.trace.live import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the generator puts together.
+
+    ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, made while the call's own settings were in force.
+    """
+
+    call: Call
+    dedupe: DedupeRecord
+    trace: Trace
+    partition: PartitionRecord
+    forward: Boxed
+    backward: Sequence[Backward]
+    settings_hold: Callable[[], bool]
+    tensors_hold: Callable[..., bool]
+    entry: int
+    debug: bool
+
+
+class Draft:
+    """The lines so far, and the expressions of what is there at this point of the function.
+
+    Attributes
+    ----------
+    parts
+        What the function is made of; ``trace``, ``meta`` and ``state`` are parts of it.
+    w
+        The lines of ``run``, and ``heads``, those of the classes that stand before it.
+    grad_on
+        Whether grad mode is on when the function is called.
+    expressions
+        Flat position → the expression of that argument.
+    results
+        Position among the forward outputs → its expression.
+    written, changed
+        Which of the trace's writes are done, and which of the inputs are changed as the function did.
+    carriers
+        The names of the carriers that are there.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.trace = parts.trace
+        self.meta = parts.trace.metadata
+        self.state = parts.call.state
+        self.w = Writer()
+        self.heads: list[str] = []
+        self.grad_on = bool(dict(self.state.settings)["grad mode"])
+        self.expressions: dict[int, str] = {}
+        self.results: dict[int, str] = {}
+        self.written: set[int] = set()
+        self.changed: set[int] = set()
+        self.carriers: set[str] = set()
+
+    # --- what is there
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast is on when the function is called."""
+        return any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
+
+    def kept(self, k: int) -> str:
+        """Return the expression of the kept input ``k``."""
+        return self.expressions[self.parts.dedupe.kept[k]]
+
+    def all_kept(self) -> list[str]:
+        """Return the expressions of all kept inputs."""
+        return [self.expressions[i] for i in self.parts.dedupe.kept]
+
+    def star(self, expressions: Sequence[str]) -> str:
+        """Write an argument list, with ``*parameters`` for all the lifted ones where they stand in order."""
+        count = self.parts.call.lifted_count
+        if count and list(expressions[:count]) == [f"parameters[{i}]" for i in range(count)]:
+            return ", ".join(["*parameters", *expressions[count:]])
+        return ", ".join(expressions)
+
+    def base_with(self, k: int) -> Base | None:
+        """Return the synthetic base of which the kept input ``k`` is a window."""
+        for source in self.trace.placeholder_sources:
+            if isinstance(source, Base) and k in source.members:
+                return source
+        return None
+
+    # --- the forward outputs: new values of inputs, then what is returned, then intermediate bases
+
+    def mutated_out(self) -> list[InputAliasInfo]:
+        """Return the inputs whose new values are the first forward outputs."""
+        return [self.meta.input_info[write.index] for write in self.trace.writes]
+
+    def returned_outputs(self) -> list[OutputAliasInfo]:
+        """Return the user's outputs that the graph returns as they are."""
+        kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
+        found = [o for o in self.meta.output_info if o.output_type in kinds and o.spec is not None]
+        order = {i: n for n, i in enumerate(self.trace.returned_outputs)}
+        return sorted(found, key=lambda o: order[o.index])
+
+    def label(self, i: int) -> str:
+        """Name the forward output ``i``."""
+        kinds = [("new", info.name) for info in self.mutated_out()]
+        kinds += [("", o.name) for o in self.returned_outputs()]
+        kinds += [("base", str(n)) for n in range(len(self.meta.intermediate_bases))]
+        return " ".join(part for part in kinds[i] if part)
+
+    def needs_detach(self, i: int) -> bool:
+        """Tell whether forward output ``i`` reaches the caller as a view of something that only the graph knows.
+
+        Made inside the Function, or without grad mode, such a view could not be written in place; an alias of it can.
+        """
+        return i >= len(self.mutated_out()) and self.trace.is_view(i)
+
+    # --- lines
+
+    def miss(self, conditions: Sequence[str]) -> None:
+        """Write that under any of these conditions the entry does not serve the call."""
+        self.w.add(f"if {' or '.join(conditions)}:")
+        self.w.add("    return MISS")
+
+    def in_context(self, line: str, *, grad_mode: bool | None, autocast_off: bool = False) -> None:
+        """Write a line that runs in this grad mode (None: the one that is on), perhaps without autocast."""
+        w = self.w
+        if autocast_off:
+            w.add("with disable_autocast():")
+            w.depth += 1
+        if grad_mode is None:
+            w.add(line)
+        else:
+            w.add(f"set_grad_mode({grad_mode})")
+            w.add("try:")
+            w.add("    " + line)
+            w.add("finally:")
+            w.add(f"    set_grad_mode({not grad_mode})")
+        if autocast_off:
+            w.depth -= 1
+
+    def with_grad(self, line: str) -> None:
+        """Write a line that runs with grad mode on."""
+        self.in_context(line, grad_mode=None if self.grad_on else True)

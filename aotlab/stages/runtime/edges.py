@@ -1,0 +1,100 @@
+"""What the caller's tensors are called where a gradient of the traced graph arrives, and the hooks on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.history import history_of
+from aotlab.stages.runtime.outputs import Outputs
+from aotlab.stages.trace.records import Source
+
+
+class Edges:
+    """Names what stands for the edges of the traced autograd graph.
+
+    A write gives a tensor another history. What a later segment needs of the earlier one has been kept by then, under a
+    name of its own.
+    """
+
+    def __init__(self, draft: Draft, outputs: Outputs) -> None:
+        self._draft = draft
+        self._outputs = outputs
+        self._hooked: set[int] = set()  # which of the trace's hooks are registered
+
+    def through(self, source: Source, done: Collection[int]) -> str:
+        """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
+        draft = self._draft
+        match source.kind:
+            case "input" | "owner":
+                return self._old(source) if self._is_written(source, done) else self._now(source)
+            case "changed":
+                return self._now(source)
+            case "output":
+                return self._outputs.expression(source.index)
+            case "carrier":
+                return f"carrier_{source.index}"
+            case "root":
+                position = draft.trace.roots[source.index]
+                if position < len(draft.trace.writes):
+                    return draft.kept(draft.trace.writes[position].index)
+                return draft.results[position]
+
+    def as_it_is(self, source: Source) -> str:
+        """Return the expression of what stands for an edge, whatever was done to it since."""
+        return self._now(source) if source.kind in ("input", "owner") else self.through(source, ())
+
+    def keep_old_histories(self) -> None:
+        """Write what keeps the history that an input has before a segment's write, for the segments after it."""
+        draft, trace = self._draft, self._draft.trace
+        done: set[int] = set()
+        later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
+        first = {i.index for i in draft.meta.input_info if i.metadata_steps and i.index not in later}
+        for number, part in enumerate(trace.segments):
+            for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
+                if way is None or not connected:
+                    continue
+                source = trace.sources[way[0]]
+                if source.kind in ("input", "owner") and (source.index in first or self._is_written(source, done)):
+                    keep = draft.w.constant("history_of", history_of)
+                    draft.with_grad(f"{self._old(source)} = {keep}({self._now(source)})")
+            done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
+
+    def register_hooks(self, *kinds: str) -> None:
+        """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
+        draft, trace = self._draft, self._draft.trace
+        for n, (kind, source, function) in enumerate(trace.hooks):
+            if n in self._hooked or source.kind not in kinds:
+                continue
+            if source.kind == "carrier" and f"carrier_{source.index}" not in draft.carriers:
+                continue
+            if source.kind == "root" and trace.roots[source.index] not in draft.results:
+                continue
+            if kind == "retain_grad" and "output" not in kinds:
+                continue  # it follows its tensor through writes, so the last moment is as good as the first
+            self._hooked.add(n)
+            target = self.as_it_is(source)
+            if kind == "retain_grad":
+                draft.w.add(f"{target}.retain_grad()")
+            else:
+                method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
+                draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
+
+    def _now(self, source: Source) -> str:
+        tensor = self._draft.kept(source.index)
+        return f"{tensor}._base" if source.kind == "owner" else tensor
+
+    def _old(self, source: Source) -> str:
+        return f"before_{'base_of_' if source.kind == 'owner' else ''}{source.index}"
+
+    def _is_written(self, source: Source, done: Collection[int]) -> bool:
+        """Tell whether one of the visible writes ``done`` gives the tensor another history."""
+        draft = self._draft
+        if draft.meta.input_info[source.index].metadata_steps and source.index in draft.changed:
+            return True
+        writes = [draft.trace.writes[n] for n in done]
+        base = draft.base_with(source.index)
+        return any(
+            write.visible and (write.index == source.index or (base is not None and write.index in base.members))
+            for write in writes
+        )

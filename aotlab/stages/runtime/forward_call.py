@@ -1,0 +1,162 @@
+"""The call of the compiled forward, where it is called once and its backward is at most one autograd node.
+
+In training the graph runs inside an `torch.autograd.Function`. Inputs that can get a gradient go through ``apply``; the
+others pass by it in a list, in which results that cannot be differentiated come back::
+
+    box = [mask]
+    out_0 = Compiled.apply(box, x, w)
+    new_running_mean, = box
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.windows import Base
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.edges import Edges
+from aotlab.stages.runtime.keeping import Keeping
+from aotlab.stages.runtime.mutations import Mutations
+from aotlab.stages.runtime.saved import SavedValues
+
+
+class ForwardCall:
+    """Writes the call, and the autograd.Function that makes it."""
+
+    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping) -> None:
+        self.draft = draft
+        self.trace = draft.trace
+        self.w = draft.w
+        self._edges = edges
+        self._mutations = mutations
+        self._keeping = keeping
+
+    def write(self) -> None:
+        """Write the call; note the expression for each forward output."""
+        self.w.add("# compiled forward")
+        inputs = graph_inputs(self.draft)
+        if self.trace.training:
+            self._apply(inputs)
+        else:
+            self._infer(inputs)
+
+    def _infer(self, inputs: Sequence[str]) -> None:
+        """Write the call for a function of which nothing can be differentiated."""
+        draft, count = self.draft, len(self.trace.forward_outputs)
+        requires = any(i.requires_grad for i in draft.meta.input_info)
+        draft.in_context(
+            f"out = forward([{draft.star(inputs)}])",
+            grad_mode=False if draft.grad_on and requires else None,
+            autocast_off=draft.casts,
+        )
+        draft.results.update({i: f"out[{i}]" for i in range(count)})
+        for i in filter(draft.needs_detach, range(count)):
+            draft.results[i] = self.w.local(draft.label(i))
+            self.w.add(f"{draft.results[i]} = out[{i}].detach()")
+
+    def _apply(self, inputs: Sequence[str]) -> None:
+        draft, trace, w = self.draft, self.trace, self.w
+        slots, connected = trace.slots[0], trace.connected[0]
+        through = [
+            self._edges.through(trace.sources[way[0]], ()) for way, c in zip(slots, connected, strict=True) if way and c
+        ]
+        beside = [e for e, c in zip(inputs, connected, strict=False) if not c]
+        names = draft.results
+        for i in range(len(trace.forward_outputs)):
+            names[i] = w.local(draft.label(i))
+        self._mutations.require_grad()
+        w.add(f"box = [{', '.join(beside)}]")
+        anchored = not through
+        if anchored:  # the outputs require grad, but no input gets any; something has to say so
+            through = [anchor(draft)]
+        results = ", ".join(names[i] for i in trace.roots)
+        draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
+        own_nodes(draft, trace.roots, names, len(trace.roots))
+        others = [names[i] for i in self._others()] + ["saved"] * self._keeping.settles
+        if others:
+            w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
+        self._function_class(len(inputs), anchored=anchored)
+
+    def _others(self) -> list[int]:
+        """Return the forward outputs that cannot be differentiated."""
+        return [i for i in range(len(self.trace.forward_outputs)) if i not in self.trace.roots]
+
+    def _function_class(self, inputs: int, *, anchored: bool) -> None:
+        """Write the autograd.Function."""
+        draft, trace = self.draft, self.trace
+        (backward,) = draft.parts.backward
+        draft.w.namespace.update(Function=torch.autograd.Function, SavedValues=SavedValues, backward=backward)
+        listed, boxed_inputs = self._graph_arguments(inputs)
+        lines = ["class Compiled(Function):", "    @staticmethod", "    def forward(ctx, box, *inputs):"]
+        lines.append("        ctx.set_materialize_grads(False)")
+        if draft.casts:
+            lines += ["        with disable_autocast():", f"            out = forward({listed})"]
+        else:
+            lines.append(f"        out = forward({listed})")
+        lines.append(f"        ctx.values = SavedValues({self._keeping.expression()})")
+        boxed = [f"out[{i}]{'.detach()' if draft.needs_detach(i) else ''}" for i in self._others()]
+        boxed += ["ctx.values"] * self._keeping.settles
+        if boxed_inputs or boxed:
+            lines.append(f"        box[:] = [{', '.join(boxed)}]")
+        returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]
+        lines.append(f"        return {', '.join(returned)}")
+        lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
+        lines.append(f"        return None{', None' if anchored else ''}, *backward(ctx.values, tangents)")
+        draft.heads += [*lines, "", ""]
+
+    def _graph_arguments(self, inputs: int) -> tuple[str, int]:
+        """Write the list of the graph's inputs inside the Function; say how many of them come in the box."""
+        through = [i for i, connected in enumerate(self.trace.connected[0]) if connected]
+        order, box_index = [], 0
+        for i in range(inputs):
+            if i in through:
+                order.append(f"inputs[{through.index(i)}]")
+            else:
+                order.append(f"box[{box_index}]")
+                box_index += 1
+        if not box_index and len(through) == inputs:
+            return "list(inputs)" if through else "[]", box_index
+        return f"[{', '.join(order)}]", box_index
+
+
+def graph_inputs(draft: Draft) -> list[str]:
+    """Return the expressions of the graph's inputs; write what makes synthetic bases."""
+    listed = []
+    for source in draft.trace.placeholder_sources:
+        if isinstance(source, Base):
+            name = draft.w.local("base")
+            maker = draft.w.constant("memory_of", _base_maker(source))
+            draft.w.add(f"{name} = {maker}({draft.kept(source.members[0])})")
+            listed.append(name)
+        else:
+            listed.append(draft.expressions[source])
+    return listed
+
+
+def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
+    """Make the function that makes a synthetic base from its first member; it keeps nothing of the trace."""
+    shift, count, dtype = base.shift, base.count, base.dtype
+    return lambda first: internals.memory_window(first, shift, count, dtype)
+
+
+def anchor(draft: Draft) -> str:
+    """Return something that requires grad, for a node into which nothing else goes that does."""
+    return draft.w.constant("anchor", torch.empty(0, requires_grad=True))
+
+
+def own_nodes(draft: Draft, positions: Sequence[int], names: Mapping[int, str], entries: int) -> None:
+    """Write what gives outputs that the caller gets as they are an autograd node of their own.
+
+    A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the
+    others; and autograd's bookkeeping of a tensor that was detached fails if gradients are retained before a write.
+    """
+    first = len(draft.trace.writes)
+    last = first + len(draft.trace.returned_outputs)
+    own = [i for i in positions if first <= i < last and (entries > 1 or draft.trace.is_view(i))]
+    if own:
+        draft.w.namespace["own_node"] = internals.give_own_node
+        draft.with_grad("; ".join(f"own_node({names[i]})" for i in own))

@@ -1,0 +1,90 @@
+"""The part of the epilogue that changes the caller's tensors: their values, versions, sizes and requires_grad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
+from aotlab.stages.runtime import metadata
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.trace.records import Write
+
+
+class Mutations:
+    """Writes each change once, as soon as the new value is there."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.w = draft.w
+        self._counted = False  # whether the versions of inputs that the graph writes are seen to
+
+    def write(self, results: Mapping[int, str]) -> None:
+        """Write the new values that are there into the caller's tensors, and take their other changes."""
+        draft, writes = self.draft, self.draft.trace.writes
+        for n, write in enumerate(writes):
+            if n not in draft.written and n in results:
+                draft.written.add(n)
+                self._change(draft.meta.input_info[write.index], write, results[n])
+        self.without_writes()
+        if len(draft.written) == len(writes) and not self._counted:
+            self._counted = True
+            self._count()
+
+    def without_writes(self) -> None:
+        """Change those of the caller's tensors that get no new values."""
+        written = {write.index for write in self.draft.trace.writes}
+        for info in self.draft.meta.input_info:
+            if info.is_changed and info.index not in written | self.draft.changed:
+                self._change(info, None, "")
+
+    def require_grad(self) -> None:
+        """Make those inputs require grad that the function made so, and that get gradients."""
+        for info in filter(self._requires_grad_first, self.draft.meta.input_info):
+            self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
+
+    def _count(self) -> None:
+        """Move the version counters of what was written in another way than by the lines above."""
+        for k in self.draft.trace.counted:
+            self._move_version(k)
+        for info in self.draft.meta.input_info:
+            # a compiler's kernels write without counting; so do writes of nothing, which eager counts
+            in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
+            if info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata:
+                self._move_version(info.index)
+
+    def _move_version(self, k: int) -> None:
+        bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+        self.w.add(f"{bump}({self.draft.kept(k)})")
+
+    def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
+        """Change one of the caller's tensors as the function did: its values, and all else."""
+        target = self.draft.kept(info.index)
+        self.draft.changed.add(info.index)
+        self._steps(target, info, metadata.before_write(info))
+        if write is not None:
+            self._copy(target, info, write, value)
+        self._steps(target, info, metadata.after_write(info))
+        if info.requires_grad_set is not None and not self._requires_grad_first(info):
+            self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
+
+    def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
+        line = f"{target}.copy_({value})"
+        if not write.counts:
+            self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
+        elif write.visible:
+            self.draft.with_grad(line)
+        else:
+            quiet = self.draft.grad_on and (info.requires_grad or info.requires_grad_after)
+            self.draft.in_context(line, grad_mode=False if quiet else None)
+
+    def _steps(self, target: str, info: InputAliasInfo, steps: Sequence[MetadataStep]) -> None:
+        """Take steps that change the caller's tensor other than in its values."""
+        for line, grad_mode in metadata.lines(target, steps):
+            grad_mode = grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
+            self.draft.in_context(line, grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
+
+    def _requires_grad_first(self, info: InputAliasInfo) -> bool:
+        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
+        return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)

@@ -1,0 +1,91 @@
+"""The part of the epilogue that makes what the caller gets: constants, inputs, results of the graph, views of these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
+from aotlab.stages.runtime.debug_checks import fresh_checker, output_checker
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.view_calls import ViewCalls
+
+
+class Outputs:
+    """Writes each of the user's outputs once, when it is first asked for."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.meta = draft.meta
+        self.w = draft.w
+        self._views = ViewCalls(draft)
+        self._made: dict[int, str] = {}
+
+    def write(self) -> list[str]:
+        """Write the outputs; return their expressions in the user's order."""
+        returned = self.draft.returned_outputs()
+        for output in returned:
+            self.expression(output.index)
+        if self.draft.parts.debug:
+            self._check(returned)
+        return [self.expression(i) for i in range(len(self.meta.output_info))]
+
+    def expression(self, i: int) -> str:
+        """Return the expression of one of the user's outputs; write what makes it, once."""
+        if i not in self._made:
+            self._made[i] = self._make(self.meta.output_info[i])
+        return self._made[i]
+
+    def _check(self, returned: list[OutputAliasInfo]) -> None:
+        """Write the checks of ``config.debug_assert``."""
+        draft, w = self.draft, self.w
+        for output in returned:
+            assert output.spec is not None
+            w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
+        fresh = ", ".join([*(self.expression(o.index) for o in returned)])
+        check = w.constant("check_fresh", fresh_checker([o.name for o in returned]))
+        w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
+
+    def _make(self, output: OutputAliasInfo) -> str:
+        trace = self.draft.trace
+        if output.index in trace.out_constants:
+            value = trace.out_constants[output.index]
+            plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
+            return repr(value) if plain else self.w.constant("constant", value)
+        if output.same_as is not None:
+            return self.expression(output.same_as)
+        if output.index in trace.returned_outputs:
+            returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
+            if output.is_new_leaf:
+                self.w.add(f"{returned}.requires_grad_()")
+            return returned
+        return self._make_alias(output)
+
+    def _make_alias(self, output: OutputAliasInfo) -> str:
+        """Write what makes an output that is, or is a view of, something that the caller can see."""
+        base, base_requires = self._base(output)
+        if output.views == ():
+            return base
+        through = self.draft.trace.made_through.get(output.index)
+        if through is not None:
+            other = self.meta.output_info[through]
+            assert other.views is not None
+            assert output.views is not None
+            base, output = self.expression(through), replace(output, views=output.views[len(other.views) :])
+        name = self.w.local(output.name)
+        want = not output.under_no_grad
+        toggle = want if base_requires and want != self.draft.grad_on else None
+        self._views.write(name, base, output, toggle)
+        if output.is_new_leaf:
+            self.w.add(f"{name} = {name}.detach().requires_grad_()")
+        return name
+
+    def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:
+        """Return the expression of what an output is a view of, and whether that requires grad."""
+        meta, trace, k = self.meta, self.draft.trace, output.base_idx
+        assert k is not None
+        if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
+            return self.draft.kept(k), meta.input_info[k].requires_grad_after
+        if output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            return self.expression(k), meta.output_info[k].requires_grad
+        base = self.draft.results[len(trace.writes) + len(trace.returned_outputs) + k]
+        return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)

@@ -1,0 +1,161 @@
+"""The prologue asks whether the assumptions of the trace hold for this call.
+
+The cheap and the general come first: settings, the function itself, the nesting of the arguments, torch's own guards of
+tensors; then what only this trace depends on, such as where an input begins or which inputs share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FunctionType
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.windows import Base
+from aotlab.guards import TensorFacts, extent_bytes
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.nesting import Given
+from aotlab.recorder import ends_its_storage, warn_again, would_raise
+from aotlab.stages.runtime import metadata
+from aotlab.stages.runtime.arguments import Arguments
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.memory_checks import overlap_checker, owner_checker, pattern_checker, share_a_base
+from aotlab.stages.runtime.nests import write_given_guards
+
+
+class Prologue:
+    """Writes the guards."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.parts = draft.parts
+        self.state = draft.state
+        self.w = draft.w
+
+    def write(self) -> dict[Given, str]:
+        """Write all guards; return the expressions of objects in the result that are not made by the function."""
+        self._surroundings()
+        Arguments(self.draft).write()
+        self._tensors()
+        for info in self.draft.meta.input_info:
+            self._may_be_changed(info)
+        self._offsets()
+        self._overlaps()
+        given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
+        self._warnings()
+        return given
+
+    def _surroundings(self) -> None:
+        """Write the checks of the settings, and of the function and what it reaches."""
+        w, state, target = self.w, self.state, self.parts.call.target
+        still_same = target.still_same()
+        settings = dict(state.settings)
+        conditions = [
+            f"not {w.constant('settings_hold', self.parts.settings_hold)}()",
+            f"{w.constant('inference_mode', torch.is_inference_mode_enabled)}() is not {settings['inference mode']}",
+            f"{w.constant('function_modes', internals.function_mode_count)}() != {state.function_modes}",
+            f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
+            f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
+        ]
+        function = getattr(target, "function", None)
+        if isinstance(function, FunctionType):
+            known = w.constant("function", function), w.constant("code", function.__code__)
+            conditions.append(f"{known[0]}.__code__ is not {known[1]}")
+        if state.function_modes:
+            device = w.constant("default_device", settings["default device"])
+            conditions.append(f"torch.get_default_device() != {device}")
+        self.draft.miss(conditions)
+        if still_same is not None:
+            self.draft.miss([f"not {w.constant('reached_holds', still_same)}()"])
+
+    def _tensors(self) -> None:
+        """Write the checks of which arguments are one tensor, and of what the tensors are."""
+        draft, parts, state = self.draft, self.parts, self.state
+        for i in parts.dedupe.positions:
+            if state.same_as[i] != i:
+                draft.miss([f"{draft.expressions[i]} is not {draft.expressions[state.same_as[i]]}"])
+        kept = draft.all_kept()
+        if kept:
+            draft.miss([f"not {self.w.constant('tensors_hold', parts.tensors_hold)}({draft.star(kept)})"])
+        leaves = []
+        for i in parts.dedupe.kept:
+            facts = state.leaves[i]
+            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
+                leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
+        if leaves:
+            draft.miss(leaves)
+
+    def _may_be_changed(self, info: InputAliasInfo) -> None:
+        """Write the checks that what happened to an input may happen to this one."""
+        draft, w = self.draft, self.w
+        tensor = draft.kept(info.index)
+        if metadata.is_detached(info) or (info.changes_unseen and draft.trace.training):
+            draft.miss([f"{tensor}._base is not None"])
+        if info.sees_behind:
+            draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
+        if metadata.needs_leave_of_autograd(info):
+            draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
+
+    def _offsets(self) -> None:
+        for k in self.draft.trace.offsets_read:
+            facts = self.state.leaves[self.parts.dedupe.kept[k]]
+            assert isinstance(facts, TensorFacts)
+            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
+
+    def _warnings(self) -> None:
+        warned, w = self.draft.trace.warned, self.w
+        if warned:
+            noted = w.constant("noted", warned)
+            self.draft.miss([f"{w.constant('would_raise', would_raise)}({noted})"])
+            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
+
+    # --- memory that inputs share
+
+    def _overlaps(self) -> None:
+        """Write the check that written inputs share memory exactly as they did."""
+        written = [i.index for i in self.draft.meta.input_info if i.must_not_overlap]
+        if not written or len(self.parts.dedupe.kept) < 2:
+            return
+        bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
+        if bases:  # such an entry is for calls that share memory in the very same way
+            self._same_pattern(bases)
+        else:
+            self._apart(written)
+            self._apart_in_history(written)
+
+    def _same_pattern(self, bases: Sequence[Base]) -> None:
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
+        check = self.w.constant("shares_memory_otherwise", pattern_checker(expected))
+        self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
+        for base in bases:
+            if base.owners:
+                members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
+                check = self.w.constant("owned_otherwise", owner_checker(members))
+                self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
+
+    def _apart(self, written: Sequence[int]) -> None:
+        kept = self.draft.all_kept()
+        extents = []
+        for i in self.parts.dedupe.kept:
+            facts = self.state.leaves[i]
+            assert isinstance(facts, TensorFacts)
+            extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
+        if len(kept) == 2:
+            a, b = kept
+            one, two = self.w.local("start"), self.w.local("start")
+            self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
+            self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
+        else:
+            check = self.w.constant("written_inputs_overlap", overlap_checker(extents, written))
+            self.draft.miss([f"{check}({self.draft.star(kept)})"])
+
+    def _apart_in_history(self, written: Sequence[int]) -> None:
+        """Write the check that a written input is not a view of what another input is a view of too."""
+        may = [info.index for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        if len(may) < 2 or not set(may) & set(written):
+            return
+        owners = self.w.constant("share_a_base", share_a_base)
+        self.draft.miss([f"{owners}({', '.join(self.draft.kept(k) for k in may)})"])

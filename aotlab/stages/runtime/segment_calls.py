@@ -1,0 +1,122 @@
+"""The call of the compiled forward, followed by an autograd node for each segment of the traced graph.
+
+Where the caller can get hold of a tensor in the middle of the graph, by a view of an input that is then written for
+instance, one node for the whole call would hide its history. So the graph runs first, without any, and each segment's
+node then hands its results on::
+
+    out = forward([x, y])
+    saved = SavedValues(out[2:])
+    new_x = Segment_1.apply(saved, (out[0],), x)
+    x.copy_(new_x)
+    out_0 = Segment_2.apply(saved, (out[1],), x, y)      # from the x that the caller sees
+"""
+
+from __future__ import annotations
+
+import torch
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.edges import Edges
+from aotlab.stages.runtime.forward_call import anchor, graph_inputs, own_nodes
+from aotlab.stages.runtime.keeping import Keeping
+from aotlab.stages.runtime.mutations import Mutations
+from aotlab.stages.runtime.saved import SavedValues
+
+
+class SegmentCalls:
+    """Writes the call and the nodes, with what stands between.
+
+    A segment's node takes what the caller can see of the segments before it: their outputs as they are returned,
+    and inputs as they are after their write.
+    """
+
+    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping) -> None:
+        self.draft = draft
+        self.trace = draft.trace
+        self.w = draft.w
+        self._edges = edges
+        self._mutations = mutations
+        self._keeping = keeping
+
+    def write(self) -> None:
+        """Write all of it; note the expression for each forward output."""
+        draft, w = self.draft, self.w
+        w.add("# compiled forward")
+        inputs = graph_inputs(draft)
+        draft.in_context(
+            f"out = forward([{draft.star(inputs)}])",
+            grad_mode=False if draft.grad_on else None,
+            autocast_off=draft.casts,
+        )
+        w.namespace["SavedValues"] = SavedValues
+        w.add(f"saved = SavedValues({self._keeping.expression()})")
+        self._mutations.require_grad()
+        self._edges.register_hooks("input", "owner")
+        self._edges.keep_old_histories()
+        self._mutations.without_writes()
+        for i in range(len(self.trace.forward_outputs)):
+            if i not in self.trace.roots:
+                draft.results[i] = w.local(draft.label(i))
+                w.add(f"{draft.results[i]} = out[{i}]{'.detach()' if draft.needs_detach(i) else ''}")
+        self._mutations.write(draft.results)
+        for number in range(len(self.trace.segments)):
+            self._segment(number)
+            self._mutations.write(draft.results)
+            self._edges.register_hooks("root", "carrier")
+
+    def _segment(self, number: int) -> None:
+        """Write the node of one segment."""
+        draft, trace, w = self.draft, self.trace, self.w
+        part = trace.segments[number]
+        w.add()
+        w.add(f"# segment {number + 1} of {len(trace.segments)}: an autograd node of its own")
+        pairs = zip(trace.slots[number], trace.connected[number], strict=True)
+        done = set(draft.written)
+        through = [self._edges.through(trace.sources[way[0]], done) for way, c in pairs if way and c]
+        anchored = not through
+        if anchored:
+            through = [anchor(draft)]
+        positions = [trace.roots[n] for n in part.roots]
+        names = [w.local(draft.label(i)) for i in positions]
+        carried = part.entries[len(part.roots) :]
+        carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
+        values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
+        values += [f"{self._like(edge)}.detach()" for edge in carried]
+        results = [*names, *carriers]
+        comma = "," if len(results) == 1 else ""
+        draft.with_grad(
+            f"{', '.join(results)}{comma} = Segment_{number + 1}.apply(saved, ({', '.join(values)},), "
+            f"{', '.join(through)})"
+        )
+        self._segment_class(number, anchored=anchored)
+        draft.results.update(zip(positions, names, strict=True))
+        draft.carriers.update(carriers)
+        own_nodes(draft, positions, draft.results, len(results))
+
+    def _like(self, edge: Edge) -> str:
+        """Return the name of a tensor without memory that looks like the value whose gradient an edge carries."""
+        shape, dtype, device = internals.edge_metadata(*edge)
+        return self.w.constant("like", torch.empty((), dtype=dtype, device=device).expand(shape))
+
+    def _segment_class(self, number: int, *, anchored: bool) -> None:
+        """Write the autograd.Function of a segment; its forward only hands on what the compiled forward returned."""
+        names = self.w.namespace
+        names["Function"] = torch.autograd.Function
+        names[f"backward_{number + 1}"] = self.draft.parts.backward[number]
+        anchor = ", None" if anchored else ""
+        self.draft.heads += [
+            f"class Segment_{number + 1}(Function):",
+            "    @staticmethod",
+            "    def forward(ctx, saved, results, *inputs):",
+            "        ctx.set_materialize_grads(False)",
+            "        ctx.values = saved",
+            "        return results",
+            "",
+            "    @staticmethod",
+            "    def backward(ctx, *tangents):",
+            f"        return None, None{anchor}, *backward_{number + 1}(ctx.values, tangents)",
+            "",
+            "",
+        ]

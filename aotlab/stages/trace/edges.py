@@ -1,0 +1,136 @@
+"""What stands at run time for the ends and cuts of the traced autograd graph.
+
+A gradient that arrives at an edge of the traced graph goes on, at run time, to something that the caller can see: an
+input, what an input is a view of, an output. `divide` says to what, and cuts the graph there; `place_hooks` puts the
+function's own hooks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from aotlab import torch_internals as internals
+from aotlab.analysis import Entered, Outputs
+from aotlab.analysis.history import Edge, Segment, edge_of, next_edges, segments
+from aotlab.ir.metadata import OutputType, TangentSource
+from aotlab.recorder import Hook, HookKind
+from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
+from aotlab.stages.trace.function import Findings
+from aotlab.stages.trace.records import Source
+
+
+def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Source], list[Segment]]:
+    """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there."""
+    inputs, outputs = findings.inputs, findings.outputs
+    edges = forward.edges
+    bases = [inputs[write.index].base for write in (*forward.writes, *forward.counted)]
+    written = {id(base) for base in bases if base is not None}
+    stands_for = _input_sources(inputs, written)
+    seen = _seen(outputs, inputs, forward.roots)
+    known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
+    for n, edge in reversed(list(enumerate(edges))):
+        known.setdefault(edge, Source("root", n))
+    stepped = {
+        edge_of(item.wrapper): k
+        for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True))
+        if info.metadata_steps and item.wrapper.grad_fn
+    }
+    changed: dict[Edge, tuple[int, ...]] = {edge: () for edge in stepped if edge not in known}
+    known.update({edge: Source("changed", stepped[edge]) for edge in changed})
+    parts = segments(
+        edges,
+        list(stands_for),
+        {**{edge: base for edge, (_, base) in seen.items()}, **changed},
+        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
+        nested=any(_is_nested(i, inputs, written) for i in inputs),
+    )
+    return known, parts
+
+
+def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:
+    """Tell whether the gradient of an input may go on to another end of the graph: to what it is a view of."""
+    owner = internals.base_of(item.wrapper) if item.base is not None else None
+    return owner is not None and (id(item.base) in written or any(other.wrapper is owner for other in inputs))
+
+
+def _input_sources(inputs: Sequence[Entered], written: Collection[int]) -> dict[Edge, Source]:
+    """Return the edges at which the traced autograd graph ends.
+
+    What inputs are views of is among them only if one of them was written; else all gradients pass the inputs.
+    """
+    found = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
+    for base in {id(i.base): i.base for i in inputs if id(i.base) in written}.values():
+        for owner, wrapper in zip(base.owners, base.owner_edges, strict=True):
+            member = next(k for k in base.members if internals.base_of(inputs[k].real) is owner)
+            found[wrapper] = Source("owner", member)
+    return found
+
+
+def _seen(
+    outputs: Outputs, inputs: Sequence[Entered], roots: Sequence[Returned]
+) -> dict[Edge, tuple[int, tuple[int, ...]]]:
+    """Return the edges of outputs that the epilogue makes by views: (output, roots that it is made from)."""
+    number = {(item.source, item.index): n for n, item in enumerate(roots)}
+    found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
+    for info in outputs.infos:
+        leaf = outputs.tensors.get(info.index)
+        if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
+            continue
+        kind = {
+            OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
+        }.get(info.output_type, TangentSource.INTERMEDIATE_BASE)
+        assert info.base_idx is not None
+        sources = [info.base_idx]
+        if kind is TangentSource.MUTATED_INPUT and inputs[info.base_idx].base is not None:
+            sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
+        made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
+        found.setdefault(edge_of(leaf), (info.index, made_from))
+    return found
+
+
+def made_through(outputs: Outputs) -> dict[int, int]:
+    """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
+    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    if len(views) < 2:
+        return {}
+    at = {edge_of(t): i for i, t in reversed(views.items())}
+    found: dict[int, int] = {}
+    for i, tensor in views.items():
+        own = outputs.infos[i]
+        node = tensor.grad_fn
+        while node is not None:
+            edges = next_edges(node)
+            if len(edges) != 1:
+                break
+            j = at.get(edges[0])
+            if j is not None and j != i:
+                other = outputs.infos[j]
+                assert own.views is not None
+                assert other.views is not None
+                same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
+                    other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
+                )
+                if same and len(other.views) < len(own.views) and own.views[: len(other.views)] == other.views:
+                    found[i] = j
+                break
+            node = edges[0][0]
+    return found
+
+
+def place_hooks(
+    hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
+) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
+    """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
+    found: list[tuple[HookKind, Source, Callable[..., Any] | None]] = []
+    for hook in hooks:
+        if hook.kind == "retain_grad":
+            source = next((Source("input", k) for k, i in enumerate(inputs) if i.wrapper is hook.tensor), None)
+            if source is None:
+                source = next((Source("output", i) for i, t in outputs.tensors.items() if t is hook.tensor), None)
+        else:
+            source = known.get(hook.edge)
+        if source is not None:
+            found.append((hook.kind, source, hook.function))
+    return found

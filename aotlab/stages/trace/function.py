@@ -1,0 +1,125 @@
+"""The one run of the user's function, and what it showed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotlab import nesting
+from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
+from aotlab.errors import LeakedTensorError, RefusedError
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.specs import StorageNumbers
+from aotlab.recorder import EscapeGuard, Hook, Recorder, Reshapes, RunEagerly, Warned, WarningTape, would_raise
+from aotlab.stages.capture import Call
+from aotlab.stages.dedupe import DedupeRecord
+from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
+from aotlab.stages.trace.writes import with_uncounted_writes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the run showed.
+
+    Attributes
+    ----------
+    inputs, infos
+        The traced stand-ins of the kept inputs, and what became of each.
+    outputs, out_spec
+        What was returned, and how it is nested.
+    left_grad_mode
+        The grad mode that the function leaves behind; None if it is the one that it found.
+    offsets_read
+        The kept inputs whose offset in their storage the function looked at.
+    warned
+        What the function warned of.
+    hooks
+        The hooks that it registered.
+    """
+
+    call: Call
+    dedupe: DedupeRecord
+    recorder: Recorder
+    inputs: list[Entered]
+    infos: tuple[InputAliasInfo, ...]
+    outputs: Outputs
+    out_spec: Any
+    left_grad_mode: bool | None
+    offsets_read: tuple[int, ...]
+    warned: tuple[Warned, ...]
+    hooks: Sequence[Hook]
+
+
+def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
+    """Run the function under the recorder, and ask the wrappers what happened."""
+    values = list(call.values)
+    for position, source in zip(dedupe.positions, dedupe.source, strict=True):
+        values[position] = inputs[source].wrapper
+    places = Places(call.target)
+    warned = WarningTape()
+    lifted, args, kwargs = call.rebuild(values, places.made)
+    grad_mode = torch.is_grad_enabled()
+    with WorldUnchanged(), failures_told_apart(), tracing(recorder):
+        try:
+            escapes = _escape_guard(inputs)
+            with warned, escapes:
+                result = call.target.run(lifted, args, kwargs)
+            left_grad_mode = torch.is_grad_enabled()
+        finally:
+            torch.set_grad_enabled(grad_mode)
+        for item in inputs:
+            item.check_attributes()
+            item.take_new_edge()
+        _check_containers(call, values, args, kwargs)
+        leaves, names, out_spec = places.read_result(result)
+        infos = _input_infos(recorder, inputs)
+        outputs = read_outputs(recorder.tape, leaves, names, inputs)
+    if would_raise(warned.noted):
+        raise RunEagerly("a warning of the function is turned into an error")
+    return Findings(
+        call=call,
+        dedupe=dedupe,
+        recorder=recorder,
+        inputs=inputs,
+        infos=infos,
+        outputs=outputs,
+        out_spec=out_spec,
+        left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
+        offsets_read=tuple(sorted(escapes.offsets_read)),
+        warned=tuple(warned.noted),
+        hooks=escapes.hooks.all,
+    )
+
+
+def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
+    known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    shared = {i.storage for i in inputs if i.base is not None}
+    return EscapeGuard(known, shared, Reshapes(inputs))
+
+
+def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:
+    """Say what became of each input; refuse a write that the epilogue could not repeat."""
+    storages = StorageNumbers()
+    infos = tuple(input_info(k, item, recorder.tape, storages) for k, item in enumerate(inputs))
+    infos = with_uncounted_writes(inputs, infos)
+    for info, item in zip(infos, inputs, strict=True):
+        if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
+            # the epilogue, outside of the function's inference mode, could not write it
+            text = f"`{item.name}` was made under inference_mode and is written"
+            raise RefusedError(text, argument=item.name)
+    return infos
+
+
+def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
+    """Refuse a function that put something into a container of the caller's."""
+    now, spec = nesting.flatten((args, kwargs))
+    before = values[call.lifted_count :]
+    if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
+        raise LeakedTensorError(
+            "the function changes a list or dict that it was given",
+            why="a compiled call would not",
+            suggestion="return the new container",
+        )

@@ -1,0 +1,69 @@
+"""Differentiating the trace for all tangents together, and what to do where that raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis import Entered
+from aotlab.analysis.history import reachable
+from aotlab.errors import HigherOrderOpError, RefusedError
+from aotlab.recorder import RunEagerly
+from aotlab.stages.trace.live import Trace
+
+
+def differentiate_all(trace: Trace) -> list[Tensor | None]:
+    """Return the gradients for all tangents together.
+
+    If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
+    can be differentiated from single outputs still can; then those gradients are returned, one list after the other,
+    so that the partitioner sees what their backwards need.
+    """
+    if not trace.training:
+        return []
+    gradients: list[Tensor | None] = []
+    for number, part in enumerate(trace.segments):
+        count = len(part.entries)
+        try:
+            found = trace.derive(number, [True] * count)
+            trace.connected[number] = [gradient is not None for gradient in found]
+            trace.full[number] = found
+            gradients += found
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever the traced program's backward raises
+            if "use_reentrant=True" in str(error):
+                raise HigherOrderOpError(
+                    "a checkpoint with use_reentrant=True is used inside the function",
+                    why="it calls a backward of its own, which a graph cannot hold",
+                    suggestion="pass use_reentrant=False",
+                ) from error
+            trace.backward_error = _without_frames(error)
+            singles: list[Tensor | None] = []
+            for i in range(count if count > 1 else 0):
+                with suppress(Exception):
+                    singles += trace.derive(number, [i == j for j in range(count)])
+            reached = reachable(part)
+            trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
+            gradients += singles
+    return gradients
+
+
+def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
+    """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
+    for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
+        if not info.metadata_steps:
+            continue
+        if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
+            raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
+        if info.changes_unseen and internals.base_of(item.real) is not None:
+            raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Drop what would keep the traced call's tensors alive."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)

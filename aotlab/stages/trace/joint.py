@@ -1,0 +1,166 @@
+"""From what the run showed to the joint graph: choose what the forward returns, make tangents, differentiate, write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, watches
+from aotlab.analysis.windows import Base
+from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
+from aotlab.ir.specs import spec_of
+from aotlab.recorder import Recorder
+from aotlab.stages.trace.edges import divide, made_through, place_hooks
+from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
+from aotlab.stages.trace.function import Findings
+from aotlab.stages.trace.gradients import check_histories, differentiate_all
+from aotlab.stages.trace.inputs import placeholders_of
+from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import Source, TraceRecord
+
+
+def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs: int) -> tuple[TraceRecord, Trace]:
+    """Make the tangents, differentiate, and write the joint graph."""
+    forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
+    placeholders, placeholder_sources = placeholders_of(findings, forward.writes, training=forward.training)
+    known, parts = divide(findings, forward)
+    tangents = _Tangents(findings.recorder, forward.roots, parts)
+    known.update(tangents.carriers)
+    slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
+    bits = node_bits(parts)
+    metadata = ViewAndMutationMeta(
+        input_info=forward.infos,
+        output_info=tuple(findings.outputs.infos),
+        intermediate_bases=tuple(spec_of(value) for value, _ in findings.outputs.bases),
+        tangents=tuple(tangents.infos),
+        keep_input_mutations=keep_input_mutations and not forward.training,
+        grad_enabled_mutation=findings.left_grad_mode,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        static_input_indices=tuple(range(static_inputs)),
+    )
+    trace = Trace(
+        tape=findings.recorder.tape,
+        recorder=findings.recorder,
+        fake_mode=findings.recorder.fake_mode,
+        call_name=findings.call.target.name,
+        input_fakes=[i.fake for i in findings.inputs],
+        placeholders=placeholders,
+        placeholder_sources=placeholder_sources,
+        forward_outputs=[item.value for item in forward.returned],
+        writes=forward.writes,
+        counted=[write.index for write in forward.counted],
+        write_back=forward.write_back,
+        roots=forward.positions,
+        segments=parts,
+        entry_tangents=tangents.of_entries,
+        tangents=tangents.fakes,
+        tangent_wrappers=[internals.to_functional(tangent) for tangent in tangents.fakes],
+        slots=slots,
+        connected=[[way is not None for way in own] for own in slots],
+        sources=known,
+        full={},
+        state_masks=state_masks(parts, bits),
+        watch=_watch(findings, bits),
+        backward_error=None,
+        out_spec=findings.out_spec,
+        out_constants=findings.outputs.constants,
+        offsets_read=findings.offsets_read,
+        warned=findings.warned,
+        returned_outputs=[i for i, _, _ in findings.outputs.returned],
+        made_through=made_through(findings.outputs),
+        final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
+        hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
+        metadata=metadata,
+    )
+    gradients = differentiate_all(trace)
+    if trace.training:
+        check_histories(trace, findings.inputs)
+    return _record(trace, forward, gradients), trace
+
+
+class _Tangents:
+    """The fake tangents: one for each root, then one for each carrier, which goes from one segment to another.
+
+    Attributes
+    ----------
+    fakes, infos
+        Each with what it is.
+    of_entries
+        For each segment, the numbers of the tangents that come into it.
+    carriers
+        The carrier at each edge where one segment ends and another begins.
+    """
+
+    def __init__(self, recorder: Recorder, roots: Sequence[Returned], parts: Sequence[Segment]) -> None:
+        self.fakes: list[Tensor] = []
+        self.infos: list[TangentInfo] = []
+        self.of_entries: list[list[int]] = []
+        self.carriers: dict[Edge, Source] = {}
+        tape, fake_mode = recorder.tape, recorder.fake_mode
+        for item in roots:
+            value = item.value
+            with fake_mode:
+                tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            self._add(tape.enter(tangent), item.source, item.index)
+        for part in parts:
+            numbers = list(part.roots)
+            for edge in part.entries[len(part.roots) :]:
+                shape, dtype, device = internals.edge_metadata(*edge)
+                with fake_mode:
+                    tangent = tape.enter(torch.empty(shape, dtype=dtype, device=device))
+                carrier = len(self.fakes) - len(roots)
+                self.carriers[edge] = Source("carrier", carrier)
+                numbers.append(len(self.fakes))
+                self._add(tangent, TangentSource.CARRIER, carrier)
+            self.of_entries.append(numbers)
+
+    def _add(self, fake: Tensor, source: TangentSource, index: int) -> None:
+        self.fakes.append(fake)
+        self.infos.append(TangentInfo(source=source, index=index, spec=spec_of(fake)))
+
+
+def _slots(
+    parts: Sequence[Segment], known: Mapping[Edge, Source], sources: Sequence[int | Base], kept: Sequence[int]
+) -> list[list[Exit | None]]:
+    """List where the gradients leave each segment; of the only one, in the order of the graph's inputs."""
+    if not parts or parts[0].nodes is not None:
+        return [list(part.exits) for part in parts]
+    exits = parts[0].exits
+    at = {kept[known[way[0]].index]: way for way in exits if known[way[0]].kind == "input"}
+    first: list[Exit | None] = [None if isinstance(p, Base) else at.pop(p, None) for p in sources]
+    return [[*first, *(way for way in exits if way not in first)]]
+
+
+def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
+    """Find the inputs and outputs that autograd nodes keep, with a mask of these nodes."""
+    inputs, outputs = findings.inputs, findings.outputs
+    watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
+    wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
+    return {source: mask for source, mask in zip(watched, watches(bits, wrappers), strict=True) if mask}
+
+
+def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | None]) -> TraceRecord:
+    """Write the joint graph, and what a reader of the trace wants to know."""
+    tape, training = trace.tape, trace.training
+    tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(trace.tangents)]
+    module = tape.graph(
+        "Joint" if training else "Forward",
+        [*trace.placeholders, *tangents],
+        [*trace.forward_outputs, *gradients],
+        keep_impure="forward",
+        write_back=trace.write_back,
+    )
+    return TraceRecord(
+        tracer="aotlab",
+        module=module,
+        metadata=trace.metadata,
+        training=training,
+        inputs=tuple(name for name, _ in trace.placeholders),
+        outputs=tuple(item.label for item in forward.returned),
+        random_ops=tuple(str(o.target) for o in tape.operations if o.is_random),
+        operations=len(tape.operations),
+        backward_error=None if trace.backward_error is None else str(trace.backward_error),
+    )

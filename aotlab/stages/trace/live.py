@@ -1,0 +1,186 @@
+"""A trace with its live values, from which later a backward for any pattern of tangents is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis import value_of
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate
+from aotlab.analysis.views import view_parent
+from aotlab.analysis.windows import Base
+from aotlab.errors import RandomOpError
+from aotlab.ir.metadata import ViewAndMutationMeta
+from aotlab.recorder import EscapeGuard, HookKind, Recorder, Tape, Warned
+from aotlab.stages.trace.records import Source, Write
+from aotlab.stages.trace.surroundings import tracing
+from aotlab.torch_internals import FakeTensorMode
+
+
+@dataclass(kw_only=True, eq=False)
+class Trace:
+    """A trace with its live values: the tape, the wrappers' autograd graph, and what became of the inputs.
+
+    Attributes
+    ----------
+    input_fakes
+        The fake tensor of each kept input.
+    placeholders
+        (name, fake) for each graph input, and ``placeholder_sources``: the flat argument that it is, or the synthetic
+        base.
+    forward_outputs
+        The fake tensors that the forward graph returns; ``writes`` says where the first of them go. ``counted`` are the
+        kept inputs whose version moves besides.
+    roots
+        The positions among the forward outputs of those that can be differentiated.
+    segments
+        The parts of the autograd graph, `aotlab.analysis.history`.
+    entry_tangents
+        For each segment, the numbers of the tangents that come into it.
+    tangents
+        The fake tangents, one per root, then one per carrier.
+    slots
+        For each segment, where its gradients leave it: for a segment that is the only one, an exit or None for each
+        graph input, then those of inputs that are not inputs of the graph.
+    connected
+        For each slot, whether a gradient can reach it: those have to go through autograd.
+    sources
+        What stands at run time for each edge.
+    full
+        What `derive` found for each segment with all its tangents.
+    made_through
+        For outputs that are views of other outputs that are views, which one.
+    hooks
+        The hooks that the function registered: the kind, what stands for the tensor, and the hook.
+    offsets_read
+        The kept inputs whose offset in their storage the function looked at.
+    final_offsets
+        For each kept input, its offset when the function returned.
+    warned
+        What the function warned of.
+    state_masks
+        For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
+    watch
+        The inputs and outputs that such nodes keep, with a mask of these nodes.
+    """
+
+    tape: Tape
+    recorder: Recorder
+    fake_mode: FakeTensorMode
+    call_name: str
+    input_fakes: list[Tensor]
+    placeholders: list[tuple[str, Tensor]]
+    placeholder_sources: list[int | Base]
+    forward_outputs: list[Tensor]
+    writes: list[Write]
+    counted: list[int]
+    write_back: list[tuple[Tensor, Tensor]]
+    roots: list[int]
+    segments: list[Segment]
+    entry_tangents: list[list[int]]
+    tangents: list[Tensor]
+    tangent_wrappers: list[Tensor]
+    slots: list[list[Exit | None]]
+    connected: list[list[bool]]
+    sources: dict[Edge, Source]
+    full: dict[int, list[Tensor | None]]
+    state_masks: list[list[int]]
+    watch: dict[Source, int]
+    backward_error: BaseException | None
+    out_spec: Any
+    out_constants: dict[int, Any]
+    offsets_read: tuple[int, ...]
+    returned_outputs: list[int]
+    made_through: dict[int, int]
+    final_offsets: list[int]
+    warned: tuple[Warned, ...]
+    hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
+    metadata: ViewAndMutationMeta
+
+    @property
+    def training(self) -> bool:
+        """Whether anything can be differentiated."""
+        return bool(self.roots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the autograd graph of the call is one node."""
+        return len(self.segments) == 1 and self.segments[0].nodes is None
+
+    @property
+    def overwritten(self) -> list[Tensor]:
+        """The fakes of the inputs that the epilogue writes."""
+        return [self.input_fakes[write.index] for write in self.writes]
+
+    @property
+    def bases(self) -> list[Tensor]:
+        """The fakes of the synthetic bases among the graph's inputs."""
+        return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
+
+    def gets_gradient(self, k: int) -> bool:
+        """Tell whether a gradient can reach the kept input ``k``."""
+        return any(
+            connected and way is not None and self.sources[way[0]] == Source("input", k)
+            for own, flags in zip(self.slots, self.connected, strict=True)
+            for way, connected in zip(own, flags, strict=True)
+        )
+
+    def is_view(self, position: int) -> bool:
+        """Tell whether a forward output is made by a view op."""
+        return view_parent(self.tape, self.forward_outputs[position]) is not None
+
+    def gradient_labels(self, segment: int) -> list[str]:
+        """Name the gradients of a segment's backward."""
+        labels = []
+        for way in self.slots[segment]:
+            source = None if way is None else self.sources.get(way[0])
+            known = source is not None and source.kind == "input"
+            name = f" of `{self.metadata.input_info[source.index].name}`" if source is not None and known else ""
+            labels.append(f"the gradient{name}")
+        return labels
+
+    def derive(
+        self, segment: int, pattern: Sequence[bool], *, autocast: bool = False, again: bool = False
+    ) -> list[Tensor | None]:
+        """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. With
+        ``again`` it is run also where the result is known.
+
+        Raises
+        ------
+        RefusedError
+            The backward uses something that a graph cannot hold.
+        Exception
+            Whatever the backward of the traced program raises.
+        """
+        if all(pattern) and segment in self.full and not autocast and not again:
+            return self.full[segment]
+        part, slots = self.segments[segment], self.slots[segment]
+        numbers = self.entry_tangents[segment]
+        given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
+        first = len(self.tape.operations)
+        self.recorder.phase = "backward"
+        try:
+            casting = nullcontext() if autocast else internals.disable_autocast()
+            with tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
+                found = differentiate(part, given)
+                values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+        finally:
+            self.recorder.phase = "forward"
+            if autocast:
+                torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+        for operation in self.tape.operations[first:]:
+            if operation.is_random:
+                raise RandomOpError(
+                    f"the backward draws random numbers by `{operation.target}`",
+                    line=None if operation.place is None else operation.place(),
+                    why="a compiled backward would draw other numbers than eager",
+                )
+        return [None if way is None else values.get(way) for way in slots]

@@ -1,0 +1,65 @@
+"""What trace hands on: the frozen record, and the small ones that its live values are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx
+
+from aotlab.ir.metadata import ViewAndMutationMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord:
+    """The joint graph (or, without anything to differentiate, the forward graph) and what the run showed.
+
+    ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
+    ``random_ops`` lists the ops that draw random numbers. ``backward_error`` is the text of the error that
+    differentiating raised; the compiled function raises it when its backward is asked for.
+    """
+
+    tracer: str
+    module: fx.GraphModule
+    metadata: ViewAndMutationMeta
+    training: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    random_ops: tuple[str, ...]
+    operations: int
+    backward_error: str | None
+
+
+class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then lets eager speak
+    """The traced program raised something that is neither a refusal nor aotlab's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
+
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that
+    the value gets there by a write to another tensor on the same memory, which has another counter.
+    """
+
+    index: int
+    visible: bool
+    counts: bool
+    only_counts: bool = False
+
+
+SourceKind = Literal["input", "changed", "owner", "root", "output", "carrier"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What stands at run time for an edge of the traced autograd graph.
+
+    ``"input"``: the kept input ``index``; ``"changed"``: the same after it changed its sizes or strides.
+    ``"owner"``: the tensor that member ``index`` of the kept inputs is a view of.
+    ``"root"``: the differentiable forward output ``index``. ``"output"``: the user's output ``index``, a view.
+    ``"carrier"``: the carrier ``index``.
+    """
+
+    kind: SourceKind
+    index: int

@@ -1,0 +1,125 @@
+"""What is set up around the function while it is traced, and put back afterwards."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from aotlab import torch_internals as internals
+from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError
+from aotlab.guards import global_state, restore_settings
+from aotlab.recorder import Recorder, RunEagerly, Untraceable
+from aotlab.stages.trace.records import TraceFailed
+
+
+@contextmanager
+def tracing(recorder: Recorder) -> Iterator[None]:
+    """Let the recorder write down what is computed in a ``with`` block."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(internals.quiet_fake_tensors())
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks at values
+        stack.enter_context(internals.saved_tensor_hooks_hidden())
+        stack.enter_context(internals.functionalization())
+        stack.enter_context(internals.enable_python_dispatcher())
+        stack.enter_context(internals.eager_kernels())
+        stack.enter_context(recorder)
+        yield
+
+
+class WorldUnchanged:
+    """Put back what the function changes besides tensors: settings and random states.
+
+    Raises
+    ------
+    RandomOpError
+        The function drew from Python's or numpy's generator.
+    EscapeError
+        It leaves a setting changed.
+    """
+
+    def __enter__(self) -> None:
+        self._settings = global_state()
+        self._random_state = _RandomState()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if internals.any_autocast_enabled():
+            torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+        drew = self._random_state.restore()
+        now = global_state()
+        changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
+        if changed:
+            restore_settings(self._settings)
+        if kind is not None:
+            return
+        if drew is not None:
+            raise RandomOpError(
+                f"the function draws from {drew}",
+                why="the number would be the same at every call",
+                suggestion="pass it as an argument",
+            )
+        if changed:
+            raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
+
+
+class _RandomState:
+    """Python's and numpy's random state before a trace; torch's own generator is guarded by `EscapeGuard`."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = self._numpy_state()
+
+    @staticmethod
+    def _numpy_state() -> Any:
+        numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
+        if numpy is None:
+            return None
+        state = numpy.random.get_state(legacy=False)["state"].items()
+        return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
+
+    def restore(self) -> str | None:
+        """Put Python's state back if it changed; return which generator was drawn from."""
+        drew = "`numpy.random`" if self._numpy_state() != self._numpy else None
+        if random.getstate() != self._python:
+            drew = "Python's `random`"
+            random.setstate(self._python)
+        return drew
+
+
+@contextmanager
+def failures_told_apart() -> Iterator[None]:
+    """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
+    try:
+        yield
+    except (RefusedError, RunEagerly):
+        raise
+    except RuntimeError as error:
+        if "support functionalizing operators" in str(error):
+            raise HigherOrderOpError(
+                f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
+                why="its write could not be taken out of the graph",
+                suggestion="move it out of the compiled function",
+            ) from error
+        if "functional tensor" in str(error):
+            raise CapturedTensorError(
+                "a tensor that is not an argument is written inside the function",
+                why="the write would happen while tracing",
+                suggestion="pass it as an argument",
+            ) from error
+        raise TraceFailed(f"{type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise  # the user's, who wants this to end
+    except Untraceable as error:
+        raise TraceFailed(str(error)) from error
+    except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
+        raise TraceFailed(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0].strip()}"

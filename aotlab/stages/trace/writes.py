@@ -1,0 +1,70 @@
+"""Which of the caller's tensors the epilogue writes.
+
+def f(a, b):           # b = a[2:], so both are windows of one base
+a.mul_(2)          # a is written; b shows it, and gets nothing of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aotlab import torch_internals as internals
+from aotlab.analysis import Entered
+from aotlab.analysis.windows import Base, extent
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.recorder import overlaps_itself
+from aotlab.stages.trace.records import Write
+
+
+def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
+    """Decide into which of the caller's tensors the epilogue writes.
+
+    Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
+    of theirs out.
+    """
+    found: list[Write] = []
+    for k, info in enumerate(infos):
+        if info.mutates_data and inputs[k].base is None:
+            found.append(Write(k, inputs[k].written_visibly, info.moves_version))
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        if not _is_written(base, inputs):
+            continue
+        covered: list[tuple[int, int]] = []
+        order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
+        for k in order:
+            real = inputs[k].real
+            if overlaps_itself(real):
+                continue  # eager lets nobody write it: what it shows was written through the others
+            visible = inputs[k].written_visibly
+            start = real.data_ptr()
+            inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if inside and not visible:
+                if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
+                    found.append(Write(k, visible=False, counts=True, only_counts=True))
+                continue
+            found.append(Write(k, visible, infos[k].moves_version))
+            if internals.is_dense(real):
+                covered.append((start, start + extent(real)))
+    return sorted(found, key=lambda write: (write.only_counts, write.index))
+
+
+def _is_written(base: Base, inputs: Sequence[Entered]) -> bool:
+    """Tell whether a write to a base's memory was recorded that left something else in one of its windows."""
+    assert base.wrapper is not None
+    return internals.has_data_mutation(base.wrapper) and any(
+        internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
+    )
+
+
+def _count_together(a: Entered, b: Entered) -> bool:
+    return internals.share_version(a.real, b.real)
+
+
+def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...]) -> tuple[InputAliasInfo, ...]:
+    """Take all windows of a base for written that was written without any version counter telling through which."""
+    written: set[int] = set()
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        if _is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
+            written.update(base.members)
+    return tuple(replace(info, mutates_data=True) if info.index in written else info for info in infos)
