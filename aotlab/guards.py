@@ -182,17 +182,9 @@ def global_state() -> tuple[tuple[str, Any], ...]:
         ("default dtype", torch.get_default_dtype()),
         ("default device", torch.get_default_device()),
         ("number of threads", torch.get_num_threads()),
-        ("matmul precision", _matmul_precision()),
+        ("matmul precision", internals.matmul_precision()),
         *((switch.name, switch.read()) for switch in internals.SWITCHES),
     )
-
-
-def _matmul_precision() -> str | None:
-    """Read the precision of matrix products; None where torch refuses to, because newer settings contradict it."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
 
 
 def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
@@ -210,7 +202,7 @@ def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
     torch.set_default_dtype(values["default dtype"])
     torch.set_num_threads(values["number of threads"])
     precision = values["matmul precision"]
-    if precision is not None and _matmul_precision() != precision:
+    if precision is not None and internals.matmul_precision() != precision:
         torch.set_float32_matmul_precision(precision)
     for switch in internals.SWITCHES:
         if switch.read() != values[switch.name]:

@@ -208,6 +208,8 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             if not is_library(value):
                 self._function(value)
+            elif value.__name__ in internals.SWITCH_NAMES:
+                self._names.add(value.__name__)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._todo.append((label, value.__wrapped__))
         elif isinstance(value, contextvars.ContextVar):
@@ -217,6 +219,8 @@ class _Walk:
                 self._guard(f"{label}.get()", variable, MISSING, "identity")
             else:
                 self._visit(f"{label}.get()", held, variable)
+        elif isinstance(value, types.BuiltinFunctionType) and value.__name__ in internals.SWITCH_NAMES:
+            self._names.add(value.__name__)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value))
         elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):

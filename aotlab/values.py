@@ -176,7 +176,7 @@ class _Tensor:
 
     def _known(self, held: dict[str, Any]) -> list[tuple[str, Snapshot]]:
         """Return what is known of the attributes that count, those that ``held`` has by now among them."""
-        every = {name: _ABSENT for name in held} | self.attributes
+        every = dict.fromkeys(held, _ABSENT) | self.attributes
         return [(name, known) for name, known in every.items() if self.mentioned.counts(name)]
 
     def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -254,7 +254,7 @@ class _Items:
 
 
 class _Many:
-    """A container with very many items: the same objects in the same order, and what they hold, where that can change."""
+    """A container with very many items: the same objects in the same order, holding the same where that can change."""
 
     __slots__ = ("changeable", "ids", "kept", "type")
 

@@ -1,8 +1,8 @@
 """Guards behind Dynamo: who notices what changed, and that the value is eager's.
 
-Each test calls a compiled function, changes one thing, calls it again, changes it back and calls it a third time. Dynamo
-notices what its own guards look at, and captures a second graph; how tensors share memory it does not look at, and our
-guards behind its graph do. Both are asserted: which of the two noticed, and that nothing was compiled a third time.
+Each test calls a compiled function, changes one thing, calls it again, changes it back and calls it a third time.
+Dynamo notices what its own guards look at, and captures a second graph; how tensors share memory it does not look at,
+and our guards behind its graph do. Both are asserted: which of the two noticed, and that nothing was compiled again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def test_overlap(pattern, function):
 def test_overlap_in_training(pattern):
     """The same with windows of one tensor that requires grad."""
     x = slice(0, 4)
-    pairs = {"begins": (slice(4, 8), slice(2, 6)), "ceases": (slice(2, 6), slice(4, 8)), "moves": (slice(1, 5), slice(2, 6))}
+    pairs = {
+        "begins": (slice(4, 8), slice(2, 6)),
+        "ceases": (slice(2, 6), slice(4, 8)),
+        "moves": (slice(1, 5), slice(2, 6)),
+    }
     before, after = pairs[pattern]
     noticed(write_first, windows(x, before, grad=True), windows(x, after, grad=True), by="us", reason="memory")
 

@@ -46,7 +46,7 @@ def test_a_tensor_outside_is_swapped(grad):
         lambda: (var([1.0, 2.0], grad=grad),),
         change=swap,
         undo=swap,
-        reason="`held`, which the function reads, is the same tensor with another shape, dtype, place, or requires_grad",
+        reason="`held`, which the function reads, is the same tensor with another shape, dtype, place",
     )
 
 
@@ -103,7 +103,9 @@ def test_a_module_is_converted_by_swapping(make):
     assert torch.equal(trained(module, x), out)
     assert all(torch.equal(p.grad, gradient) for p, gradient in zip(module.parameters(), gradients, strict=True))
     if make == "direct":
-        assert behind(f).recompiles == ("`weight` has dtype torch.float64 where the compiled entry expects torch.float32",)
+        assert behind(f).recompiles == (
+            "`weight` has dtype torch.float64 where the compiled entry expects torch.float32",
+        )
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["assigned", "swapped"])
@@ -183,7 +185,11 @@ ATTRIBUTES = {
         "scale",
         "`HELD['tensor'].scale`, which the function reads, is 3.0 where",
     ),
-    "by string": (lambda x: x * getattr(OUTSIDE, "un" + "read"), "unread", "`OUTSIDE.unread`, which the function reads"),
+    "by string": (
+        lambda x: x * getattr(OUTSIDE, "un" + "read"),
+        "unread",
+        "`OUTSIDE.unread`, which the function reads",
+    ),
     "absent": (lambda x: x * getattr(OUTSIDE, "later", 1), "later", "`OUTSIDE.later`, which the function reads"),
 }
 
@@ -243,7 +249,11 @@ VERY_MANY = {
         "an item of TENSORS, which the function reads, is the same tensor with another shape",
     ),
     "dictionary": (lambda x: x * KEYED[7][1][0], set_item(KEYED[7][1], 0, 3), "an item of KEYED"),
-    "another item": (lambda x: x * LISTS[7][0], set_item(LISTS, 7, [3.0]), "`LISTS`, which the function reads, has other"),
+    "another item": (
+        lambda x: x * LISTS[7][0],
+        set_item(LISTS, 7, [3.0]),
+        "`LISTS`, which the function reads, has other",
+    ),
 }
 
 
@@ -260,5 +270,3 @@ def test_too_many_items_that_can_change():
     rows = [[float(i)] for i in range(CHANGEABLE + 1)]
     with pytest.raises(PythonValueError, match=f"`rows`, which the function reads, holds {CHANGEABLE + 1} objects"):
         compiled(lambda x: x * rows[0][0])(torch.ones(1))
-
-
