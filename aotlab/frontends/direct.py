@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
-from aotlab.reached import Reached, fast_check
+from aotlab.reached import Reached
 from aotlab.recorder import Untraceable
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 from aotlab.values import Mentioned
