@@ -16,8 +16,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -378,6 +379,11 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
+def forget_tensors(fake_mode: FakeTensorMode) -> None:
+    """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
+    fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
+
+
 def call_by_fake_mode(
     mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -516,6 +522,92 @@ class SettingsGuard:
     def reason(self) -> str | None:
         """Name what has changed since, in torch's words; None if nothing has."""
         return None if self.holds() else self._reason().strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A flag of torch's backends that decides what a trace records, or that a function may read itself.
+
+    ``read`` and ``write`` are torch's own functions, which take some 20 ns where the public ones take 100. Where
+    ``chooses`` holds, the flag decides how some functions are traced, and entries check it at each call; others are
+    read by kernels when they run, so that only entries check them whose code mentions one of the names ``read_as``.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    chooses: bool
+    read_as: frozenset[str]
+
+    def counts(self, names: Container[str]) -> bool:
+        """Tell whether an entry checks it whose code mentions ``names``."""
+        return self.chooses or any(name in names for name in self.read_as)
+
+
+def _switches() -> Iterator[Switch]:
+    """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
+    c = torch._C
+    gpu = torch.backends.cuda.is_built()
+    plain: tuple[tuple[str, Callable[[], Any], Callable[[Any], object], bool], ...] = (
+        ("cuda.flash_sdp_enabled()", c._get_flash_sdp_enabled, c._set_sdp_use_flash, True),
+        ("cuda.math_sdp_enabled()", c._get_math_sdp_enabled, c._set_sdp_use_math, True),
+        ("cuda.mem_efficient_sdp_enabled()", c._get_mem_efficient_sdp_enabled, c._set_sdp_use_mem_efficient, gpu),
+        ("cuda.cudnn_sdp_enabled()", c._get_cudnn_sdp_enabled, c._set_sdp_use_cudnn, gpu),
+        ("cuda.fp16_bf16_reduction_math_sdp_allowed()", c._get_math_sdp_allow_fp16_bf16_reduction,
+         c._set_math_sdp_allow_fp16_bf16_reduction, True),
+        ("cudnn.enabled", c._get_cudnn_enabled, c._set_cudnn_enabled, gpu),
+        ("cudnn.benchmark", c._get_cudnn_benchmark, c._set_cudnn_benchmark, False),
+        ("cudnn.deterministic", c._get_cudnn_deterministic, c._set_cudnn_deterministic, False),
+        ("mkldnn.enabled", c._get_mkldnn_enabled, c._set_mkldnn_enabled, True),
+        ("mkldnn.deterministic", c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, False),
+        # torch's own modules ask for it, but take the fast path under no function mode, and so under no trace
+        ("mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled,
+         torch.backends.mha.set_fastpath_enabled, False),
+    )  # fmt: skip
+    for name, read, write, chooses in plain:
+        last = name.rpartition(".")[2].removesuffix("()")
+        yield Switch(name=f"torch.backends.{name}", read=read, write=write, chooses=chooses, read_as=frozenset((last,)))
+    name = "fill_uninitialized_memory"
+    read, write = c._get_deterministic_fill_uninitialized_memory, c._set_deterministic_fill_uninitialized_memory
+    # Inductor writes it into its kernels, if deterministic algorithms are asked for
+    yield Switch(
+        name=f"torch.utils.deterministic.{name}", read=read, write=write, chooses=True, read_as=frozenset((name,))
+    )
+    if gpu:
+        yield Switch(
+            name="the order of torch.nn.attention's kernels",
+            read=c._get_sdp_priority_order,
+            write=c._set_sdp_priority_order,
+            chooses=True,
+            read_as=frozenset(),
+        )
+    # the older flags for the precision of float32 cannot be read where these contradict them
+    readers = frozenset(("fp32_precision", "allow_tf32", "get_float32_matmul_precision"))
+    for place, backend, op in (
+        ("", "generic", "all"),
+        *(("cuda." if op == "matmul" else "cudnn.", "cuda", op) for op in ("all", "matmul", "conv", "rnn")),
+        *(("mkldnn.", "mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
+    ):
+        yield Switch(
+            name=f"torch.backends.{place}{'' if op == 'all' else op + '.'}fp32_precision",
+            read=functools.partial(c._get_fp32_precision_getter, backend, op),
+            write=functools.partial(c._set_fp32_precision_setter, backend, op),
+            chooses=gpu and (backend, op) == ("cuda", "conv"),  # Inductor writes it into its kernels
+            read_as=readers,
+        )
+
+
+SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: The names of functions and attributes by which code reads them.
+SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
+
+
+def matmul_precision() -> str | None:
+    """Read the precision of matrix products; None where torch refuses to, because newer settings contradict it."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:

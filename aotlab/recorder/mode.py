@@ -57,7 +57,7 @@ def _settings() -> tuple[Any, ...]:
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        internals.matmul_precision(),
     )
 
 
