@@ -283,6 +283,9 @@ class EscapeGuard(TorchFunctionMode):
             if not tensor.is_leaf and not self.hooks.retains(tensor):
                 self.hooks.add("retain_grad", tensor)
             return None
+        if internals.base_of(tensor) is not None and self.hooks.has_older(tensor):
+            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
+            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
     def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aotlab import nesting
-from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
+from aotlab.analysis import Entered, Outputs, Places, input_info
+from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
@@ -38,6 +40,8 @@ class Findings:
         What the function warned of.
     hooks
         The hooks that it registered.
+    visible, held
+        How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
 
     call: Call
@@ -51,6 +55,8 @@ class Findings:
     offsets_read: tuple[int, ...]
     warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
+    visible: int
+    held: list[Tensor]
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
@@ -76,7 +82,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        outputs = read_outputs(recorder.tape, leaves, names, inputs)
+        hooks = escapes.hooks.all
+        outputs, held = outputs_for_hooks(recorder.tape, leaves, names, inputs, hooks)
     if would_raise(warned.noted):
         raise RunEagerly("a warning of the function is turned into an error")
     return Findings(
@@ -90,7 +97,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.offsets_read)),
         warned=tuple(warned.noted),
-        hooks=escapes.hooks.all,
+        hooks=hooks,
+        visible=len(leaves),
+        held=held,
     )
 
 

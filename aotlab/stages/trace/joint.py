@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, watches
+from aotlab.analysis.hooked import check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
@@ -31,6 +32,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     known.update(tangents.carriers)
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
     bits = node_bits(parts)
+    through = made_through(findings.outputs)
+    check_passed(findings.hooks, findings.outputs, findings.inputs, through)
     metadata = ViewAndMutationMeta(
         input_info=forward.infos,
         output_info=tuple(findings.outputs.infos),
@@ -70,9 +73,11 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         offsets_read=findings.offsets_read,
         warned=findings.warned,
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
-        made_through=made_through(findings.outputs),
+        made_through=through,
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
+        visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
+        held=findings.held,
         metadata=metadata,
     )
     gradients = differentiate_all(trace)

@@ -56,8 +56,12 @@ class Trace:
         What `derive` found for each segment with all its tangents.
     made_through
         For outputs that are views of other outputs that are views, which one.
+    visible_outputs
+        How many of the outputs the user gets; the others are there for hooks.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
+    held
+        The traced tensors that hooks hold, each an output behind those that the user gets.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
@@ -100,7 +104,9 @@ class Trace:
     made_through: dict[int, int]
     final_offsets: list[int]
     warned: tuple[Warned, ...]
+    visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
+    held: list[Tensor]
     metadata: ViewAndMutationMeta
 
     @property
