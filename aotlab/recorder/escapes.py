@@ -118,7 +118,8 @@ class EscapeGuard(TorchFunctionMode):
     ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
     of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
     share, where they have other places in the trace than in the caller's storages. ``reshapes`` writes down what
-    changes inputs other than in their values.
+    changes inputs other than in their values. ``sets_saved_hooks`` says whether the function sets
+    ``saved_tensors_hooks``.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class EscapeGuard(TorchFunctionMode):
         self.hooks = Hooks()
         self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
         self.offsets_read: set[int] = set()
+        self.sets_saved_hooks = False
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -262,7 +264,9 @@ class EscapeGuard(TorchFunctionMode):
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
+        self._replaced = internals.replace_unguarded(
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, self._push_saved_hooks
+        )
         self._replaced.__enter__()
         return self
 
@@ -270,6 +274,14 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _push_saved_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        """Set the function's own ``saved_tensors_hooks``: they are traced, and guarded as the function is.
+
+        They are called below autograd, where no function mode is on. `unpack` is called when the run is over.
+        """
+        self.sets_saved_hooks = True
+        internals.push_saved_tensor_hooks(_guarded(pack, self), _guarded(unpack, EscapeGuard()))
 
     def _hook(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
@@ -331,6 +343,19 @@ class EscapeGuard(TorchFunctionMode):
         if func in _WINDOWS and known is not None:
             self._look_at_window(key, tensor)
         return result
+
+
+def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]:
+    """Let a function mode see what a hook does."""
+
+    def call(value: Any) -> Any:
+        TorchFunctionMode.__enter__(guard)
+        try:
+            return hook(value)
+        finally:
+            TorchFunctionMode.__exit__(guard, None, None, None)
+
+    return call
 
 
 def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:

@@ -40,6 +40,8 @@ class Findings:
         What the function warned of.
     hooks
         The hooks that it registered.
+    sets_saved_hooks
+        Whether it sets ``saved_tensors_hooks``.
     visible, held
         How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
@@ -55,6 +57,7 @@ class Findings:
     offsets_read: tuple[int, ...]
     warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
+    sets_saved_hooks: bool
     visible: int
     held: list[Tensor]
 
@@ -98,6 +101,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         offsets_read=tuple(sorted(escapes.offsets_read)),
         warned=tuple(warned.noted),
         hooks=hooks,
+        sets_saved_hooks=escapes.sets_saved_hooks,
         visible=len(leaves),
         held=held,
     )

@@ -78,6 +78,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         held=findings.held,
+        sets_saved_hooks=findings.sets_saved_hooks,
         metadata=metadata,
     )
     gradients = differentiate_all(trace)

@@ -62,6 +62,8 @@ class Trace:
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
     held
         The traced tensors that hooks hold, each an output behind those that the user gets.
+    sets_saved_hooks
+        Whether the function sets ``saved_tensors_hooks``.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
@@ -107,6 +109,7 @@ class Trace:
     visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     held: list[Tensor]
+    sets_saved_hooks: bool
     metadata: ViewAndMutationMeta
 
     @property
