@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.containers import is_constant
+from aotlab.analysis.history import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
@@ -144,6 +145,9 @@ def _nearest_inputs(
         reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
         # windows at one place are told apart by the counter that a view shares with what it is a view of
         reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
+        # and equal ones by the way that the gradient goes, past the hooks that the caller has on one of them
+        passed = _edges_passed(output)
+        reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
@@ -152,6 +156,16 @@ def _nearest_inputs(
             )
         found.setdefault([*same, *reached, *around][0], []).append(i)
     return found
+
+
+def _edges_passed(output: Tensor) -> set[Edge]:
+    """Return the edges that the gradient of a view passes as long as there is only one way."""
+    if output.grad_fn is None:
+        return set()
+    found = [edge_of(output)]
+    while len(following := next_edges(found[-1][0])) == 1:
+        found += following
+    return set(found)
 
 
 def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:

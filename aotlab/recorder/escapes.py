@@ -295,7 +295,10 @@ class EscapeGuard(TorchFunctionMode):
             if not tensor.is_leaf and not self.hooks.retains(tensor):
                 self.hooks.add("retain_grad", tensor)
             return None
-        if internals.base_of(tensor) is not None and self.hooks.has_older(tensor):
+        view = internals.base_of(tensor) is not None
+        if view and tensor.grad_fn is None:
+            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
+        if view and self.hooks.has_older(tensor):
             # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
             raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
@@ -330,6 +333,8 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         key = internals.storage_key(tensor)
         known = self.inputs.get(key)
+        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+            return tensor  # nothing happens, whatever its strides
         if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
             what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
@@ -356,6 +361,14 @@ def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]
             TorchFunctionMode.__exit__(guard, None, None, None)
 
     return call
+
+
+def _keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
+    """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""
+    if len(size) == 1 and not others:
+        wanted = size[0].shape if isinstance(size[0], Tensor) else size[0]
+        return (tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)) == tuple(tensor.shape)
+    return not others and size == tuple(tensor.shape)
 
 
 def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
