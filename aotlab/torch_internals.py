@@ -440,6 +440,7 @@ def replace_unguarded(
     random_state: Callable[[str], Any],
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
+    push_hooks: Callable[..., Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
@@ -466,6 +467,7 @@ def replace_unguarded(
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
         (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -695,6 +697,8 @@ def may_be_written(view: Tensor) -> bool:
     base = view._base
     if base is None or not base.requires_grad:
         return True
+    if view._backward_hooks:
+        return False  # it may; but eager's gradient goes straight to the base, past these hooks, and ours would not
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
 
 
@@ -751,6 +755,27 @@ def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def foreign_saved_tensor_hooks() -> bool:
+    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own, and see what is saved now.
+
+    Torch's own, which offload or compute again, unpack the values that they packed.
+    """
+    hooks = saved_tensor_hooks()
+    if hooks is None or not torch.is_grad_enabled():
+        return False
+    module: str = getattr(hooks[0], "__module__", type(hooks[0]).__module__)
+    return module.split(".")[0] not in ("torch", "aotlab")
+
+
+def saved_tensor_hooks_disabled() -> bool:
+    """Tell whether setting ``saved_tensors_hooks`` is an error now."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
+
+
+#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
+push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 @contextlib.contextmanager
@@ -881,7 +906,7 @@ def saves_tensors(node: Any) -> bool:
         if kind.__name__ == "CopySlices":  # a write to a view; autograd lets go of the node inside after one backward
             return True
         return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
-    except RuntimeError:  # what was saved has been written since: then it was saved
+    except Exception:  # noqa: BLE001  # it was written since, or the user's unpack raises: then it was saved
         return True
 
 
@@ -907,7 +932,7 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
             return list(node.saved_tensors)
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
-    except RuntimeError:
+    except Exception:  # noqa: BLE001  # the same
         return []
     flat: list[Tensor] = []
     for item in found:

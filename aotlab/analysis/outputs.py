@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.containers import is_constant
+from aotlab.analysis.history import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
@@ -198,6 +199,9 @@ def _nearest_inputs(
         # without a write no guard holds them together, so the very input matters; a write hides which one it is
         reached.sort(key=lambda k: not is_made_of(tape, internals.from_functional(inputs[k].wrapper), values[i]))
         made_from = _made_from(tape, values[i], {id(internals.from_functional(inputs[k].wrapper)): k for k in windows})
+        # and equal ones by the way that the gradient goes, past the hooks that the caller has on one of them
+        passed = _edges_passed(output)
+        reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
@@ -220,6 +224,16 @@ def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[in
             return []
         value = parent[0]
     return [windows[id(value)]]
+
+
+def _edges_passed(output: Tensor) -> set[Edge]:
+    """Return the edges that the gradient of a view passes as long as there is only one way."""
+    if output.grad_fn is None:
+        return set()
+    found = [edge_of(output)]
+    while len(following := next_edges(found[-1][0])) == 1:
+        found += following
+    return set(found)
 
 
 def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:

@@ -136,7 +136,7 @@ class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
-    other than in their values.
+    other than in their values. ``sets_saved_hooks`` says whether the function sets ``saved_tensors_hooks``.
     """
 
     def __init__(self, grounds: Mapping[int, Ground] | None = None, reshapes: Reshaper | None = None) -> None:
@@ -146,6 +146,7 @@ class EscapeGuard(TorchFunctionMode):
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
+        self.sets_saved_hooks = False
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -299,7 +300,7 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks
         )
         self._replaced.__enter__()
         return self
@@ -308,6 +309,14 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _push_saved_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        """Set the function's own ``saved_tensors_hooks``: they are traced, and guarded as the function is.
+
+        They are called below autograd, where no function mode is on. `unpack` is called when the run is over.
+        """
+        self.sets_saved_hooks = True
+        internals.push_saved_tensor_hooks(_guarded(pack, self), _guarded(unpack, EscapeGuard()))
 
     def _hook(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
@@ -321,6 +330,12 @@ class EscapeGuard(TorchFunctionMode):
             if not tensor.is_leaf and not self.hooks.retains(tensor):
                 self.hooks.add("retain_grad", tensor)
             return None
+        view = internals.base_of(tensor) is not None
+        if view and tensor.grad_fn is None:
+            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
+        if view and self.hooks.has_older(tensor):
+            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
+            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
     def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
@@ -371,6 +386,19 @@ class EscapeGuard(TorchFunctionMode):
         if func in _WINDOWS and known is not None:
             self.looks.check_window(tensor)
         return result
+
+
+def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]:
+    """Let a function mode see what a hook does."""
+
+    def call(value: Any) -> Any:
+        TorchFunctionMode.__enter__(guard)
+        try:
+            return hook(value)
+        finally:
+            TorchFunctionMode.__exit__(guard, None, None, None)
+
+    return call
 
 
 def _keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aotlab import nesting
-from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
+from aotlab.analysis import Entered, Outputs, Places, input_info
+from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
@@ -51,6 +53,10 @@ class Findings:
         The hooks that it registered.
     chronicle
         When it made views of inputs, and wrote them.
+    sets_saved_hooks
+        Whether it sets ``saved_tensors_hooks``.
+    visible, held
+        How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
 
     call: Call
@@ -65,6 +71,9 @@ class Findings:
     warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
     chronicle: Chronicle
+    sets_saved_hooks: bool
+    visible: int
+    held: list[Tensor]
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
@@ -90,8 +99,11 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        outputs = read_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle.precedes_a_write)
-    if outputs.cut and escapes.hooks.all:
+        hooks = escapes.hooks.all
+        outputs, held = outputs_for_hooks(
+            recorder.tape, leaves, names, inputs, hooks, escapes.chronicle.precedes_a_write
+        )
+    if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
         raise RunEagerly("a warning of the function is turned into an error")
@@ -106,8 +118,11 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.looks.offsets_read)),
         warned=tuple(warned.noted),
-        hooks=escapes.hooks.all,
         chronicle=escapes.chronicle,
+        hooks=hooks,
+        sets_saved_hooks=escapes.sets_saved_hooks,
+        visible=len(leaves),
+        held=held,
     )
 
 
