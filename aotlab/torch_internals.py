@@ -746,6 +746,21 @@ def saves_tensors(node: Any) -> bool:
         return True
 
 
+def kept_is_written(node: Any) -> bool:
+    """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node.saved_tensors is None
+        kind: Any = type(node)
+        if kind.__name__ == "CopySlices":  # hides the node inside
+            return True
+        for name in _saved_names(kind):
+            getattr(node, name, None)
+    except RuntimeError:
+        return True
+    return False
+
+
 def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:

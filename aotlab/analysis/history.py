@@ -396,6 +396,50 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     return bits
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is special in an autograd graph: nodes of ``custom`` functions, and ``hidden`` ones.
+
+    From a hidden node a gradient gets to where nobody looks: to a tensor of the function's own that requires grad, or
+    to nothing at all, as from a view of a leaf that was made under ``no_grad``.
+    """
+
+    custom: tuple[Any, ...] = ()
+    hidden: tuple[Any, ...] = ()
+
+
+def survey(parts: Sequence[Segment]) -> Survey:
+    """Go through the graph behind all segments."""
+    stops = {edge for part in parts for edge in part.inputs}
+    entered: dict[Any, list[Any]] = {}
+    todo = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
+    ends = []
+    while todo:
+        node = todo.pop()
+        if node in entered:
+            continue
+        edges = next_edges(node)
+        entered[node] = [edge[0] for edge in edges if edge not in stops]
+        todo += entered[node]
+        if not edges:
+            ends.append(node)
+    custom = tuple(node for node in entered if internals.is_custom_function_node(node))
+    if not ends:
+        return Survey(custom)
+    before: dict[Any, list[Any]] = {}
+    for node, following in entered.items():
+        for target in following:
+            before.setdefault(target, []).append(node)
+    hidden: dict[Any, None] = {}
+    todo = ends
+    while todo:
+        node = todo.pop()
+        if node not in hidden:
+            hidden[node] = None
+            todo += before.get(node, [])
+    return Survey(custom, tuple(hidden))
+
+
 def reachable(segment: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
     stops = set(segment.stops)

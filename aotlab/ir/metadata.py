@@ -107,6 +107,12 @@ class InputAliasInfo:
         return self.mutates_data or (self.requires_grad and self.mutates_metadata)
 
     @property
+    def changes_history_twice(self) -> bool:
+        """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
+        recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)
+        return recorded and self.mutates_data
+
+    @property
     def changes_unseen(self) -> bool:
         """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
         return self.requires_grad and any(not s.grad_mode and s.method != "detach_" for s in self.metadata_steps)

@@ -315,6 +315,8 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         key = internals.storage_key(tensor)
         known = self.inputs.get(key)
+        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+            return tensor  # nothing happens, whatever its strides
         if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
             what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
             raise StorageMutationError(
@@ -328,6 +330,14 @@ class EscapeGuard(TorchFunctionMode):
         if func in _WINDOWS and known is not None:
             self._look_at_window(key, tensor)
         return result
+
+
+def _keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
+    """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""
+    if len(size) == 1 and not others:
+        wanted = size[0].shape if isinstance(size[0], Tensor) else size[0]
+        return (tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)) == tuple(tensor.shape)
+    return not others and size == tuple(tensor.shape)
 
 
 def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:

@@ -84,6 +84,9 @@ class Reshapes:
             base = internals.base_of(tensor)
             if tensor.requires_grad and _has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
+            if base is not None and base.requires_grad and not torch.is_grad_enabled():
+                # its history is made again at the next look, from what it is then
+                raise RunEagerly(f"`{func.__name__}` under no_grad on a view with a history, at {user_line()}")
             changed = tensor if base is None else base
             self._changed[id(changed)] = changed
         if self.is_input(tensor):
@@ -188,14 +191,15 @@ def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataS
 
 def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
     """Resize a wrapper; functionalization can do so only within its memory."""
+    base = internals.base_of(wrapper)
+    if not (wrapper.is_contiguous() and (base is None or base.is_contiguous())):
+        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
     end = int(wrapper.storage_offset()) + math.prod(size)
     if wrapper.requires_grad or end * wrapper.element_size() <= wrapper.untyped_storage().nbytes():
         wrapper.resize_(size)
         internals.refresh_count(wrapper)
         return wrapper
     _check_alone(wrapper)
-    if not wrapper.is_contiguous():
-        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
     with torch.no_grad():
         grown = torch.empty(size, dtype=wrapper.dtype, device=wrapper.device)
         grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))

@@ -376,3 +376,17 @@ def _backend(graph, inputs):
     from aotlab.frontends.dynamo import backend
 
     return backend(graph, inputs, options={"compiler": "eager"})
+
+
+def test_resize_to_the_same_size_does_nothing():
+    """Not even to the strides, of an input, a part of one or an intermediate."""
+    same(lambda x: x.t().resize_(3, 2), torch.randn(2, 3))
+    same(lambda x: x.resize_(2, 3), torch.randn(3, 2).t())
+    same(lambda x: (x * 2).resize_(2, 3), torch.randn(3, 2).t())
+    same(lambda x: x.unbind(0)[0].resize_(2), torch.randn(9)[0:8:2].view(2, 2))
+
+
+def test_resize_of_an_intermediate_with_gaps_is_eagers():
+    """It has the memory of more elements than one sees."""
+    same(lambda x: (x * 2).t().resize_(2, 2), torch.randn(2, 3), eagerly=True)
+    same(lambda x: (x * 2).t()[0].resize_(2), torch.randn(2, 3))

@@ -93,6 +93,8 @@ class Prologue:
         tensor = draft.kept(info.index)
         if metadata.is_detached(info) or (info.changes_unseen and draft.trace.training):
             draft.miss([f"{tensor}._base is not None"])
+        if info.changes_history_twice:
+            draft.miss([f"{tensor}.retains_grad"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info):

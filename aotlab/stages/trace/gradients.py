@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import reachable
+from aotlab.analysis.history import Survey, reachable
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
@@ -57,10 +57,22 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
     for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
         if not info.metadata_steps:
             continue
+        if info.changes_history_twice and item.real.retains_grad:
+            raise RunEagerly(f"`{info.name}` retains its gradient, changes its sizes and is written")
         if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
         if info.changes_unseen and internals.base_of(item.real) is not None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
+    """Leave to eager what happens in a backward on its way to tensors that nobody can see.
+
+    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
+    raises if what a node kept has been written.
+    """
+    if seen.hidden and (hooked or any(internals.kept_is_written(node) for node in seen.hidden)):
+        raise RunEagerly("a gradient that reaches no input calls hooks or raises")
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, watches
+from aotlab.analysis.backward_writes import unwritten
+from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder
+from aotlab.recorder import Recorder, overlaps_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
-from aotlab.stages.trace.gradients import check_histories, differentiate_all
+from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Source, TraceRecord
@@ -75,8 +76,11 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         metadata=metadata,
     )
-    gradients = differentiate_all(trace)
+    seen = survey(parts)
+    with unwritten(_callers(findings, trace), seen.custom):
+        gradients = differentiate_all(trace)
     if trace.training:
+        check_out_of_sight(seen, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
     return _record(trace, forward, gradients), trace
 
@@ -103,7 +107,9 @@ class _Tangents:
         for item in roots:
             value = item.value
             with fake_mode:
-                tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                # the gradient of something expanded has memory for each of its elements
+                like = torch.empty(value.shape, device="meta") if overlaps_itself(value) else value
+                tangent = torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device)
             self._add(tape.enter(tangent), item.source, item.index)
         for part in parts:
             numbers = list(part.roots)
@@ -140,6 +146,14 @@ def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
     watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
     wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
     return {source: mask for source, mask in zip(watched, watches(bits, wrappers), strict=True) if mask}
+
+
+def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
+    """List the wrappers of what the caller can see: inputs, outputs, and the gradients that come in."""
+    infos = findings.outputs.infos
+    named = [(f"`{item.name}`", item.wrapper) for item in findings.inputs]
+    named += [(f"`{infos[i].name}`", tensor) for i, tensor in findings.outputs.tensors.items()]
+    return named + [("the gradient that it is given", wrapper) for wrapper in trace.tangent_wrappers]
 
 
 def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | None]) -> TraceRecord:
