@@ -413,6 +413,16 @@ def disable_autocast() -> AbstractContextManager[None]:
     return torch._C._DisableAutocast()
 
 
+#: What Dynamo's graphs enter modes with, and what leaves them again.
+MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+}
+
+#: What Dynamo's graphs set the grad mode with.
+SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
 def any_autocast_enabled() -> bool:
     """Tell whether autocast is on for any device."""
     return bool(torch._C._is_any_autocast_enabled())
