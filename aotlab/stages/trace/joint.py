@@ -58,6 +58,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         counted=[write.index for write in forward.counted],
         write_back=forward.write_back,
         roots=forward.positions,
+        root_wrappers=[item.root for item in forward.returned if item.root is not None],
         segments=parts,
         entry_tangents=tangents.of_entries,
         tangents=tangents.fakes,

@@ -39,6 +39,9 @@ class Trace:
         kept inputs whose version moves besides.
     roots
         The positions among the forward outputs of those that can be differentiated.
+    root_wrappers
+        What is differentiated for each of them. In torch 2.11 the node of a custom function lives no longer than what
+        it made.
     segments
         The parts of the autograd graph, `aotlab.analysis.history`.
     entry_tangents
@@ -90,6 +93,7 @@ class Trace:
     counted: list[int]
     write_back: list[tuple[Tensor, Tensor]]
     roots: list[int]
+    root_wrappers: list[Tensor]
     segments: list[Segment]
     entry_tangents: list[list[int]]
     tangents: list[Tensor]
