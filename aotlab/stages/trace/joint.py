@@ -21,6 +21,7 @@ from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.nodes import autograd_nodes
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
@@ -188,4 +189,6 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         random_ops=tuple(str(o.target) for o in tape.operations if o.is_random),
         operations=len(tape.operations),
         backward_error=None if trace.backward_error is None else str(trace.backward_error),
+        autograd_nodes=autograd_nodes(trace, forward.roots),
+        bases=tuple(tuple(source.members) for source in trace.placeholder_sources if isinstance(source, Base)),
     )
