@@ -436,7 +436,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
-                return f"`{name}` is a view that autograd does not let be written, and the function writes to an input"
+                return f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             if before.may_be_written != after.may_be_written:
                 return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
     for i in offsets:

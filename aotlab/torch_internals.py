@@ -142,6 +142,12 @@ def refresh_count(wrapper: Tensor) -> None:
     torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
 
 
+def give_memory(wrapper: Tensor, source: Tensor) -> None:
+    """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.aten.set_.source_Tensor(wrapper, source)
+
+
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
@@ -407,6 +413,16 @@ def disable_autocast() -> AbstractContextManager[None]:
     return torch._C._DisableAutocast()
 
 
+#: What Dynamo's graphs enter modes with, and what leaves them again.
+MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+}
+
+#: What Dynamo's graphs set the grad mode with.
+SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
 def any_autocast_enabled() -> bool:
     """Tell whether autocast is on for any device."""
     return bool(torch._C._is_any_autocast_enabled())
@@ -429,9 +445,17 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+    swap: Callable[..., Any],
+    to_dlpack: Callable[..., Any],
+    random_state: Callable[[str], Any],
+    from_numpy: Callable[..., Any],
+    set_: Callable[..., Any],
+    push_hooks: Callable[..., Any],
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
+    """
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -451,6 +475,9 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
+        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -466,6 +493,12 @@ def replace_unguarded(
 def is_custom_function_node(node: Any) -> bool:
     """Tell whether an autograd node belongs to a user's `torch.autograd.Function`."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_lone_function_result(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the only result of a user's `torch.autograd.Function`."""
+    node = tensor.grad_fn
+    return node is not None and is_custom_function_node(node) and len(node._input_metadata) == 1
 
 
 def only_default_devices() -> bool:
@@ -643,6 +676,20 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
+
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made: Any = type(name, (torch.autograd.Function,), members)
+    return made.apply  # type: ignore[no-any-return]  # untyped in torch
+
+
 #: How `torch.overrides` names the reading of a version counter.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 
@@ -660,7 +707,23 @@ def may_be_written(view: Tensor) -> bool:
     base = view._base
     if base is None or not base.requires_grad:
         return True
+    if view._backward_hooks:
+        return False  # it may; but eager's gradient goes straight to the base, past these hooks, and ours would not
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def is_view_by_custom_function(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def _was_created(tensor: Tensor, how: Any) -> bool:
+    return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
 
 
 def sequence_of(node: Any) -> int:
@@ -702,6 +765,27 @@ def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def foreign_saved_tensor_hooks() -> bool:
+    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own, and see what is saved now.
+
+    Torch's own, which offload or compute again, unpack the values that they packed.
+    """
+    hooks = saved_tensor_hooks()
+    if hooks is None or not torch.is_grad_enabled():
+        return False
+    module: str = getattr(hooks[0], "__module__", type(hooks[0]).__module__)
+    return module.split(".")[0] not in ("torch", "aotlab")
+
+
+def saved_tensor_hooks_disabled() -> bool:
+    """Tell whether setting ``saved_tensors_hooks`` is an error now."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
+
+
+#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
+push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 @contextlib.contextmanager
@@ -801,6 +885,14 @@ def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> 
     return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
 
 
+def as_inference_tensor(tensor: Tensor) -> Tensor:
+    """Return an inference tensor over the memory of ``tensor``, which nobody else holds."""
+    with torch.inference_mode():
+        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return fresh
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor of which ``tensor`` is a differentiable view."""
     return tensor._base
@@ -824,7 +916,7 @@ def saves_tensors(node: Any) -> bool:
         if kind.__name__ == "CopySlices":  # a write to a view; autograd lets go of the node inside after one backward
             return True
         return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
-    except RuntimeError:  # what was saved has been written since: then it was saved
+    except Exception:  # noqa: BLE001  # it was written since, or the user's unpack raises: then it was saved
         return True
 
 
@@ -850,7 +942,7 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
             return list(node.saved_tensors)
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
-    except RuntimeError:
+    except Exception:  # noqa: BLE001  # the same
         return []
     flat: list[Tensor] = []
     for item in found:
