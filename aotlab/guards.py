@@ -45,6 +45,7 @@ class TensorFacts:
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
+    is_view: bool = field(default=False, compare=False)  # counts only where a write would change the history of both
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
         offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
         may_be_written=internals.may_be_written(tensor),
         attributes=attributes_of(tensor, mentioned, name),
+        is_view=internals.base_of(tensor) is not None,
     )
 
 
@@ -439,6 +441,9 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                 return f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             if before.may_be_written != after.may_be_written:
                 return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
+            if before.is_view != after.is_view and before.requires_grad and not before.is_leaf:
+                kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
+                return f"`{name}` is {kind} where the compiled entry expects {expected}, and the function writes to it"
     for i in offsets:
         earlier, later = then.leaves[i], now.leaves[i]
         if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:

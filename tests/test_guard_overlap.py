@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine_helpers import compiled
-from tests.test_guard_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls
+from tests.test_guard_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls, var
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -117,6 +117,23 @@ def test_overlap_in_external_memory_behind_dynamo(kind):
     """The same behind Dynamo."""
     a, b, c, d = EXTERNAL["begins"]
     dynamo_two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d))
+
+
+def test_a_view_in_place_of_none():
+    """A written result, and then a view of one: autograd gives the view's owner another history, too."""
+
+    def owner():
+        return (var([1.0, 2.0], grad=True, nonleaf=True),)
+
+    def view():
+        return (var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=True)[0],)
+
+    def f(x):
+        x.mul_(2)
+        return x * 3
+
+    two_calls(f, owner, view, reason="`x` is a view where the compiled entry expects none")
+    two_calls(f, view, owner, reason="`x` is no view where the compiled entry expects one")
 
 
 def test_overlap_among_three():

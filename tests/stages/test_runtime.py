@@ -666,3 +666,29 @@ def test_debug_assert_catches_outputs_that_share_memory():
 def test_runtime_module_offers_what_it_documents():
     """The run-time page keeps its names: one generator, one class of saved values, one backward."""
     assert {"SavedValues", "Backward", "RuntimeRecord", "run", "generate"} <= set(vars(runtime))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("size", [2, 0])
+def test_versions_of_written_inputs(backend, size):
+    """A write moves the counter by one, whether the compiler's kernels count it themselves or not; reading does not."""
+
+    def f(x, y):
+        x.add_(y)
+        return x * 2
+
+    compiled_f = aotlab.compile(f, backend=backend)
+    for _ in range(2):
+        for function in (f, compiled_f):
+            x, y = torch.ones(size), torch.ones(size)
+            before = x._version, y._version
+            function(x, y)
+            assert (x._version - before[0], y._version - before[1]) == (1, 0)
+
+
+def test_versions_of_written_windows():
+    """Windows share their counter with each other; it moves."""
+    f = compiled(lambda x, y: x.add_(1).sum() + y)
+    base = torch.ones(4)
+    f(base[:3], base[1:])
+    assert base._version > 0

@@ -130,7 +130,7 @@ class Prologue:
             draft.miss([f"{tensor}.retains_grad"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
-        if metadata.needs_leave_of_autograd(info):
+        if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
             draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
 
     def _offsets(self) -> None:
@@ -179,17 +179,16 @@ class Prologue:
 
     def _views_of_nothing(self) -> None:
         """Write the check that written inputs whose own history changes are no views, whose owner's would change."""
-        for info in self.draft.meta.input_info:
-            tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-            with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
-            if (
-                not with_history
-                or self.draft.base_with(info.index) is not None
-                or internals.base_of(tensor) is not None
-            ):
-                continue
-            if self.draft.grad_on or self.draft.trace.training:
-                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+        for info in filter(self._takes_no_view, self.draft.meta.input_info):
+            self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+
+    def _takes_no_view(self, info: InputAliasInfo) -> bool:
+        """Tell whether the entry is for inputs in this place that are no views."""
+        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+        with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
+        is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
+        grad_mode = self.draft.grad_on or self.draft.trace.training
+        return info.must_not_overlap and with_history and not is_view and grad_mode
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

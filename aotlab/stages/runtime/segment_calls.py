@@ -46,6 +46,7 @@ class SegmentCalls:
         """Write all of it; note the expression for each forward output."""
         draft, w = self.draft, self.w
         w.add("# compiled forward")
+        self._mutations.note_versions()
         inputs = graph_inputs(draft)
         draft.in_context(
             f"out = forward([{draft.star(inputs)}])",
