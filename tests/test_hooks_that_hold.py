@@ -145,7 +145,7 @@ def gradients(function):
     for seed in range(2):
         x, y = leaf(4, 2, seed=seed), leaf(4, 2, seed=seed + 7).detach()
         pairs.append((x, function(x, y)))
-    for x, out in pairs:
+    for _, out in pairs:
         (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum().backward()
     return [(out.tolist(), x.grad.tolist()) for x, out in pairs]
 
@@ -183,7 +183,11 @@ def test_after_accumulation():
 
     def f(x):
         z = x.sin()
-        x.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(z.detach()))
+
+        def scale(p):
+            p.grad.mul_(z.detach())
+
+        x.register_post_accumulate_grad_hook(scale)
         return x.exp()
 
     found = []
