@@ -11,7 +11,7 @@ well, as if it were an output, and ``v[0]`` from it. What the hook holds, ``y`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,12 @@ from aotlab.recorder import Hook, RunEagerly, Tape, held_tensors
 
 
 def outputs_for_hooks(
-    tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], hooks: Sequence[Hook]
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    hooks: Sequence[Hook],
+    precedes_a_write: Callable[[Tensor], bool],
 ) -> tuple[Outputs, list[Tensor]]:
     """Classify the outputs and behind them, as if they were returned too, what hooks hold and the views with hooks.
 
@@ -49,12 +54,12 @@ def outputs_for_hooks(
     every = [*leaves, *tensors]
     labels = [*names, *(f"{name} in a hook" for name, *_ in held.values())]
     if not held:
-        outputs = read_outputs(tape, leaves, names, inputs)
+        outputs = read_outputs(tape, leaves, names, inputs, precedes_a_write)
     else:
         try:
-            outputs = read_outputs(tape, every, labels, inputs)
+            outputs = read_outputs(tape, every, labels, inputs, precedes_a_write)
         except OutputError as error:
-            read_outputs(tape, leaves, names, inputs)  # if it is about an output, it says so
+            read_outputs(tape, leaves, names, inputs, precedes_a_write)  # if it is about an output, it says so
             used, _, hook = next(iter(held.values()))
             raise HooksError(
                 f"a hook holds `{used}`, a tensor of the call",
@@ -65,7 +70,9 @@ def outputs_for_hooks(
     views = hooked_views(hooks, outputs, inputs)
     if views:
         try:
-            outputs = read_outputs(tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs)
+            outputs = read_outputs(
+                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, precedes_a_write
+            )
         except OutputError as error:
             raise RunEagerly(f"a view with a hook cannot be made again: {error}") from error
     return outputs, tensors

@@ -23,22 +23,24 @@ is seen to be without gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.ir.metadata import MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
 from aotlab.recorder.alive import MadeTensors
-from aotlab.recorder.escapes import RunEagerly
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _MOVES = frozenset(
     (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)
 )
+#: The names of the steps that give the same elements other indices.
+MOVES = frozenset(step.__name__ for step in _MOVES)
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 
@@ -50,10 +52,13 @@ class Reshaped(Protocol):
     real: Tensor
     wrapper: Tensor
     history: Any
+    base: Any
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
+    given: str
+    left: Any
 
     @property
     def written_visibly(self) -> bool:
@@ -93,10 +98,61 @@ class Reshapes:
         if self.is_input(tensor):
             return self._run_on_input(func, args, kwargs)
         if func in _RESIZES:
-            return _resize(tensor, _sizes(_step(func, args[1:], kwargs)), self._made)
+            size = _sizes(_step(func, args[1:], kwargs))
+            if tensor.requires_grad or not self.narrows(func, args, kwargs):
+                return _resize(tensor, size, self._made)
+            if size == tuple(tensor.shape):
+                torch.autograd.graph.increment_version(tensor)
+                return tensor
+            func, args, kwargs = Tensor.as_strided_, (tensor, size, _contiguous(size)), {}
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""
+        tensor, size = args[0], _sizes(_step(func, args[1:], kwargs))
+        return size == tuple(tensor.shape) or (tensor.is_contiguous() and math.prod(size) <= tensor.numel())
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has, which changes its version and its history only."""
+        item = self._items.get(id(tensor))
+        written = item is not None and item.written_visibly
+        with internals.outside_of_trace():  # functionalization would take the memory for another one
+            run()
+        if item is not None and item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
+        if item is not None:
+            if not written:
+                item.history = tensor.grad_fn
+            item.steps.append(MetadataStep(method=SET_TO_ITSELF, grad_mode=torch.is_grad_enabled()))
+        return tensor
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate, and write it down if it is an input.
+
+        Raises
+        ------
+        RunEagerly
+            The epilogue could not do the same.
+        """
+        item = self._items.get(id(tensor))
+        kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
+        if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
+            raise RunEagerly(f"a view, or a tensor of another kind, is given or gives its memory, at {user_line()}")
+        if tensor.requires_grad and tensor.shape != source.shape:
+            raise RunEagerly(f"a tensor that requires grad is given memory of another shape, at {user_line()}")
+        if item is not None:
+            changed = item.base is not None or item.steps or item.whole is not None
+            if changed or (not item.given and internals.has_data_mutation(tensor)):
+                raise RunEagerly(f"`{item.name}` is given other memory after other changes in place, at {user_line()}")
+            item.given = how
+            item.left = item.left or tensor.untyped_storage()  # by whose address others are told apart from it
+        version = internals.version_of(tensor)
+        internals.give_memory(tensor, source)
+        internals.set_version(tensor, version)
+        if how == "set_":
+            torch.autograd.graph.increment_version(tensor)
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -114,6 +170,8 @@ class Reshapes:
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         item = self._items[id(args[0])]
+        if item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
         step = _step(func, args[1:], kwargs)
         if func not in _MOVES and func not in _DETACHES and not self._keeps_all(item, step):
             if func in _RESIZES and math.prod(_sizes(step)) > item.wrapper.numel():
@@ -142,7 +200,7 @@ class Reshapes:
         """
         item = self._items[id(out)]
         narrower = math.prod(out.shape) < math.prod(shape)
-        if item.whole is not None or item.steps or (before and narrower):
+        if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
         _check_alone(out, self._made)
         item.write_after = 0
@@ -230,7 +288,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)
         for step in steps:
-            if step.method != "detach_":
+            if step.method not in ("detach_", SET_TO_ITSELF):
                 getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
     return tensor
 

@@ -51,7 +51,8 @@ class Edges:
     def keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
         draft, trace = self._draft, self._draft.trace
-        done: set[int] = set()
+        # writes that autograd does not see come before all segments; they too give views another edge
+        done = set(range(len(trace.writes))) - set(trace.roots)
         later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
         first = {i.index for i in draft.meta.input_info if i.metadata_steps and i.index not in later}
         for number, part in enumerate(trace.segments):
@@ -117,6 +118,7 @@ class Edges:
         writes = [draft.trace.writes[n] for n in done]
         base = draft.base_with(source.index)
         return any(
-            write.visible and (write.index == source.index or (base is not None and write.index in base.members))
+            (write.visible and write.index == source.index)
+            or ((write.visible or write.counts) and base is not None and write.index in base.members)
             for write in writes
         )

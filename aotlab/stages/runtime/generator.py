@@ -27,7 +27,7 @@ class Generator:
     def __init__(self, parts: Parts) -> None:
         self._draft = Draft(parts)
         self._outputs = Outputs(self._draft)
-        self._mutations = Mutations(self._draft)
+        self._mutations = Mutations(self._draft, self._outputs)
         self._keeping = Keeping(self._draft)
         self._edges = Edges(self._draft, self._outputs)
 
@@ -42,7 +42,7 @@ class Generator:
         given = Prologue(draft).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
-            SegmentCalls(draft, edges, self._mutations, self._keeping).write()
+            SegmentCalls(draft, edges, self._outputs, self._mutations, self._keeping).write()
             w.add()
             w.add("# epilogue: what the caller can see besides")
         else:
@@ -50,6 +50,7 @@ class Generator:
             edges.register_hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
+            self._outputs.write_early()
             self._mutations.write(draft.results)
         self._keeping.remember()
         outputs = self._outputs.write()
