@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from aotlab.analysis import hooked
 from tests.engine_helpers import alike, behind, compiled, leaf
 
 seen: list = []
@@ -184,6 +185,15 @@ def test_gradients_pass_the_hooks(function, frontend):
                 break  # what the backward begins at is the direct frontend's test
 
 
+@pytest.mark.parametrize("function", [part_of_a_view, a_chain, of_an_intermediate])
+def test_a_view_that_cannot_be_made_again(function, monkeypatch):
+    """Where the views with hooks are not found, no output goes past them: eager runs the call."""
+    monkeypatch.setattr(hooked, "hooked_views", lambda *_: [])
+    g = compiled(function)
+    assert used(function, nonleaf=False, pick=None) == used(g, nonleaf=False, pick=None)
+    assert (g.calls.eager, g.calls.compiled) == (2, 0)
+
+
 def test_without_grad_mode():
     """In a call without grad mode a view has no history: eager has its say, and the call with gradients is compiled."""
 
@@ -196,7 +206,8 @@ def test_without_grad_mode():
     g = compiled(f)
     found = []
     for kind in (f, g):
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # it is known, and not a trace that failed
             a, b = kind(leaf(4, 2))
         found.append((a.item(), b.tolist(), a.requires_grad, b.requires_grad))
     assert found[0] == found[1]
@@ -283,8 +294,8 @@ def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
 
     g = compiled(f)
     order = [True, False, True] if leaf_first else [False, True, False]
-    for hooked in order:
-        assert use(f, hooked=hooked) == use(g, hooked=hooked)
+    for with_hook in order:
+        assert use(f, hooked=with_hook) == use(g, hooked=with_hook)
     assert g.calls.compiled == order.count(False)
     assert g.calls.eager == order.count(True)
 
