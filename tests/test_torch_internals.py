@@ -494,6 +494,36 @@ def test_saved_tensor_hooks():
         assert internals.saved_tensor_hooks() is None
 
 
+def test_foreign_saved_tensor_hooks():
+    """The user's hooks are told from torch's own, and matter only where something is saved."""
+    graph = torch.autograd.graph
+    assert not internals.foreign_saved_tensor_hooks()
+    with graph.save_on_cpu():
+        assert not internals.foreign_saved_tensor_hooks()
+        with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            assert internals.foreign_saved_tensor_hooks()
+            with torch.no_grad():
+                assert not internals.foreign_saved_tensor_hooks()
+            with internals.saved_tensor_hooks_hidden():
+                assert not internals.foreign_saved_tensor_hooks()
+    assert not internals.saved_tensor_hooks_disabled()
+    with graph.disable_saved_tensors_hooks("no"):
+        assert internals.saved_tensor_hooks_disabled()
+
+
+def test_views_with_hooks():
+    """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
+    view = leaf(3).clone()[1:]
+    assert internals.may_be_written(view)
+    handle = view.register_hook(lambda g: g)
+    assert not internals.may_be_written(view)
+    handle.remove()
+    assert internals.may_be_written(view)
+    alone = leaf(3).clone()
+    alone.register_hook(lambda g: g)
+    assert internals.may_be_written(alone)
+
+
 def test_keeps_graph():
     """A running Function learns whether retain_graph was asked for."""
     seen = []
@@ -568,15 +598,27 @@ def test_saves_tensors():
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
+    autograd = torch._C._autograd
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+    originals = (*originals, autograd._push_saved_tensors_default_hooks)
+
+    def push(pack, unpack):
+        calls.append("push")
+        internals.push_saved_tensor_hooks(pack, unpack)
+
+    with internals.replace_unguarded(
+        lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append, push
+    ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack"]
-    assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
+        with torch.autograd.graph.saved_tensors_hooks(str, repr):
+            assert internals.saved_tensor_hooks() == (str, repr)
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "push"]
+    now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
+    assert (*now, autograd._push_saved_tensors_default_hooks) == originals
 
 
 # --- Dynamo and Inductor -----------------------------------------------------------------------------------------

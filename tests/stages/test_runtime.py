@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab import config
 from aotlab.errors import DoubleBackwardError, GraphInvariantError, PartialBackwardError
 from aotlab.observe import BackwardCompiled
 from aotlab.stages import runtime
@@ -293,7 +294,7 @@ def test_graph_is_freed_after_backward():
     def unpack(tensor):
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with config.patch(saved_tensors_hooks="apply"), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = g(leaf(3), leaf(3))
     alive = [r() is not None for r in sizes]
     assert any(alive)
@@ -332,7 +333,7 @@ def test_saved_tensors_hooks():
 
     x = leaf(3)
     g = compiled(lambda x: x.sin().sum())
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with config.patch(saved_tensors_hooks="apply"), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = g(x)
     assert seen == [(3,)]
     out.backward()
