@@ -84,10 +84,11 @@ class Reshapes:
             base = internals.base_of(tensor)
             if tensor.requires_grad and _has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
-            if base is not None and base.requires_grad and not torch.is_grad_enabled():
-                # its history is made again at the next look, from what it is then
-                raise RunEagerly(f"`{func.__name__}` under no_grad on a view with a history, at {user_line()}")
             changed = tensor if base is None else base
+            own = base is None and self.is_input(tensor)
+            if changed.requires_grad and not own and not torch.is_grad_enabled():
+                # a view's history is made again at the next look, from what it is then; another keeps its old sizes
+                raise RunEagerly(f"`{func.__name__}` under no_grad on a tensor with a history, at {user_line()}")
             self._changed[id(changed)] = changed
         if self.is_input(tensor):
             return self._run_on_input(func, args, kwargs)
