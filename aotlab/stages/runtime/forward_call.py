@@ -158,7 +158,7 @@ def own_nodes(draft: Draft, positions: Sequence[int], names: Mapping[int, str], 
     last = first + len(draft.trace.returned_outputs)
     own = []
     for i in positions:
-        if not first <= i < last:
+        if not first <= i < last or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
             continue
         function = draft.meta.output_info[draft.trace.returned_outputs[i - first]].made_by
         if function is not None:  # a view of which autograd knows that nobody may write it

@@ -66,7 +66,10 @@ class Mutations:
         self._views_from_before(info.index)
         self.draft.changed.add(info.index)
         self._steps(target, info, metadata.before_write(info))
-        if write is not None:
+        if info.given:
+            for line in metadata.gives(target, info, value):
+                self.w.add(line)
+        elif write is not None:
             self._copy(target, info, write, value)
         self._steps(target, info, metadata.after_write(info))
         if info.requires_grad_set is not None and not self._requires_grad_first(info):
