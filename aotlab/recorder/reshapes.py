@@ -141,6 +141,8 @@ class Reshapes:
         kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
         if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
             raise RunEagerly(f"a view, or a tensor of another kind, is given or gives its memory, at {user_line()}")
+        if item is None and self._has_views(tensor):
+            raise RunEagerly(f"a tensor that was viewed is given other memory, at {user_line()}")
         if tensor.requires_grad and tensor.shape != source.shape:
             raise RunEagerly(f"a tensor that requires grad is given memory of another shape, at {user_line()}")
         if item is not None:
@@ -154,6 +156,21 @@ class Reshapes:
         internals.set_version(tensor, version)
         if how == "set_":
             torch.autograd.graph.increment_version(tensor)
+
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        """Look at an intermediate before ``set_`` gives it the memory of another tensor.
+
+        Raises
+        ------
+        RunEagerly
+            Autograd has no derivative for it, or views stay behind in the old memory.
+        """
+        if self.is_input(tensor):
+            return
+        if tensor.requires_grad or source.requires_grad:
+            raise RunEagerly(f"`set_` of a tensor that requires grad, at {user_line()}")
+        if internals.base_of(tensor) is not None or self._has_views(tensor):
+            raise RunEagerly(f"`set_` parts a tensor from its views, at {user_line()}")
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.

@@ -395,3 +395,27 @@ def test_other_sizes_without_grad_mode(change):
         return made
 
     agree(program, history(), history(2, 3))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("viewed", [False, True], ids=["", "viewed"])
+def test_an_intermediate_that_is_set(viewed, requires_grad):
+    """Its views stay in the memory that it leaves, and autograd has no derivative for it."""
+
+    def program(a):
+        first, second = a * 2, a * 3
+        out = second.view(-1) if viewed else second
+        second.data[0].add_(2)
+        second.set_(first)
+        first.detach().mul_(5)
+        return out, second * 1
+
+    def inputs():
+        leaf = data(2, 2).requires_grad_(requires_grad)
+        return (leaf * 1,), {"leaf": leaf}
+
+    agree(program, inputs, inputs)
+    if not requires_grad:
+        g = compiled(program)
+        g(data(2, 2))
+        assert g.calls.compiled == (not viewed)
