@@ -599,13 +599,22 @@ def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+    with internals.replace_unguarded(
+        swap=lambda *a: calls.append("swap"),
+        to_dlpack=lambda *a: calls.append("dlpack"),
+        random_state=calls.append,
+        from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
+        set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
+        push_hooks=lambda *a, otherwise=None: calls.append("hooks"),
+    ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack"]
+        torch.from_numpy(None)
+        torch.ones(1).set_(torch.ones(1))
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_"]
     assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
 
 
