@@ -595,6 +595,36 @@ def test_saves_tensors():
     assert not internals.is_custom_function_node(x.sin().grad_fn)
 
 
+def test_how_views_were_made():
+    """Autograd says of a view whether it is one of several, or was returned by a custom Function; so do views of it."""
+
+    class Viewed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    several, custom = x.unbind(0)[0], Viewed.apply(x)
+    kinds = [x, x.view(-1), several, several[0], custom, custom[0], x.detach()]
+    assert [internals.is_one_of_several_views(t) for t in kinds] == [False, False, True, True, False, False, False]
+    assert [internals.is_view_by_custom_function(t) for t in kinds] == [False, False, False, False, True, True, False]
+
+
+def test_viewing_function():
+    """What it returns is a view that may not be written, by the name that was asked for; gradients pass."""
+    x = torch.ones(2, requires_grad=True)
+    view = internals.viewing_function("Mine")(x * 1)
+    view.sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0]
+    assert internals.is_view_by_custom_function(view)
+    with pytest.raises(RuntimeError, match="Output 0 of Mine is a view and is being modified inplace"):
+        view.mul_(2)
+
+
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
@@ -607,16 +637,23 @@ def test_replace_unguarded():
         internals.push_saved_tensor_hooks(pack, unpack)
 
     with internals.replace_unguarded(
-        lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append, push
+        swap=lambda *a: calls.append("swap"),
+        to_dlpack=lambda *a: calls.append("dlpack"),
+        random_state=calls.append,
+        from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
+        set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
+        push_hooks=push,
     ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
+        torch.from_numpy(None)
+        torch.ones(1).set_(torch.ones(1))
         with torch.autograd.graph.saved_tensors_hooks(str, repr):
             assert internals.saved_tensor_hooks() == (str, repr)
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "push"]
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "push"]
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
     assert (*now, autograd._push_saved_tensors_default_hooks) == originals
 

@@ -109,6 +109,10 @@ def read_outputs(
         views: tuple[ViewStep, ...] | None = None,
         no_grad_views: int = 0,
     ) -> None:
+        item = inputs[base] if kind is OutputType.ALIAS_OF_INPUT and base is not None else None
+        precedes = item is not None and early(leaves[i], item)
+        if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -124,7 +128,7 @@ def read_outputs(
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
-            precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
+            precedes_write=precedes,
             is_inference=_is_inference(leaves[i]),
         )
 
@@ -288,8 +292,6 @@ def _read_input_aliases(
                 suggestion="return a clone",
                 argument=item.name,
             )
-        if output.requires_grad and not item.wrapper.requires_grad and any(s.method == "detach_" for s in item.steps):
-            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         between = views_between(tape, base_value, values[i])
         if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])

@@ -100,6 +100,9 @@ class Reshaper(Protocol):
     def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
         """Give a tensor the memory of an intermediate."""
 
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        """Look at a tensor before ``set_`` gives it the memory of another one."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -124,6 +127,9 @@ class _NoInputs:
 
     def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
         raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
+
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        return
 
     def written(self, tensor: Tensor) -> None:
         return
@@ -347,6 +353,7 @@ class EscapeGuard(TorchFunctionMode):
                 if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
                     self.reshapes.give(tensor, args[0], "set_")
                     return tensor
+                self.reshapes.leaves_its_memory(tensor, args[0])
             return otherwise(tensor, *args, **kwargs)
         with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
             if tensor.requires_grad and tensor.is_leaf:
