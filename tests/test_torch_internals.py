@@ -569,7 +569,15 @@ def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+    with internals.replace_unguarded(
+        lambda *a: calls.append("swap"),
+        lambda *a: calls.append("dlpack"),
+        calls.append,
+        lambda array, otherwise: otherwise(array),
+        lambda tensor, other, otherwise: otherwise(tensor, other),
+    ):
+        assert torch.from_numpy(torch.ones(1).numpy()).item() == 1.0
+        assert torch.zeros(1).set_(torch.ones(2)).tolist() == [1.0, 1.0]
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
