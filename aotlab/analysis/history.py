@@ -364,8 +364,12 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
     return counts
 
 
-def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
+def watches(
+    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Tensor] | None = None
+) -> list[int]:
     """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
+
+    ``kept_by`` says of some nodes what they keep unseen.
 
     A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
     saved something else.
@@ -375,10 +379,28 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
     found = [0] * len(tensors)
     for node, bit in bits.items():
-        for kept in internals.saved_tensors_of(node):
+        hidden = kept_by.get(node) if kept_by else None
+        for kept in [*internals.saved_tensors_of(node), *([] if hidden is None else [hidden])]:
             for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
+    return found
+
+
+def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
+    """Return the nodes behind ``roots`` that send a gradient to ``edge``."""
+    found = []
+    entered: set[Any] = set()
+    todo = [node for node, _ in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in entered:
+            continue
+        entered.add(node)
+        following = next_edges(node)
+        if edge in following:
+            found.append(node)
+        todo += [target for target, _ in following]
     return found
 
 

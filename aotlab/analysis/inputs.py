@@ -21,7 +21,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape, overlaps_itself, replayed
+from aotlab.recorder import MOVES, RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
 
 
@@ -51,8 +51,8 @@ class Entered:
     ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
-    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that it had before;
-    ``placed`` that `as_strided` made a view of it that would be another one on the new values.
+    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
+    it had before.
     """
 
     name: str
@@ -71,7 +71,6 @@ class Entered:
     sees_behind: bool = False
     given: str = ""
     left: Any = None
-    placed: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -181,9 +180,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutated = mutated and (internals.version_of(wrapper) != item.version)
     if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
-    if mutated and item.placed:
-        # the new values lie elsewhere in their memory, with nothing between them
-        raise RunEagerly(f"`{item.name}` is written, and a view of it is placed by `as_strided`")
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
@@ -240,7 +236,8 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         changed = changed or internals.has_metadata_mutation(wrapper)
     elif not internals.has_data_mutation(wrapper):
         changed = changed or wrapper.stride() != expected.stride()
-        changed = changed or wrapper.storage_offset() != expected.storage_offset()
+        if item.base is None:  # a window's offset is that in the base
+            changed = changed or wrapper.storage_offset() != expected.storage_offset()
     if changed:
         raise MetadataMutationError(
             f"`{item.name}` changes its sizes or strides in place",
@@ -253,10 +250,16 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    if item.base is not None and (item.steps or _requires_grad_set(item) is not None):
+    if item.base is not None and (item.steps or _requires_grad_set(item) is not None) and not _only_moves(item):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _only_moves(item: Entered) -> bool:
+    """Tell whether what was done to an input shows in no other tensor, neither in its values nor in its history."""
+    moves = all(step.method in MOVES for step in item.steps)
+    return moves and not item.real.requires_grad and not item.wrapper.requires_grad
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

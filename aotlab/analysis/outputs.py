@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.containers import is_constant
+from aotlab.analysis.history import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
     common_base,
     covers_storage,
+    is_made_of,
     is_new_leaf,
     is_view_of,
     or_else,
@@ -48,8 +50,14 @@ class Outputs:
     cut: list[int] = field(default_factory=list)  # views of views made under no_grad, where their gradients end
 
 
-def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
-    """Classify every output."""
+def read_outputs(
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    precedes_a_write: Callable[[Tensor], bool],
+) -> Outputs:
+    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -115,8 +123,14 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
+            made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
+            precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
             is_inference=_is_inference(leaves[i]),
         )
+
+    def early(output: Tensor, item: Entered) -> bool:
+        steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
+        return output.requires_grad and not steps and precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -150,6 +164,11 @@ def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequ
             raise RunEagerly(f"`{item.name}` is given memory that is returned as another tensor too")
 
 
+def _name_of(node: Any) -> str:
+    """Return the name by which autograd's errors call what made a node."""
+    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
+
+
 def _nearest_inputs(
     tape: Tape,
     leaves: Sequence[Any],
@@ -177,14 +196,44 @@ def _nearest_inputs(
         reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
         # windows at one place are told apart by the counter that a view shares with what it is a view of
         reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
+        # without a write no guard holds them together, so the very input matters; a write hides which one it is
+        reached.sort(key=lambda k: not is_made_of(tape, internals.from_functional(inputs[k].wrapper), values[i]))
+        made_from = _made_from(tape, values[i], {id(internals.from_functional(inputs[k].wrapper)): k for k in windows})
+        # and equal ones by the way that the gradient goes, past the hooks that the caller has on one of them
+        passed = _edges_passed(output)
+        reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *reached, *around][0], []).append(i)
+        found.setdefault([*same, *made_from, *reached, *around][0], []).append(i)
     return found
+
+
+def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[int]:
+    """Return the window that the program made a value from, none where a write has hidden that.
+
+    Windows may lie at one place in this call and at several in the next, if none of them is written. Then each is still
+    the tensor that the program was given, by identity.
+    """
+    while id(value) not in windows:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return []
+        value = parent[0]
+    return [windows[id(value)]]
+
+
+def _edges_passed(output: Tensor) -> set[Edge]:
+    """Return the edges that the gradient of a view passes as long as there is only one way."""
+    if output.grad_fn is None:
+        return set()
+    found = [edge_of(output)]
+    while len(following := next_edges(found[-1][0])) == 1:
+        found += following
+    return set(found)
 
 
 def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:
@@ -346,11 +395,16 @@ def _read_intermediate_group(
     differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and new_leaf is None]
     lone = leaves[distinct[0]]
     under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad:
+    # one that may not be written in place is made by the very view, so that autograd says so again
+    several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad and not several:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
-        info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+        if new_leaf is None and lone.requires_grad and internals.is_view_by_custom_function(lone):
+            info(i, OutputType.CUSTOM_FUNCTION_VIEW)
+        else:
+            info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
         read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad and new_leaf is None else None))
         for again in members[1:]:
             info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())

@@ -79,6 +79,9 @@ class InputAliasInfo:
         ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
+    history_moves
+        Whether it is used after a write that autograd does not see; were it a view, autograd would make its history
+        anew in between.
     """
 
     index: int
@@ -100,6 +103,7 @@ class InputAliasInfo:
     sees_behind: bool = False
     given: str = ""
     requires_grad_set: bool | None = None
+    history_moves: bool = False
 
     @property
     def is_changed(self) -> bool:
@@ -194,6 +198,10 @@ class OutputAliasInfo:
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
     is_new_leaf
         Whether the function made it a leaf that requires grad.
+    made_by
+        The name of the custom Function whose view it is.
+    precedes_write
+        Whether it is a view of an input that was written after it was made, so that its history is made anew then.
     is_inference
         Whether the function made it under ``inference_mode``, and the call itself is not.
     """
@@ -211,7 +219,14 @@ class OutputAliasInfo:
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False
+    made_by: str | None = None
+    precedes_write: bool = False
     is_inference: bool = False
+
+    @property
+    def is_function_view_of_input(self) -> bool:
+        """Whether a custom function made it as a view of an input, whose memory it has at the caller's too."""
+        return self.output_type is OutputType.CUSTOM_FUNCTION_VIEW and self.base_idx is not None
 
     @property
     def aliases_intermediate(self) -> bool:

@@ -57,7 +57,7 @@ def _settings() -> tuple[Any, ...]:
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        internals.matmul_precision(),
     )
 
 
@@ -127,7 +127,11 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
-        if not self._inference and torch.is_inference_mode_enabled() and (self.ordinary or _is_ordinary_view(func, args)):
+        if (
+            not self._inference
+            and torch.is_inference_mode_enabled()
+            and (self.ordinary or _is_ordinary_view(func, args))
+        ):
             # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
             with torch.inference_mode(False):
                 return self.__torch_dispatch__(func, types, args, kwargs)

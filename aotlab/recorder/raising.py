@@ -30,8 +30,8 @@ _LOOK = (
 #: What takes any tensor of any dtype; functionalization leaves many of these behind.
 _NEVER = frozenset(
     (
-        "_to_copy", "clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "fill", "empty_like", "zeros_like",
-        "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "zero",
+        "_to_copy", "clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "fill", "empty_like",
+        "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "zero",
         "new_empty_strided", "scalar_tensor", "as_strided_scatter", "select_scatter", "slice_scatter",
         "diagonal_scatter", "logical_not",
     )

@@ -22,7 +22,6 @@ is seen to be without gradients.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -32,13 +31,16 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
-from aotlab.recorder.escapes import RunEagerly
+from aotlab.recorder.alive import MadeTensors
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _MOVES = frozenset(
     (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)
 )
+#: The names of the steps that give the same elements other indices.
+MOVES = frozenset(step.__name__ for step in _MOVES)
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 
@@ -50,13 +52,13 @@ class Reshaped(Protocol):
     real: Tensor
     wrapper: Tensor
     history: Any
+    base: Any
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
     given: str
     left: Any
-    placed: bool
 
     @property
     def written_visibly(self) -> bool:
@@ -69,6 +71,7 @@ class Reshapes:
     def __init__(self, inputs: Iterable[Reshaped] = ()) -> None:
         self._items = {id(item.wrapper): item for item in inputs}
         self._changed: dict[int, Tensor] = {}  # tensors that were changed, or of which a view was
+        self._made = MadeTensors(item.wrapper for item in self._items.values())
 
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself, other than a view of one."""
@@ -85,7 +88,7 @@ class Reshapes:
         tensor = args[0]
         if func not in _DETACHES:
             base = internals.base_of(tensor)
-            if tensor.requires_grad and _has_views(tensor):
+            if tensor.requires_grad and self._has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
             if base is not None and base.requires_grad and not torch.is_grad_enabled():
                 # its history is made again at the next look, from what it is then
@@ -97,7 +100,7 @@ class Reshapes:
         if func in _RESIZES:
             size = _sizes(_step(func, args[1:], kwargs))
             if tensor.requires_grad or not self.narrows(func, args, kwargs):
-                return _resize(tensor, size)
+                return _resize(tensor, size, self._made)
             if size == tuple(tensor.shape):
                 torch.autograd.graph.increment_version(tensor)
                 return tensor
@@ -105,20 +108,6 @@ class Reshapes:
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
-
-    def shift(self, tensor: Tensor) -> int:
-        """Tell how much further on an input begins than its stand-in, of which a write makes another tensor."""
-        item = self._items.get(id(tensor))
-        if item is None or item.given:
-            return 0
-        return int(replayed(item.real, item.steps).storage_offset()) - int(tensor.storage_offset())
-
-    def placed(self, tensor: Tensor, *, absolute: bool) -> None:
-        """Note that `as_strided` made a view of an input, by a count from the beginning of its memory perhaps."""
-        item = self._items.get(id(tensor))
-        if item is not None:
-            assumed = item.real.requires_grad and not item.real.is_contiguous()  # by the kernel, without grad mode too
-            item.placed |= (absolute and bool(item.real.storage_offset())) or not _is_dense(item.real) or assumed
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""
@@ -176,7 +165,7 @@ class Reshapes:
         if self._changed:
             base = internals.base_of(tensor)
             base = tensor if base is None else base
-            if id(base) in self._changed and base.requires_grad and _has_views(base):
+            if id(base) in self._changed and base.requires_grad and self._has_views(base):
                 raise RunEagerly(f"a tensor is written that changed its sizes, or a view of it, at {user_line()}")
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,7 +184,7 @@ class Reshapes:
                 self._narrow(item)
         written = item.written_visibly
         if step.method == "resize_":
-            result = _resize(item.wrapper, _sizes(step))
+            result = _resize(item.wrapper, _sizes(step), self._made)
         else:
             result = func(*args, **kwargs)
             internals.refresh_count(item.wrapper)
@@ -213,13 +202,17 @@ class Reshapes:
         narrower = math.prod(out.shape) < math.prod(shape)
         if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
-        _check_alone(out)
+        _check_alone(out, self._made)
         item.write_after = 0
         size, grad_mode = tuple(out.shape), torch.is_grad_enabled()
         item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=grad_mode))
         stride = internals.from_functional(out).stride()
         if stride != _contiguous(size):
             item.steps.append(MetadataStep(method="as_strided_", args=(size, stride), grad_mode=grad_mode))
+
+    def _has_views(self, tensor: Tensor) -> bool:
+        """Tell whether views of ``tensor`` are alive."""
+        return any(internals.base_of(other) is tensor for other in self._made.alive())
 
     def _keeps_all(self, item: Reshaped, step: MetadataStep) -> bool:
         """Tell whether ``as_strided_`` leaves all elements in sight, as the steps do that only move them."""
@@ -259,7 +252,7 @@ def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataS
     )
 
 
-def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
+def _resize(wrapper: Tensor, size: tuple[int, ...], made: MadeTensors) -> Tensor:
     """Resize a wrapper; functionalization can do so only within its memory."""
     base = internals.base_of(wrapper)
     if not (wrapper.is_contiguous() and (base is None or base.is_contiguous())):
@@ -269,7 +262,7 @@ def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
         wrapper.resize_(size)
         internals.refresh_count(wrapper)
         return wrapper
-    _check_alone(wrapper)
+    _check_alone(wrapper, made)
     with torch.no_grad():
         grown = torch.empty(size, dtype=wrapper.dtype, device=wrapper.device)
         grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))
@@ -279,17 +272,12 @@ def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
     return wrapper
 
 
-def _check_alone(wrapper: Tensor) -> None:
+def _check_alone(wrapper: Tensor, made: MadeTensors) -> None:
     """Leave it to eager to move memory that others have in view."""
     key = internals.storage_key(wrapper)
-    tensors = [other for other in gc.get_objects() if issubclass(type(other), Tensor) and other is not wrapper]
-    if any(internals.is_functional(other) and internals.storage_key(other) == key for other in tensors):
+    others = (other for other in made.alive() if other is not wrapper and internals.is_functional(other))
+    if any(internals.storage_key(other) == key for other in others):
         raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
-
-
-def _has_views(tensor: Tensor) -> bool:
-    """Tell whether views of ``tensor`` are alive; slow, for rare occasions."""
-    return any(issubclass(type(other), Tensor) and internals.base_of(other) is tensor for other in gc.get_objects())
 
 
 def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:

@@ -13,8 +13,8 @@ from aotlab import torch_internals as internals
 from aotlab.errors import RefusedError
 from tests.engine_helpers import compiled, leaf, same
 
-#: Every so many of the ops are tried; all of them take half a minute.
-_STEP = 6
+#: Every so many of the ops are tried; all of them take a minute.
+_STEP = 12
 _flatten, _unflatten = torch.utils._pytree.tree_flatten, torch.utils._pytree.tree_unflatten
 
 

@@ -118,7 +118,7 @@ class Draft:
         if not 0 <= n < len(self.trace.returned_outputs):
             return None
         output = self.meta.output_info[self.trace.returned_outputs[n]]
-        return output if output.output_type is OutputType.CUSTOM_FUNCTION_VIEW else None
+        return output if output.is_function_view_of_input else None
 
     def label(self, i: int) -> str:
         """Name the forward output ``i``."""

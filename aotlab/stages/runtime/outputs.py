@@ -30,6 +30,11 @@ class Outputs:
             self._check(returned)
         return [self.expression(i) for i in range(len(self.meta.output_info))]
 
+    def write_early(self) -> None:
+        """Write the outputs that have to be there before inputs are written."""
+        for i in self.draft.trace.made_before:
+            self.expression(i)
+
     def expression(self, i: int) -> str:
         """Return the expression of one of the user's outputs; write what makes it, once."""
         if i not in self._made:
@@ -52,7 +57,7 @@ class Outputs:
         for output in returned:
             assert output.spec is not None
             w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        alone = [o for o in returned if o.output_type is not OutputType.CUSTOM_FUNCTION_VIEW]
+        alone = [o for o in returned if not o.is_function_view_of_input]
         fresh = ", ".join([*(self.expression(o.index) for o in alone)])
         check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
         w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
