@@ -81,9 +81,7 @@ def test_operands_of_other_dtypes():
             for changed in where if len(where) > 1 else ():
                 for dtype in (torch.int64, torch.bool, torch.complex64):
                     tried += 1
-                    found.append(
-                        _compare(op, flat, spec, lambda i, t, c=changed, d=dtype: t.to(d) if i == c else t)
-                    )
+                    found.append(_compare(op, flat, spec, lambda i, t, c=changed, d=dtype: t.to(d) if i == c else t))
     assert [text for text in found if text] == []
     assert tried > 100
 
