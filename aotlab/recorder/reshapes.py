@@ -218,6 +218,8 @@ class Reshapes:
         """
         item = self._items[id(out)]
         narrower = math.prod(out.shape) < math.prod(shape)
+        if out.requires_grad:
+            raise RunEagerly(f"`{item.name}` requires grad and is resized by `out=`, at {user_line()}")
         if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
         _check_alone(out, self._made)
