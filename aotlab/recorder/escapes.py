@@ -180,6 +180,7 @@ class EscapeGuard(TorchFunctionMode):
             if outs and all(isinstance(each, Tensor) for each in outs):
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
             self.looks.check_writes(tensors_in(written))
+            self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -208,6 +209,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
         self.looks.check_writes(written)
+        self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]

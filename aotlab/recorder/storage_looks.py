@@ -99,6 +99,7 @@ class StorageLooks:
         self.grounds = grounds
         self.offsets_read: set[int] = set()
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+        self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
 
     def offset(self, tensor: Tensor) -> int:
         """Return the offset that the caller's tensor would tell."""
@@ -125,7 +126,10 @@ class StorageLooks:
             if ground.moved():
                 raise RunEagerly(f"`as_strided` counts from elsewhere in what was written, at {user_line()}")
             self._fixed[key] = "is viewed by `as_strided` with an offset of its own"
-        if ground.wrapper.requires_grad and not ground.wrapper.is_contiguous():
+        # torch's out-of-place form of a write to such a window wants more of the memory below
+        if ground.place.has_gaps:
+            self._fixed[key] = "has gaps, is viewed by `as_strided`"
+        elif ground.wrapper.requires_grad and not ground.wrapper.is_contiguous():
             self._fixed[key] = "is not contiguous, requires grad, is viewed by `as_strided`"
         result = func(*args, **kwargs)
         self.check_window(result)
@@ -157,6 +161,28 @@ class StorageLooks:
                 suggestion="pass the tensor that owns the memory",
                 argument=ground.name,
             )
+
+    def note_writes(self, written: Sequence[Tensor]) -> None:
+        """Note which bytes of a base were written."""
+        for tensor in written:
+            if not internals.is_functional(tensor):
+                continue
+            key = internals.storage_key(tensor)
+            if key in self.grounds and self.grounds[key].is_base:
+                place = _place(tensor)
+                self._writes.setdefault(key, []).append((tensor.detach(), place.start, place.stop))
+
+    def writes_to(self, key: int, windows: Sequence[tuple[Tensor, int]]) -> list[tuple[int, int]] | None:
+        """Return the bytes of a base that were written; None if its ``windows`` count more writes than were noted.
+
+        Each window comes with its version at the beginning.
+        """
+        noted = self._writes.get(key, [])
+        for window, version in windows:
+            counted = sum(tensor is window or internals.share_version(tensor, window) for tensor, _, _ in noted)
+            if window.is_inference() or internals.version_of(window) - version != counted:
+                return None
+        return [(start, stop) for _, start, stop in noted]
 
     def check_writes(self, written: Sequence[Tensor]) -> None:
         """Leave to eager a write after which a window would not be what it was.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from aotlab import nesting
+from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
@@ -70,6 +71,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
+        for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+            windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
+            base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()

@@ -36,6 +36,8 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             real = inputs[k].real
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if _is_untouched(base, inputs, k):
+                continue
             if overlaps_itself(real):
                 if inside:
                     continue  # eager lets nobody write it: what it shows was written through the others
@@ -49,6 +51,14 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
     return sorted(found, key=lambda write: (write.only_counts, write.index))
+
+
+def _is_untouched(base: Base, inputs: Sequence[Entered], k: int) -> bool:
+    """Tell whether surely none of the writes to a base reached the bytes of one of its windows."""
+    if base.written is None:
+        return False
+    start = inputs[k].real.data_ptr() - inputs[base.members[0]].real.data_ptr() - base.shift
+    return all(stop <= start or start + extent(inputs[k].real) <= begin for begin, stop in base.written)
 
 
 def _is_written(base: Base, inputs: Sequence[Entered]) -> bool:
