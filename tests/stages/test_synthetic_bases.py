@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aotlab.errors import EscapeError
+from aotlab.frontends import dynamo
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.stages import capture, dedupe, synthetic_bases
 from tests.engine_helpers import behind, compiled, nonleaf, record, same
@@ -563,3 +564,23 @@ def test_steps_on_windows(program, windows):
     same(program, *MOVED[windows](torch.arange(6.0)))
     if windows == "inside":
         same(program, *MOVED[windows](torch.arange(6.0).requires_grad_() * 1), eagerly=True)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_views_with_a_history_behind_dynamo():
+    """Behind torch.compile a written view has the base's history too, and the entry is for such views only."""
+
+    def program(a):
+        early = a.view(-1)
+        a.mul_(2)
+        return early, a * 3
+
+    def gradients(function):
+        found = []
+        for make in (of_a_history, lambda: nonleaf(2, 2), of_a_history):
+            a = make()
+            found += [None if (g := gradient(out, a)) is None else g.tolist() for out in function(a)]
+        return found
+
+    ours = torch.compile(program, backend=lambda gm, inputs: dynamo.backend(gm, inputs, options={"compiler": "eager"}))
+    assert gradients(program) == gradients(ours)
