@@ -52,6 +52,7 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
         list(stands_for),
         {**{edge: base for edge, (_, base) in seen.items()}, **changed},
         cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
+        alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
     return known, parts
@@ -86,6 +87,8 @@ def _seen(
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
             continue
+        if info.is_function_view_of_input:
+            continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
@@ -101,7 +104,11 @@ def _seen(
 
 def made_through(outputs: Outputs) -> dict[int, int]:
     """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
-    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    views = {
+        i: t
+        for i, t in outputs.tensors.items()
+        if outputs.infos[i].views and t.grad_fn and not outputs.infos[i].is_function_view_of_input
+    }
     if len(views) < 2:
         return {}
     at = {edge_of(t): i for i, t in reversed(views.items())}
