@@ -198,6 +198,8 @@ class EscapeGuard(TorchFunctionMode):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
             return self.looks.as_strided(func, args, kwargs or {})
+        if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            return self.looks.unfold(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -473,6 +475,7 @@ def _is_captured(tensor: Tensor) -> bool:
     return not internals.is_transformed(tensor)
 
 
+_UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

@@ -99,6 +99,7 @@ class StorageLooks:
         self.grounds = grounds
         self.offsets_read: set[int] = set()
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+        self._pinned: list[Tensor] = []
         self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
 
     def offset(self, tensor: Tensor) -> int:
@@ -133,6 +134,20 @@ class StorageLooks:
             self._fixed[key] = "is not contiguous, requires grad, is viewed by `as_strided`"
         result = func(*args, **kwargs)
         self.check_window(result)
+        return result
+
+    def unfold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take windows of a tensor; where they leave elements out or overlap, no write can be traced any more.
+
+        Functionalization makes a written tensor anew from its windows alone, and zeros of what lies in none.
+        """
+        result, (tensor, *given) = func(*args, **kwargs), args
+        names = ("dimension", "size", "step")
+        dimension, size, step = (given[i] if i < len(given) else kwargs[name] for i, name in enumerate(names))
+        length = tensor.shape[dimension] if tensor.dim() else 1
+        if size != step or length % size:
+            self._fixed[internals.storage_key(result)] = "is viewed by `unfold` in windows that leave out or overlap"
+            self._pinned.append(result)  # the number of its memory is not to be another's
         return result
 
     def check_window(self, window: Tensor) -> None:
@@ -193,9 +208,13 @@ class StorageLooks:
             It would not.
         """
         for tensor in written if self._fixed else ():
-            key = internals.storage_key(tensor) if internals.is_functional(tensor) else None
+            if not internals.is_functional(tensor):
+                continue
+            key = internals.storage_key(tensor)
             if key in self._fixed:
-                raise RunEagerly(f"`{self.grounds[key].name}` {self._fixed[key]} and is written, at {user_line()}")
+                ground = self.grounds.get(key)
+                name = "an intermediate" if ground is None else f"`{ground.name}`"
+                raise RunEagerly(f"{name} {self._fixed[key]} and is written, at {user_line()}")
 
     def _look(self, tensor: Tensor) -> Ground | None:
         ground = self.grounds.get(internals.storage_key(tensor))

@@ -511,6 +511,28 @@ def test_as_strided_of_a_transposed_input_that_requires_grad():
     same(lambda a: a.as_strided((1,), (1,)) * 2, make.mul(1))
 
 
+@pytest.mark.parametrize("windows", [(2, 2), (2, 3), (4, 4), (2, 1), (1, 2)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_writes_to_unfolded_windows(windows, requires_grad):
+    """Windows that tile a tensor are written; where they leave elements out or overlap, eager writes; all are read."""
+
+    def program(a):
+        a.unfold(0, *windows).zero_()
+        return a * 1
+
+    def intermediate(a):
+        b = a * 2
+        b.unfold(dimension=0, size=windows[0], step=windows[1]).zero_()
+        return b
+
+    def make():
+        return nonleaf(6) if requires_grad else torch.arange(6.0)
+
+    for each in (program, intermediate):
+        same(each, make(), eagerly=windows != (2, 2))
+    same(lambda a: (a * 2).unfold(0, *windows) * 3, make())
+
+
 # --- which input an output is made of, and steps
 
 
