@@ -204,6 +204,8 @@ class EscapeGuard(TorchFunctionMode):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
             return self.looks.as_strided(func, args, kwargs or {})
+        if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            return self.looks.unfold(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -222,6 +224,7 @@ class EscapeGuard(TorchFunctionMode):
             for each in tensors_in(written):
                 self.chronicle.writes(each)
             self.looks.check_writes(tensors_in(written))
+            self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -250,6 +253,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
         self.looks.check_writes(written)
+        self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]
@@ -478,6 +482,7 @@ def _is_captured(tensor: Tensor) -> bool:
     return not internals.is_transformed(tensor)
 
 
+_UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

@@ -58,7 +58,6 @@ class SegmentCalls:
         self._mutations.require_grad()
         self._edges.register_hooks("input", "owner")
         self._edges.keep_old_histories()
-        self._outputs.write_early()
         self._mutations.without_writes()
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:

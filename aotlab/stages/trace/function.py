@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import nesting
+from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
 from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
@@ -93,6 +94,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
+        for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+            windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
+            base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()

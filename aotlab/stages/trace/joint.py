@@ -15,7 +15,7 @@ from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.recorder import Recorder, overlaps_itself
-from aotlab.stages.trace.edges import divide, made_before, made_through, place_hooks
+from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
@@ -77,7 +77,6 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         warned=findings.warned,
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
         made_through=through,
-        made_before=made_before(findings, forward, through),
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),

@@ -38,6 +38,8 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             real = inputs[k].real
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if _is_untouched(base, inputs, k):
+                continue
             if overlaps_itself(real):
                 if inside:
                     continue  # eager lets nobody write it: what it shows was written through the others
@@ -64,6 +66,14 @@ def _share_history(a: Tensor, b: Tensor) -> bool:
     """Tell whether autograd makes the history of ``b`` anew when ``a`` is written."""
     owner = internals.base_of(b)
     return owner is not None and (owner is a or owner is internals.base_of(a))
+
+
+def _is_untouched(base: Base, inputs: Sequence[Entered], k: int) -> bool:
+    """Tell whether surely none of the writes to a base reached the bytes of one of its windows."""
+    if base.written is None:
+        return False
+    start = inputs[k].real.data_ptr() - inputs[base.members[0]].real.data_ptr() - base.shift
+    return all(stop <= start or start + extent(inputs[k].real) <= begin for begin, stop in base.written)
 
 
 def _is_written(base: Base, inputs: Sequence[Entered]) -> bool:
