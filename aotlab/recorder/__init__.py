@@ -13,6 +13,7 @@ its outputs need. One tape serves the joint graph and every later backward::
     module = tape.graph("double", inputs=[("primals_1", x)], outputs=[y])
 """
 
+from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
@@ -22,7 +23,7 @@ from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
-    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "Tape",
-    "Untraceable", "Warned", "WarningTape", "ends_its_storage", "is_tracing", "locate", "overlaps_itself", "replayed",
-    "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
+    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "SharedCounters",
+    "Tape", "Untraceable", "Warned", "WarningTape", "ends_its_storage", "is_tracing", "locate", "overlaps_itself",
+    "replayed", "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip
