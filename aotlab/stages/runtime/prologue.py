@@ -175,7 +175,8 @@ class Prologue:
 
     def _apart_in_history(self, written: Sequence[int]) -> None:
         """Write the check that a written input is not a view of what another input is a view of too."""
-        may = [info.index for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        views = [info for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        may = [info.index for info in views if 0 not in info.spec.shape]  # an empty one shares nothing
         if len(may) < 2 or not set(may) & set(written):
             return
         owners = self.w.constant("share_a_base", share_a_base)
