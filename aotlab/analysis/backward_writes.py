@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.recorder.escapes import RunEagerly
+from aotlab.recorder.signals import RunEagerly
 
 
 @contextmanager

@@ -110,6 +110,7 @@ def segments(
     *,
     nested: bool = False,
     cuts: Collection[Edge] = (),
+    alone: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
@@ -124,22 +125,26 @@ def segments(
         from an input.
     cuts
         Edges that are to be carriers.
+    alone
+        Those of the roots whose nodes are to be segments of their own.
     nested
         Whether the gradient of one input may go on to another, of which it is a view.
     """
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
     cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in inputs}
-    if len(roots) < 2 and not seen and not nested and not cuts:
+    if len(roots) < 2 and not seen and not nested and not cuts and not alone:
         return [whole] if roots else []
     ends = set(inputs)
     visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
     order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
-    key = _keys(order, visible, seen, ends, roots, cuts)
+    own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
+    shared = _keys(order, visible, seen, ends, roots, cuts)
+    key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
     useful = _useful(order, visible, seen, ends)
-    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
+    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
     through = [n for n, edge in enumerate(roots) if edge in ends]
     if through and not keys:
-        keys = [(0, 0)]
+        keys = [(0, 0, 0)]
     made = []
     for own_key in keys:
         nodes = frozenset(node for node in order if key[node] == own_key)
@@ -167,7 +172,7 @@ def segments(
         entries = (*(roots[n] for n in own), *carriers)
         made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful))
     made = [segment for segment in made if segment.entries]
-    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts:
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
         return [whole]
     return made
 
@@ -359,8 +364,12 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
     return counts
 
 
-def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
+def watches(
+    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Tensor] | None = None
+) -> list[int]:
     """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
+
+    ``kept_by`` says of some nodes what they keep unseen.
 
     A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
     saved something else.
@@ -370,10 +379,28 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
     found = [0] * len(tensors)
     for node, bit in bits.items():
-        for kept in internals.saved_tensors_of(node):
+        hidden = kept_by.get(node) if kept_by else None
+        for kept in [*internals.saved_tensors_of(node), *([] if hidden is None else [hidden])]:
             for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
+    return found
+
+
+def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
+    """Return the nodes behind ``roots`` that send a gradient to ``edge``."""
+    found = []
+    entered: set[Any] = set()
+    todo = [node for node, _ in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in entered:
+            continue
+        entered.add(node)
+        following = next_edges(node)
+        if edge in following:
+            found.append(node)
+        todo += [target for target, _ in following]
     return found
 
 

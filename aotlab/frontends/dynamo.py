@@ -24,8 +24,10 @@ from aotlab.frontends.graph_run import GraphRun, enters_modes
 from aotlab.partitioners import default_partition
 from aotlab.reached import Reached
 from aotlab.stages.capture import ArgumentKind
+from aotlab.values import NOTHING_MENTIONED, Mentioned
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
+_NOTED = ("example_value", "grapharg", "tensor_dict")
 
 
 def frames_of_stack(text: str | None) -> list[UserLine]:
@@ -57,6 +59,7 @@ class GraphTarget:
         self._names = [_source_name(n) for n in inputs]
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
+        self._has_fakes = True
         self._enters_modes = enters_modes(graph.graph)
 
     def lifted(self) -> Sequence[Tensor]:
@@ -74,11 +77,33 @@ class GraphTarget:
 
     def reached(self) -> tuple[Reached, ...]:
         """Return nothing: Dynamo's own guards stand before the graph."""
+        self._forget_fakes()
         return ()
+
+    def mentioned(self) -> Mentioned:
+        """Return nothing: Dynamo reads attributes itself, and guards them."""
+        return NOTHING_MENTIONED
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return nothing to check."""
         return None
+
+    def _forget_fakes(self) -> None:
+        """Drop what Dynamo noted about the caller's tensors: it is done with the graph when that is first called.
+
+        The notes hold weak references to the tensors, with which `torch.utils.swap_tensors` refuses them; so
+        ``module.to(…)`` would fail under ``torch.__future__.set_swap_module_params_on_conversion(True)``.
+        """
+        if not self._has_fakes:
+            return
+        self._has_fakes = False
+        for module in self.graph.modules():
+            if isinstance(module, fx.GraphModule):
+                for node in module.graph.nodes:
+                    for key in _NOTED:
+                        value = node.meta.pop(key, None)
+                        if isinstance(value, internals.FakeTensor):
+                            internals.forget_tensors(value.fake_mode)
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node."""

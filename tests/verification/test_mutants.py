@@ -47,7 +47,6 @@ CAUGHT_BY = {
     "stale window guard": 424,
     "stale offset guard": 858,
     "dropped tangent": 14,
-    "zeros for None": 29,
     "swapped gradients": 14,
     "mutated input saved": 14,
     "undefined tangents as zeros": 29,

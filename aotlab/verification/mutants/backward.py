@@ -22,20 +22,6 @@ def _drop_tangent(original: Callable[..., Any]) -> Callable[..., Any]:
     return derive
 
 
-def _zeros_for_none(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor]:
-        found = original(self, saved, tangents)
-        fakes = [fake for _, fake in self._trace.placeholders]
-        return [
-            torch.zeros(fakes[i].shape, dtype=fakes[i].dtype, device=fakes[i].device)
-            if gradient is None and i < len(fakes)
-            else gradient
-            for gradient, i in zip(found, self.wanted, strict=True)
-        ]
-
-    return call
-
-
 def _swap_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
         found: list[torch.Tensor | None] = original(self, saved, tangents)
@@ -101,11 +87,6 @@ BACKWARD: tuple[Mutant, ...] = (
         name="dropped tangent",
         breaks="The last of several outputs contributes nothing to the gradients.",
         changes=((trace.Trace, "derive", _drop_tangent),),
-    ),
-    Mutant(
-        name="zeros for None",
-        breaks="An input that no output depends on gets zeros for a gradient.",
-        changes=((runtime.Backward, "__call__", _zeros_for_none),),
     ),
     Mutant(
         name="swapped gradients",
