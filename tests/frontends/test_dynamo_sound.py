@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from functorch.compile import min_cut_rematerialization_partition
@@ -153,3 +155,23 @@ def test_a_view_that_is_returned_takes_the_callers_write():
         results.append((y.detach(), turned.detach(), x.grad, tail._base is y, turned._base is y))
     for expected, found in zip(*results, strict=True):
         assert torch.equal(expected, found) if isinstance(expected, torch.Tensor) else expected == found
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("window", [slice(None), slice(1, None)])
+def test_a_view_of_a_view_made_under_no_grad(frontend, window):
+    """Its gradient ends at the latter, also where the input is a view itself: compiled, or left to eager."""
+
+    def f(x):
+        with torch.no_grad():
+            y = x.flatten()
+        return y.view(2, -1)
+
+    source = leaf(4, 2)
+    x = (source * 1)[window][-2:] if window.start else source * 1
+    with aotlab.config.patch(fallback="eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = aotlab.compile(f, backend="eager", frontend=frontend)(x)
+        assert out.requires_grad == f(x).requires_grad
+        (gradient,) = torch.autograd.grad(out.sum(), source, allow_unused=True)
+    assert gradient is None
