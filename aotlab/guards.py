@@ -236,6 +236,8 @@ class CallState:
     overlapping
         Pairs of positions whose bytes overlap, or which are views of one tensor that requires grad, where they are not
         the same object; each with how many bytes the second begins behind the first.
+    counters
+        Pairs of positions of tensors that share a version counter, each with the first of its group.
     function_modes
         How many default devices are set.
     mentioned
@@ -251,6 +253,7 @@ class CallState:
     settings: tuple[tuple[str, Any], ...]
     reached: tuple[Reached, ...] = field(repr=False)
     overlapping: tuple[tuple[int, int, int], ...] = ()
+    counters: tuple[tuple[int, int], ...] = ()
     function_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
@@ -295,6 +298,26 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
             if first != i:
                 pairs.add((first, i))
     return tuple(sorted((a, b, starts[b] - starts[a]) for a, b in pairs))
+
+
+def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them.
+
+    Slices of one buffer do, also where they share no byte: a write to one counts for the other.
+    """
+    families: dict[int, list[tuple[int, Tensor]]] = {}
+    for n, tensor in tensors:
+        families.setdefault(internals.storage_key(tensor), []).append((n, tensor))
+    pairs = []
+    for family in families.values():
+        firsts: list[tuple[int, Tensor]] = []
+        for n, tensor in family if len(family) > 1 else ():
+            first = next((m for m, other in firsts if internals.share_version(other, tensor)), None)
+            if first is None:
+                firsts.append((n, tensor))
+            else:
+                pairs.append((first, n))
+    return tuple(pairs)
 
 
 def check_surroundings() -> int:
@@ -374,6 +397,7 @@ def call_state(
         settings=global_state(),
         reached=reached,
         overlapping=overlapping_pairs(tensors),
+        counters=counted_together(tensors),
         function_modes=function_modes,
         mentioned=mentioned,
     )
@@ -463,6 +487,11 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         if began and any(pair[:2] == (a, b) for pair in then.overlapping):
             verb = "share another part of their"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
+    if mutates and then.counters != now.counters:
+        joined = sorted(set(now.counters) - set(then.counters))
+        first, second = (joined or sorted(set(then.counters) - set(now.counters)))[0]
+        verb = "count" if joined else "no longer count"
+        return f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
     return None
 
 
@@ -475,6 +504,7 @@ def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets:
     found += sum(not item.holds() for item in then.reached)
     found += sum(a != b for a, b in zip(then.same_as, now.same_as, strict=True))
     found += mutates and then.overlapping != now.overlapping
+    found += mutates and then.counters != now.counters
     for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)

@@ -801,3 +801,19 @@ def test_suggest_memory_format():
     x = torch.ones(2, 3, 4, 5)
     assert internals.suggest_memory_format(x) is torch.contiguous_format
     assert internals.suggest_memory_format(x.to(memory_format=torch.channels_last)) is torch.channels_last
+
+
+def test_what_enters_modes_in_dynamos_graphs():
+    """Each function that enters a mode gives an object that its partner leaves it with; grad mode is set by one."""
+    modes = {torch.autograd.grad_mode._enter_inference_mode: (True,)}
+    modes[torch.amp.autocast_mode._enter_autocast] = ("cpu", torch.bfloat16, True, True)
+    assert modes.keys() == internals.MODE_EXITS.keys()
+    before = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    for enter, args in modes.items():
+        mode = enter(*args)
+        assert (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) != before
+        internals.MODE_EXITS[enter](mode)
+        assert (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) == before
+    with torch.no_grad():
+        internals.SET_GRAD_ENABLED(True)
+        assert torch.is_grad_enabled()

@@ -23,7 +23,13 @@ from aotlab.recorder import ends_its_storage, warn_again, would_raise
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.arguments import Arguments
 from aotlab.stages.runtime.draft import Draft
-from aotlab.stages.runtime.memory_checks import overlap_checker, owner_checker, pattern_checker, share_a_base
+from aotlab.stages.runtime.memory_checks import (
+    counters_checker,
+    overlap_checker,
+    owner_checker,
+    pattern_checker,
+    share_a_base,
+)
 from aotlab.stages.runtime.nests import write_given_guards
 
 
@@ -163,6 +169,19 @@ class Prologue:
             self._apart(written)
             self._apart_in_history(written)
         self._views_of_nothing()
+        self._counters()
+
+    def _counters(self) -> None:
+        """Write the check that a write counts for the inputs for which it did: those saved before it are spoilt."""
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
+        kept |= {at[position] for pair in self.state.counters for position in pair}
+        moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
+        if moved and kept and len(moved | kept) > 1:
+            order = sorted(moved | kept)
+            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
+            check = self.w.constant("counted_otherwise", counters_checker(members))
+            self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in order)})"])
 
     def _same_pattern(self) -> None:
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
@@ -208,7 +227,8 @@ class Prologue:
 
     def _apart_in_history(self, written: Sequence[int]) -> None:
         """Write the check that a written input is not a view of what another input is a view of too."""
-        may = [info.index for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        views = [info for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        may = [info.index for info in views if 0 not in info.spec.shape]  # an empty one shares nothing
         if len(may) < 2 or not set(may) & set(written):
             return
         owners = self.w.constant("share_a_base", share_a_base)
