@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aotlab import config, observe
-from aotlab.errors import GraphInvariantError, RecompileLimitError, RefusedError, UntraceableError
+from aotlab.errors import GraphInvariantError, HooksError, RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference, distance
 from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
-from aotlab.torch_internals import SettingsGuard
+from aotlab.torch_internals import SettingsGuard, foreign_saved_tensor_hooks
 
 #: Serves a call or returns `MISS`.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -163,6 +163,8 @@ class CompiledFunction:
         """Call the function: by an entry whose guards hold, or by compiling one."""
         if not config.enabled:
             return self._run_eagerly(args, kwargs)
+        if foreign_saved_tensor_hooks() and config.saved_tensors_hooks == "eager":
+            return self._run_under_hooks(args, kwargs)
         if observe.listening():
             return self._observed_call(args, kwargs)
         for entry in self._entries:
@@ -345,6 +347,31 @@ class CompiledFunction:
         self._eager_calls += 1
         self._recent.append((time.perf_counter_ns(), None))
         return self._target.eager(args, kwargs)
+
+    def _run_under_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves.
+
+        Raises
+        ------
+        HooksError
+            Nothing is to run eagerly.
+        """
+        text = f"`{self._target.name}` is called under saved_tensors_hooks"
+        if config.fallback == "error":
+            raise HooksError(
+                text,
+                why="what a compiled forward saves is not what eager saves",
+                suggestion='set aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed',
+            )
+        started = time.perf_counter_ns()
+        result = self._run_eagerly(args, kwargs)
+        if observe.listening():
+            self._announce(None, time.perf_counter_ns() - started, compiled=False)
+        self._warn(
+            f"{text} and runs eagerly there: a compiled forward saves other values than eager; set "
+            'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
+        )
+        return result
 
     def _warn(self, text: str) -> None:
         if self._warns and text not in self._warned:

@@ -32,6 +32,12 @@ functionalize_rng_ops: bool = False
 #: Compile the backward of all outputs together with the forward (False), or at the first backward (True).
 lazy_backward: bool = False
 
+#: What happens to a call under ``saved_tensors_hooks`` that are not torch's own (``save_on_cpu`` and checkpoint are).
+#: ``"eager"``: it runs eagerly with one warning, because a pack that changes values, or counts them, sees other values
+#: of a compiled forward than of eager. ``"apply"``: it is compiled, and pack and unpack are given what the compiled
+#: forward saves: right where unpack returns what was packed. Read at every call.
+saved_tensors_hooks: Literal["eager", "apply"] = "eager"
+
 #: How many calls `CompiledFunction.calls` remembers one by one (the counters count all).
 call_log_size: int = 1000
 

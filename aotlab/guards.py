@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
+from aotlab.attributes import Attributes, attributes_of, what_differs
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
 from aotlab.reach import is_library, is_library_module, reached_state
 from aotlab.reached import Reached
-from aotlab.values import is_plain, same_value, shown
+from aotlab.values import NOTHING_MENTIONED, Mentioned, is_plain, same_value, shown
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -43,6 +44,7 @@ class TensorFacts:
     is_neg: bool
     offset: int
     may_be_written: bool
+    attributes: Attributes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,14 @@ class ValueFacts:
 _BY_IDENTITY = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)
 
 
-def tensor_facts(tensor: Tensor) -> TensorFacts:
-    """Take the facts of one tensor."""
+def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name: str = "") -> TensorFacts:
+    """Take the facts of one tensor; ``mentioned`` says which of its attributes count.
+
+    Raises
+    ------
+    PythonValueError
+        An attribute cannot be guarded.
+    """
     return TensorFacts(
         type=type(tensor),
         dtype=tensor.dtype,
@@ -80,6 +88,7 @@ def tensor_facts(tensor: Tensor) -> TensorFacts:
         is_neg=tensor.is_neg(),
         offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
         may_be_written=internals.may_be_written(tensor),
+        attributes=attributes_of(tensor, mentioned, name),
     )
 
 
@@ -152,20 +161,29 @@ def value_facts(value: Any, name: str) -> ValueFacts:
 # --- the state of a call -----------------------------------------------------------------------------------------
 
 
-def global_state() -> tuple[tuple[str, Any], ...]:
-    """Take the global settings that a trace bakes in, as (name, value)."""
+def autocast_state() -> tuple[tuple[str, Any], ...]:
+    """Take the settings of autocast, as (name, value)."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return (
-        ("grad mode", torch.is_grad_enabled()),
-        ("inference mode", torch.is_inference_mode_enabled()),
         *((f"autocast on {d}", torch.is_autocast_enabled(d)) for d in devices),
         *((f"autocast dtype on {d}", torch.get_autocast_dtype(d)) for d in devices),
         ("autocast cache", torch.is_autocast_cache_enabled()),
+    )
+
+
+def global_state() -> tuple[tuple[str, Any], ...]:
+    """Take the global settings that a trace bakes in, as (name, value)."""
+    return (
+        ("grad mode", torch.is_grad_enabled()),
+        ("inference mode", torch.is_inference_mode_enabled()),
+        *autocast_state(),
         ("deterministic algorithms", torch.are_deterministic_algorithms_enabled()),
+        ("warnings in place of deterministic algorithms", torch.is_deterministic_algorithms_warn_only_enabled()),
         ("default dtype", torch.get_default_dtype()),
         ("default device", torch.get_default_device()),
         ("number of threads", torch.get_num_threads()),
-        ("matmul precision", torch.get_float32_matmul_precision()),
+        ("matmul precision", internals.matmul_precision()),
+        *((switch.name, switch.read()) for switch in internals.SWITCHES),
     )
 
 
@@ -179,10 +197,16 @@ def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
             torch.set_autocast_dtype(name.removeprefix("autocast dtype on "), value)
     torch.set_autocast_cache_enabled(values["autocast cache"])
     torch.set_grad_enabled(values["grad mode"])
-    torch.use_deterministic_algorithms(values["deterministic algorithms"])
+    only_warn = values["warnings in place of deterministic algorithms"]
+    torch.use_deterministic_algorithms(values["deterministic algorithms"], warn_only=only_warn)
     torch.set_default_dtype(values["default dtype"])
     torch.set_num_threads(values["number of threads"])
-    torch.set_float32_matmul_precision(values["matmul precision"])
+    precision = values["matmul precision"]
+    if precision is not None and internals.matmul_precision() != precision:
+        torch.set_float32_matmul_precision(precision)
+    for switch in internals.SWITCHES:
+        if switch.read() != values[switch.name]:
+            switch.write(values[switch.name])
     if torch.get_default_device() != values["default device"]:
         before = values["default device"]
         torch.set_default_device(None if before == torch.device("cpu") else before)
@@ -212,6 +236,8 @@ class CallState:
         the same object; each with how many bytes the second begins behind the first.
     function_modes
         How many default devices are set.
+    mentioned
+        Which attributes of tensors the function may read.
     nesting
         The nesting of the arguments, as torch keeps it.
     """
@@ -224,6 +250,7 @@ class CallState:
     reached: tuple[Reached, ...] = field(repr=False)
     overlapping: tuple[tuple[int, int, int], ...] = ()
     function_modes: int = 0
+    mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
 
 
@@ -296,7 +323,13 @@ def check_surroundings() -> int:
 
 
 def call_state(
-    *, structure: str, nesting: Any, names: Sequence[str], values: Sequence[Any], reached: tuple[Reached, ...]
+    *,
+    structure: str,
+    nesting: Any,
+    names: Sequence[str],
+    values: Sequence[Any],
+    reached: tuple[Reached, ...],
+    mentioned: Mentioned = NOTHING_MENTIONED,
 ) -> CallState:
     """Take the state of a call.
 
@@ -306,8 +339,8 @@ def call_state(
         The nesting of the arguments, as text and as what is compared.
     names, values
         The flat arguments, lifted parameters and buffers first.
-    reached
-        From `reached_state`.
+    reached, mentioned
+        From `reach`.
 
     Raises
     ------
@@ -322,7 +355,7 @@ def call_state(
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, Tensor):
             check_tensor(value, name)
-            leaves.append(tensor_facts(value))
+            leaves.append(tensor_facts(value, mentioned, name))
             position = first.setdefault(id(value), i)
             same_as.append(position)
             if position == i:
@@ -340,6 +373,7 @@ def call_state(
         reached=reached,
         overlapping=overlapping_pairs(tensors),
         function_modes=function_modes,
+        mentioned=mentioned,
     )
 
 
@@ -370,8 +404,9 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     ``mutates`` says whether overlaps count: only an entry that writes an input looks at them. ``offsets`` are the
     positions of tensors whose storage offset counts.
     """
+    unchecked = {switch.name for switch in internals.SWITCHES if not switch.counts(then.mentioned.names)}
     for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
-        if before != after:
+        if before != after and name not in unchecked:
             return f"{name} is {_show(after)} where the compiled entry expects {_show(before)}"
     if then.function_modes != now.function_modes:
         return "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
@@ -388,6 +423,9 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                 was, is_now = getattr(before, attribute), getattr(after, attribute)
                 if was != is_now:
                     return f"`{name}` " + words.format(now=_show(is_now), then=_show(was))
+            found = what_differs(before.attributes, after.attributes, name)
+            if found is not None:
+                return found
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             if not before.matches(after):
                 if before.value is after.value:
@@ -398,7 +436,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
-                return f"`{name}` is a view that autograd does not let be written, and the function writes to an input"
+                return f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             if before.may_be_written != after.may_be_written:
                 return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
     for i in offsets:
@@ -436,6 +474,7 @@ def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets:
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)
             found += i in offsets and before.offset != after.offset
+            found += what_differs(before.attributes, after.attributes, "") is not None
         elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
             found += not before.matches(after)
         else:
@@ -458,6 +497,7 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
                     f"{facts.shape} and strides {facts.stride}, {grad}{leaf}",
                 )
             )
+            rows += [("tensor", name, f"`{name}.{key}` is {shown(value)}") for key, value in facts.attributes]
             if state.same_as[i] != i:
                 rows.append(("identity", name, f"`{name}` is the same tensor as `{state.names[state.same_as[i]]}`"))
         else:
@@ -467,6 +507,8 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
     if mutates and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
-    rows += [("setting", name, f"{name} is {_show(value)}") for name, value in state.settings]
+    names = state.mentioned.names
+    unchecked = {switch.name for switch in internals.SWITCHES if not switch.counts(names)}
+    rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in unchecked]
     rows += [("reached", item.name, item.sentence()) for item in state.reached]
     return tuple(rows)

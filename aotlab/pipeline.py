@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ import torch
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
+from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.errors import RefusedError, UsageError
@@ -101,14 +102,7 @@ def compile_call(
 
         decompositions = options.backend.decompositions()
         with journal.stage("trace"), pause:
-            traced, live = trace.run(
-                call,
-                deduped,
-                decompositions=decompositions,
-                keep_input_mutations=options.keep_inference_input_mutations,
-                static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
-                bases=bases,
-            )
+            traced, live = _trace(options, call, deduped, bases, decompositions)
             if config.debug_assert:
                 check_graph(traced.module, "joint", writes_inputs=True)
         journal.announce("trace", traced, op_count(traced.module.graph))
@@ -168,6 +162,35 @@ def compile_call(
         records=journal.records,
         reason=reason,
     )
+
+
+def _trace(
+    options: Options,
+    call: Call,
+    deduped: dedupe.DedupeRecord,
+    bases: Sequence[Base],
+    decompositions: dict[Any, Callable[..., Any]],
+) -> tuple[trace.TraceRecord, trace.Trace]:
+    """Trace the call; again without the bases of lone views, if there is something that these do not allow.
+
+    If such a view is written then, the trace leaves the call to eager.
+    """
+
+    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
+        return trace.run(
+            call,
+            deduped,
+            decompositions=decompositions,
+            keep_input_mutations=options.keep_inference_input_mutations,
+            static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
+            bases=chosen,
+        )
+
+    groups = [base for base in bases if not base.is_lone]
+    if len(groups) < len(bases):
+        with suppress(RefusedError, RunEagerly, trace.TraceFailed):
+            return run(bases)
+    return run(groups)
 
 
 class _GarbagePause:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from aotlab import torch_internals as internals
 from aotlab.code_names import names_in
 from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
-from aotlab.values import CONTAINERS, MANY, MISSING, is_array, is_plain, snapshot
+from aotlab.values import CONTAINERS, MISSING, Mentioned, is_array, is_plain, snapshot
 
 _LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
 #: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
@@ -44,10 +44,14 @@ _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a function may read besides its arguments, and the objects in which it could leave something behind."""
+    """What a function may read besides its arguments, and the objects in which it could leave something behind.
+
+    ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments.
+    """
 
     state: tuple[Reached, ...]
     objects: tuple[tuple[str, Any], ...]
+    mentioned: Mentioned
 
 
 def reach(function: Any) -> Reach:
@@ -59,7 +63,7 @@ def reach(function: Any) -> Reach:
         It reads an array too large to be compared at every call.
     """
     walk = _Walk(function)
-    return Reach(state=walk.result(), objects=tuple(walk.objects))
+    return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned)
 
 
 def reached_state(function: Any) -> tuple[Reached, ...]:
@@ -101,10 +105,11 @@ class _Walk:
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
         self._seen: set[int] = set()
         self._todo: list[tuple[str, Any]] = [("", function)]
-        self._names: set[str] = set()
-        self._by_string = False
+        self.mentioned = Mentioned()
+        self._names = self.mentioned.names
         self._things: dict[int, tuple[str, Any]] = {}  # objects, classes and modules whose attributes count, by id
         self._looked_at: set[tuple[int, str]] = set()
+        self._tensors: dict[int, tuple[str, Tensor]] = {}  # those with attributes, by id
         self._alive: list[Any] = []  # ids in the sets above belong to these
         self._follow()
 
@@ -146,6 +151,8 @@ class _Walk:
             count = len(self._looked_at)
             for label, thing in list(self._things.values()):
                 self._look_at(label, thing)
+            for label, tensor in list(self._tensors.values()):
+                self._look_at_tensor(label, tensor)
             if not self._todo and count == len(self._looked_at):
                 return
 
@@ -161,13 +168,14 @@ class _Walk:
                 self._todo.append((label, value))
             return  # modules are not rebound
         if isinstance(value, Tensor):
-            self._guard(label, place, snapshot(value), "contents")
+            self._guard(label, place, snapshot(value, label, mentioned=self.mentioned), "contents")
+            self._tensor(label, value)
             return
         self.objects.append((label, value))
         if is_plain(value):
             self._guard(label, place, value, "value")
         elif isinstance(value, CONTAINERS) or is_array(value):
-            self._guard(label, place, snapshot(value, label), "contents", value)
+            self._guard(label, place, snapshot(value, label, mentioned=self.mentioned), "contents", value)
             self._todo.append((label, value))
         else:
             self._guard(label, place, value, "identity", value)
@@ -176,10 +184,11 @@ class _Walk:
     def _enter(self, label: str, value: Any) -> None:
         """Go on to what a value leads to."""
         if isinstance(value, CONTAINERS):
-            if len(value) <= MANY:
-                for key, item in _entries(value):
-                    if not is_plain(item) and not isinstance(item, (Tensor, types.ModuleType)):
-                        self._todo.append((f"{label}[{key}]", item))
+            for key, item in _entries(value):
+                if isinstance(item, Tensor):
+                    self._tensor(f"{label}[{key}]", item)
+                elif not is_plain(item) and not isinstance(item, types.ModuleType):
+                    self._todo.append((f"{label}[{key}]", item))
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
             self._todo += [(label or "self", value.__self__), (label, value.__func__)]
@@ -199,6 +208,8 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             if not is_library(value):
                 self._function(value)
+            elif value.__name__ in internals.SWITCH_NAMES:
+                self._names.add(value.__name__)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._todo.append((label, value.__wrapped__))
         elif isinstance(value, contextvars.ContextVar):
@@ -208,6 +219,8 @@ class _Walk:
                 self._guard(f"{label}.get()", variable, MISSING, "identity")
             else:
                 self._visit(f"{label}.get()", held, variable)
+        elif isinstance(value, types.BuiltinFunctionType) and value.__name__ in internals.SWITCH_NAMES:
+            self._names.add(value.__name__)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value))
         elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
@@ -218,7 +231,7 @@ class _Walk:
         code, name = function.__code__, function.__name__
         names = names_in(code)
         self._names |= names.attributes
-        self._by_string = self._by_string or names.by_string
+        self.mentioned.by_string = self.mentioned.by_string or names.by_string
         inline = code is self._root_code
         self.found.append(
             Reached(
@@ -369,7 +382,7 @@ class _Walk:
         if hasattr(thing, "__dict__"):
             held = vars(thing)
             wanted = held.keys() & self._names
-            if self._by_string and not isinstance(thing, types.FunctionType):
+            if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
                 if not isinstance(thing, (type, types.ModuleType)) and (id(thing), "") not in self._looked_at:
                     self._looked_at.add((id(thing), ""))
                     self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
@@ -398,6 +411,22 @@ class _Walk:
                     self._guard(f"{label}.{name}", place, MISSING, "identity")
                 else:
                     self._visit(f"{label}.{name}", value, place)
+
+    def _tensor(self, label: str, tensor: Tensor) -> None:
+        """Have the attributes of a tensor looked at; its snapshot compares them, so that no guard holds the tensor."""
+        if vars(tensor):
+            self._tensors.setdefault(id(tensor), (label, tensor))
+            self._alive.append(tensor)
+
+    def _look_at_tensor(self, label: str, tensor: Tensor) -> None:
+        """Go on to the objects that hang on a tensor by names that the code so far mentions."""
+        for name, value in list(vars(tensor).items()):
+            if self.mentioned.counts(name) and (id(tensor), name) not in self._looked_at:
+                self._looked_at.add((id(tensor), name))
+                if isinstance(value, Tensor):
+                    self._tensor(f"{label}.{name}", value)
+                elif not is_plain(value) and not isinstance(value, types.ModuleType):
+                    self._todo.append((f"{label}.{name}", value))
 
     def _counts_by_string(self, thing: Any, name: str, value: Any) -> bool:
         if name.startswith("__"):

@@ -1,15 +1,14 @@
-"""What a traced function read besides its arguments: one record per place, and one fast check of them all.
+"""What a traced function read besides its arguments: one record per place.
 
-`aotlab.reach` finds the places; this file says how a place is read again, how what it holds is compared, and writes
-the comparisons of one entry as one straight-line function.
+`aotlab.reach` finds the places; this file says how a place is read again and how what it holds is compared;
+`aotlab.fast_check` makes one function of the comparisons of an entry.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextvars
-import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,7 +27,6 @@ __all__ = [
     "Reached",
     "Size",
     "Variable",
-    "fast_check",
     "same_value",
 ]
 
@@ -386,48 +384,3 @@ class Reached:
 
 def _quoted(name: str) -> str:
     return name if name.startswith(("the ", "default ", "one of ", "an item ")) else f"`{name}`"
-
-
-#: What the quick readings raise where something is gone; the careful ones then decide.
-_GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-
-
-def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
-    """Write one straight-line function of many small checks; None if there are none."""
-    items = [item for item in reached if not item.inline]
-    if not items:
-        return None
-    names: dict[int, str] = {}
-    namespace: dict[str, Any] = {"MISSING": MISSING, "same_value": same_value}
-
-    def constant(value: Any) -> str:
-        name = names.get(id(value))
-        if name is None:
-            name = names[id(value)] = f"k{len(names)}"
-            namespace[name] = value  # keeps it alive, so that the id stays its own
-        return name
-
-    lines = []
-    for item in items:
-        text = item.place.text(constant)
-        if item.how == "absent":
-            assert isinstance(item.place, Absent)
-            lines.append(f"if not {text}.isdisjoint({constant(item.place.names)}): return False")
-        elif item.how == "optional":
-            lines.append(f"if {text} is {'not ' if item.expected else ''}None: return False")
-        elif item.how == "contents":
-            lines.append(f"if not {constant(item.expected)}.holds({text}): return False")
-        elif item.how == "identity" or item.expected is None or isinstance(item.expected, (bool, enum.Enum)):
-            # these are one of a kind
-            lines.append(f"if {text} is not {constant(item.expected)}: return False")
-        else:
-            expected = constant(item.expected)
-            different = f"now is not {expected} and not same_value(now, {expected})"
-            lines += [f"now = {text}", f"if {different}: return False"]
-    namespace["GONE"] = _GONE
-    namespace["carefully"] = lambda: all(item.holds() for item in items)
-    body = ["    try:", *("        " + line for line in lines), "        return True"]
-    source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])
-    exec(compile(source, "<aotlab reached>", "exec"), namespace)
-    check: Callable[[], bool] = namespace["check"]
-    return check

@@ -16,8 +16,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -139,6 +140,12 @@ def refresh_count(wrapper: Tensor) -> None:
     """Let a wrapper count its elements again, which ``as_strided_`` and ``resize_`` forget; it counts as no write."""
     sync(wrapper)
     torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
+
+
+def give_memory(wrapper: Tensor, source: Tensor) -> None:
+    """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.aten.set_.source_Tensor(wrapper, source)
 
 
 @contextlib.contextmanager
@@ -372,6 +379,11 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
+def forget_tensors(fake_mode: FakeTensorMode) -> None:
+    """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
+    fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
+
+
 def call_by_fake_mode(
     mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -401,6 +413,16 @@ def disable_autocast() -> AbstractContextManager[None]:
     return torch._C._DisableAutocast()
 
 
+#: What Dynamo's graphs enter modes with, and what leaves them again.
+MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+}
+
+#: What Dynamo's graphs set the grad mode with.
+SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
 def any_autocast_enabled() -> bool:
     """Tell whether autocast is on for any device."""
     return bool(torch._C._is_any_autocast_enabled())
@@ -423,9 +445,17 @@ _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initi
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any], to_dlpack: Callable[..., Any], random_state: Callable[[str], Any]
+    swap: Callable[..., Any],
+    to_dlpack: Callable[..., Any],
+    random_state: Callable[[str], Any],
+    from_numpy: Callable[..., Any],
+    set_: Callable[..., Any],
+    push_hooks: Callable[..., Any],
 ) -> Iterator[None]:
-    """Replace, for this thread and the length of a block, functions that no mode gets to see."""
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
+    """
     thread = threading.get_ident()
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -445,6 +475,9 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
+        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -460,6 +493,12 @@ def replace_unguarded(
 def is_custom_function_node(node: Any) -> bool:
     """Tell whether an autograd node belongs to a user's `torch.autograd.Function`."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_lone_function_result(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the only result of a user's `torch.autograd.Function`."""
+    node = tensor.grad_fn
+    return node is not None and is_custom_function_node(node) and len(node._input_metadata) == 1
 
 
 def only_default_devices() -> bool:
@@ -495,6 +534,92 @@ class SettingsGuard:
     def reason(self) -> str | None:
         """Name what has changed since, in torch's words; None if nothing has."""
         return None if self.holds() else self._reason().strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A flag of torch's backends that decides what a trace records, or that a function may read itself.
+
+    ``read`` and ``write`` are torch's own functions, which take some 20 ns where the public ones take 100. Where
+    ``chooses`` holds, the flag decides how some functions are traced, and entries check it at each call; others are
+    read by kernels when they run, so that only entries check them whose code mentions one of the names ``read_as``.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    chooses: bool
+    read_as: frozenset[str]
+
+    def counts(self, names: Container[str]) -> bool:
+        """Tell whether an entry checks it whose code mentions ``names``."""
+        return self.chooses or any(name in names for name in self.read_as)
+
+
+def _switches() -> Iterator[Switch]:
+    """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
+    c = torch._C
+    gpu = torch.backends.cuda.is_built()
+    plain: tuple[tuple[str, Callable[[], Any], Callable[[Any], object], bool], ...] = (
+        ("cuda.flash_sdp_enabled()", c._get_flash_sdp_enabled, c._set_sdp_use_flash, True),
+        ("cuda.math_sdp_enabled()", c._get_math_sdp_enabled, c._set_sdp_use_math, True),
+        ("cuda.mem_efficient_sdp_enabled()", c._get_mem_efficient_sdp_enabled, c._set_sdp_use_mem_efficient, gpu),
+        ("cuda.cudnn_sdp_enabled()", c._get_cudnn_sdp_enabled, c._set_sdp_use_cudnn, gpu),
+        ("cuda.fp16_bf16_reduction_math_sdp_allowed()", c._get_math_sdp_allow_fp16_bf16_reduction,
+         c._set_math_sdp_allow_fp16_bf16_reduction, True),
+        ("cudnn.enabled", c._get_cudnn_enabled, c._set_cudnn_enabled, gpu),
+        ("cudnn.benchmark", c._get_cudnn_benchmark, c._set_cudnn_benchmark, False),
+        ("cudnn.deterministic", c._get_cudnn_deterministic, c._set_cudnn_deterministic, False),
+        ("mkldnn.enabled", c._get_mkldnn_enabled, c._set_mkldnn_enabled, True),
+        ("mkldnn.deterministic", c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, False),
+        # torch's own modules ask for it, but take the fast path under no function mode, and so under no trace
+        ("mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled,
+         torch.backends.mha.set_fastpath_enabled, False),
+    )  # fmt: skip
+    for name, read, write, chooses in plain:
+        last = name.rpartition(".")[2].removesuffix("()")
+        yield Switch(name=f"torch.backends.{name}", read=read, write=write, chooses=chooses, read_as=frozenset((last,)))
+    name = "fill_uninitialized_memory"
+    read, write = c._get_deterministic_fill_uninitialized_memory, c._set_deterministic_fill_uninitialized_memory
+    # Inductor writes it into its kernels, if deterministic algorithms are asked for
+    yield Switch(
+        name=f"torch.utils.deterministic.{name}", read=read, write=write, chooses=True, read_as=frozenset((name,))
+    )
+    if gpu:
+        yield Switch(
+            name="the order of torch.nn.attention's kernels",
+            read=c._get_sdp_priority_order,
+            write=c._set_sdp_priority_order,
+            chooses=True,
+            read_as=frozenset(),
+        )
+    # the older flags for the precision of float32 cannot be read where these contradict them
+    readers = frozenset(("fp32_precision", "allow_tf32", "get_float32_matmul_precision"))
+    for place, backend, op in (
+        ("", "generic", "all"),
+        *(("cuda." if op == "matmul" else "cudnn.", "cuda", op) for op in ("all", "matmul", "conv", "rnn")),
+        *(("mkldnn.", "mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
+    ):
+        yield Switch(
+            name=f"torch.backends.{place}{'' if op == 'all' else op + '.'}fp32_precision",
+            read=functools.partial(c._get_fp32_precision_getter, backend, op),
+            write=functools.partial(c._set_fp32_precision_setter, backend, op),
+            chooses=gpu and (backend, op) == ("cuda", "conv"),  # Inductor writes it into its kernels
+            read_as=readers,
+        )
+
+
+SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: The names of functions and attributes by which code reads them.
+SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
+
+
+def matmul_precision() -> str | None:
+    """Read the precision of matrix products; None where torch refuses to, because newer settings contradict it."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
@@ -551,6 +676,20 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
+
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made: Any = type(name, (torch.autograd.Function,), members)
+    return made.apply  # type: ignore[no-any-return]  # untyped in torch
+
+
 #: How `torch.overrides` names the reading of a version counter.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 
@@ -568,7 +707,23 @@ def may_be_written(view: Tensor) -> bool:
     base = view._base
     if base is None or not base.requires_grad:
         return True
+    if view._backward_hooks:
+        return False  # it may; but eager's gradient goes straight to the base, past these hooks, and ours would not
     return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def is_view_by_custom_function(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def _was_created(tensor: Tensor, how: Any) -> bool:
+    return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
 
 
 def sequence_of(node: Any) -> int:
@@ -610,6 +765,27 @@ def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return the innermost ``saved_tensors_hooks`` as (pack, unpack), None without any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def foreign_saved_tensor_hooks() -> bool:
+    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own, and see what is saved now.
+
+    Torch's own, which offload or compute again, unpack the values that they packed.
+    """
+    hooks = saved_tensor_hooks()
+    if hooks is None or not torch.is_grad_enabled():
+        return False
+    module: str = getattr(hooks[0], "__module__", type(hooks[0]).__module__)
+    return module.split(".")[0] not in ("torch", "aotlab")
+
+
+def saved_tensor_hooks_disabled() -> bool:
+    """Tell whether setting ``saved_tensors_hooks`` is an error now."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
+
+
+#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
+push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 @contextlib.contextmanager
@@ -709,6 +885,14 @@ def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> 
     return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
 
 
+def as_inference_tensor(tensor: Tensor) -> Tensor:
+    """Return an inference tensor over the memory of ``tensor``, which nobody else holds."""
+    with torch.inference_mode():
+        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return fresh
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor of which ``tensor`` is a differentiable view."""
     return tensor._base
@@ -732,8 +916,23 @@ def saves_tensors(node: Any) -> bool:
         if kind.__name__ == "CopySlices":  # a write to a view; autograd lets go of the node inside after one backward
             return True
         return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
-    except RuntimeError:  # what was saved has been written since: then it was saved
+    except Exception:  # noqa: BLE001  # it was written since, or the user's unpack raises: then it was saved
         return True
+
+
+def kept_is_written(node: Any) -> bool:
+    """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node.saved_tensors is None
+        kind: Any = type(node)
+        if kind.__name__ == "CopySlices":  # hides the node inside
+            return True
+        for name in _saved_names(kind):
+            getattr(node, name, None)
+    except RuntimeError:
+        return True
+    return False
 
 
 def saved_tensors_of(node: Any) -> list[Tensor]:
@@ -743,7 +942,7 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
             return list(node.saved_tensors)
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
-    except RuntimeError:
+    except Exception:  # noqa: BLE001  # the same
         return []
     flat: list[Tensor] = []
     for item in found:

@@ -3,7 +3,8 @@
 Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
 and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` remembers all of that of one
 value; it keeps every object alive that it compares by identity, so that no other one can take its place, except for
-tensors, whose memory it must not hold.
+tensors, whose memory it must not hold. Nor does it hold weak references to them, which `torch.utils.swap_tensors`
+forbids: a tensor that gets the address of another is as good as that one, if it is of the same kind.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import collections
 import enum
 import sys
-import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +29,11 @@ PLAIN = (
 CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 #: What is read from a place where nothing is.
 MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
-#: A container with more items is compared by the identity of its items, which is many times faster.
+#: A container with more items is compared by the identity of its items, which is many times faster; after that only
+#: those are looked into that can change.
 MANY = 2_048
+#: A container with more items than that which can change is refused: looking into them would cost more than most calls.
+CHANGEABLE = 16_384
 #: An array of more bytes is refused: comparing it would cost more than most calls.
 ARRAY_BYTES = 65_536
 _DEPTH = 64
@@ -113,30 +117,78 @@ class _Object:
             yield path, "is missing" if now is MISSING else "is another object"
 
 
+#: What is known of a place where nothing was.
+_ABSENT = _Object(MISSING)
+
+
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    what = type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.shape
     if tensor.layout != torch.strided:
-        return tensor.layout, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
-    place = tensor.stride(), tensor.storage_offset(), tensor.is_leaf
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, place
+        return *what, tensor.layout
+    return *what, tensor.stride(), tensor.storage_offset(), tensor.is_leaf
+
+
+@dataclass(slots=True, eq=False)
+class Mentioned:
+    """The names of attributes that the code mentions; it is still growing while snapshots are taken.
+
+    ``by_string`` says that it may read others, by names that it computes.
+    """
+
+    names: set[str] = field(default_factory=set)
+    by_string: bool = False
+
+    def __bool__(self) -> bool:
+        return self.by_string or bool(self.names)
+
+    def counts(self, name: Any) -> bool:
+        """Tell whether the code may read the attribute ``name``."""
+        return name in self.names or (self.by_string and not str(name).startswith("__"))
+
+
+#: For snapshots of what no code reads by name.
+NOTHING_MENTIONED = Mentioned()
 
 
 class _Tensor:
-    """A tensor: the same object, of the same kind. It is not kept alive."""
+    """A tensor: the same object, of the same kind, with the same attributes as far as the code mentions them.
 
-    __slots__ = ("kind", "reference")
+    What a trace can read of a tensor besides its kind and its attributes is which of several it is. So a tensor that
+    got the address of one that is gone may take its place, as long as it looks the same.
+    """
 
-    def __init__(self, value: Tensor) -> None:
-        self.reference = weakref.ref(value)
+    __slots__ = ("attributes", "id", "kind", "mentioned")
+
+    def __init__(self, value: Tensor, mentioned: Mentioned, depth: int) -> None:
+        self.id = id(value)
         self.kind = _kind(value)
+        self.mentioned = mentioned if depth > 0 else NOTHING_MENTIONED  # one that holds itself was looked at above
+        held = vars(value) if depth > 0 else {}
+        self.attributes = {name: snapshot(each, name, depth - 1, mentioned) for name, each in held.items()}
 
     def holds(self, now: Any) -> bool:
-        return isinstance(now, Tensor) and now is self.reference() and _kind(now) == self.kind
+        if id(now) != self.id or not isinstance(now, Tensor) or _kind(now) != self.kind:
+            return False
+        if not self.attributes and not self.mentioned.by_string:
+            return True  # an attribute that comes later would have raised
+        held = vars(now)
+        return all(known.holds(held.get(name, MISSING)) for name, known in self._known(held))
+
+    def _known(self, held: dict[str, Any]) -> list[tuple[str, Snapshot]]:
+        """Return what is known of the attributes that count, those that ``held`` has by now among them."""
+        every = dict.fromkeys(held, _ABSENT) | self.attributes
+        return [(name, known) for name, known in every.items() if self.mentioned.counts(name)]
 
     def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        if not isinstance(now, Tensor) or now is not self.reference():
+        if not isinstance(now, Tensor) or id(now) != self.id:
             yield path, "is missing" if now is MISSING else "is another object"
         elif _kind(now) != self.kind:
             yield path, "is the same tensor with another shape, dtype, place, or requires_grad"
+        else:
+            held = vars(now)
+            for name, known in self._known(held):
+                if not known.holds(held.get(name, MISSING)):
+                    yield from known.differences(held.get(name, MISSING), f"{path}.{name}")
 
 
 class ArraySnapshot:
@@ -202,43 +254,78 @@ class _Items:
 
 
 class _Many:
-    """A container with very many items: the same objects in the same order."""
+    """A container with very many items: the same objects in the same order, holding the same where that can change."""
 
-    __slots__ = ("ids", "kept", "type")
+    __slots__ = ("changeable", "ids", "kept", "type")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, name: str, depth: int, mentioned: Mentioned) -> None:
         self.type = type(value)
         items = _flat(value)
         self.ids = list(map(id, items))
         self.kept = [item for item in items if not isinstance(item, Tensor)]
+        if depth == 0:  # a container that holds itself: what is in it was looked at above
+            self.changeable: list[tuple[int, Snapshot]] = []
+            return
+        can_change = [(i, item) for i, item in enumerate(items) if not is_plain(item)]
+        if len(can_change) > CHANGEABLE:
+            raise PythonValueError(
+                f"`{name}`, which the function reads, holds {len(can_change)} objects, tensors or containers",
+                why="a compiled entry cannot tell cheaply when one of them changes",
+                suggestion="pass what the function reads of it as an argument",
+            )
+        looked_into = [(i, item) for i, item in can_change if _has_contents(item)]
+        self.changeable = [(i, snapshot(item, name, depth - 1, mentioned)) for i, item in looked_into]
 
     def holds(self, now: Any) -> bool:
         if type(now) is not self.type:
             return False
         items = _flat(now)
-        return len(items) == len(self.ids) and list(map(id, items)) == self.ids
+        if len(items) != len(self.ids) or list(map(id, items)) != self.ids:
+            return False
+        return all(known.holds(items[i]) for i, known in self.changeable)
 
     def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        if not self.holds(now):
+        items = _flat(now) if type(now) is self.type else []
+        if list(map(id, items)) != self.ids:
             yield path, "has other contents"
+            return
+        for i, known in self.changeable:
+            if not known.holds(items[i]):
+                yield from known.differences(items[i], f"an item of {path}")
+
+
+def _has_contents(value: Any) -> bool:
+    """Tell whether a snapshot of ``value`` looks into it, so that its identity is not all that counts."""
+    return isinstance(value, (Tensor, *CONTAINERS)) or is_array(value)
 
 
 def _flat(value: Any) -> list[Any]:
     return [*value, *value.values()] if isinstance(value, dict) else list(value)
 
 
-def snapshot(value: Any, name: str = "a value", depth: int = _DEPTH) -> Snapshot:
+def snapshot(
+    value: Any, name: str = "a value", depth: int = _DEPTH, mentioned: Mentioned = NOTHING_MENTIONED
+) -> Snapshot:
     """Remember what a value is.
+
+    Parameters
+    ----------
+    value, name
+        The value, and what a sentence calls it.
+    depth
+        How deep containers are looked into.
+    mentioned
+        Which attributes of tensors count.
 
     Raises
     ------
     PythonValueError
-        It is an array too large to be compared at every call; ``name`` says which.
+        It is an array, or holds more objects, than could be compared at every call; ``name`` says which.
     """
     if is_plain(value):
         return _Plain(value)
     if isinstance(value, Tensor):
-        return _Tensor(value)
+        return _Tensor(value, mentioned, depth)
     if is_array(value):
         if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
             raise PythonValueError(
@@ -249,10 +336,10 @@ def snapshot(value: Any, name: str = "a value", depth: int = _DEPTH) -> Snapshot
         return ArraySnapshot(value)
     if isinstance(value, CONTAINERS):
         if len(value) > MANY or depth == 0:
-            return _Many(value)
+            return _Many(value, name, depth, mentioned)
         items = list(value.values() if isinstance(value, dict) else value)
-        keys = [snapshot(key, name, depth - 1) for key in value] if isinstance(value, dict) else None
-        return _Items(type(value), keys, [snapshot(item, name, depth - 1) for item in items])
+        keys = [snapshot(key, name, depth - 1, mentioned) for key in value] if isinstance(value, dict) else None
+        return _Items(type(value), keys, [snapshot(item, name, depth - 1, mentioned) for item in items])
     return _Object(value)
 
 

@@ -39,10 +39,6 @@ def _swap(x):
     torch.utils.swap_tensors(x, torch.ones(3))
 
 
-def _assign_data(x):
-    x.data = torch.zeros(3)
-
-
 def _assign_data_of_intermediate(x):
     y = x * 2
     y.data = x
@@ -99,7 +95,6 @@ LOOKS = {
     "format": (lambda x: f"{x[0]:.2f}", DataDependentError),
     "nonzero": (lambda x: x.nonzero(), DataDependentError),
     "mask": (lambda x: x[x > 0], DataDependentError),
-    "data =": (_assign_data, EscapeError),
     "data = of an intermediate": (_assign_data_of_intermediate, EscapeError),
     "grad =": (_assign_grad, EscapeError),
     "swap_tensors": (_swap, EscapeError),

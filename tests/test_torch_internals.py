@@ -541,6 +541,11 @@ def test_saves_tensors():
     with torch.no_grad():
         y.mul_(2)
     assert internals.saves_tensors(z.grad_fn) is True
+    assert internals.kept_is_written(z.grad_fn) is True
+    assert internals.kept_is_written(x.sin().grad_fn) is False
+    w = x * 1
+    w[0].mul_(2)
+    assert internals.kept_is_written(w.grad_fn) is True  # nobody can tell
 
     class Saves(torch.autograd.Function):
         @staticmethod

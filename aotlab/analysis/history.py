@@ -110,6 +110,7 @@ def segments(
     *,
     nested: bool = False,
     cuts: Collection[Edge] = (),
+    alone: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
@@ -124,22 +125,26 @@ def segments(
         from an input.
     cuts
         Edges that are to be carriers.
+    alone
+        Those of the roots whose nodes are to be segments of their own.
     nested
         Whether the gradient of one input may go on to another, of which it is a view.
     """
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
     cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in inputs}
-    if len(roots) < 2 and not seen and not nested and not cuts:
+    if len(roots) < 2 and not seen and not nested and not cuts and not alone:
         return [whole] if roots else []
     ends = set(inputs)
     visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
     order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
-    key = _keys(order, visible, seen, ends, roots, cuts)
+    own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
+    shared = _keys(order, visible, seen, ends, roots, cuts)
+    key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
     useful = _useful(order, visible, seen, ends)
-    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
+    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
     through = [n for n, edge in enumerate(roots) if edge in ends]
     if through and not keys:
-        keys = [(0, 0)]
+        keys = [(0, 0, 0)]
     made = []
     for own_key in keys:
         nodes = frozenset(node for node in order if key[node] == own_key)
@@ -167,7 +172,7 @@ def segments(
         entries = (*(roots[n] for n in own), *carriers)
         made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful))
     made = [segment for segment in made if segment.entries]
-    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts:
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
         return [whole]
     return made
 
@@ -361,8 +366,12 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
     return counts
 
 
-def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
+def watches(
+    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Tensor] | None = None
+) -> list[int]:
     """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
+
+    ``kept_by`` says of some nodes what they keep unseen.
 
     A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
     saved something else.
@@ -372,10 +381,28 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[int]:
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
     found = [0] * len(tensors)
     for node, bit in bits.items():
-        for kept in internals.saved_tensors_of(node):
+        hidden = kept_by.get(node) if kept_by else None
+        for kept in [*internals.saved_tensors_of(node), *([] if hidden is None else [hidden])]:
             for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
+    return found
+
+
+def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
+    """Return the nodes behind ``roots`` that send a gradient to ``edge``."""
+    found = []
+    entered: set[Any] = set()
+    todo = [node for node, _ in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in entered:
+            continue
+        entered.add(node)
+        following = next_edges(node)
+        if edge in following:
+            found.append(node)
+        todo += [target for target, _ in following]
     return found
 
 
@@ -396,6 +423,50 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
                 bits[node] = 0 if lone else len(bits)
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is special in an autograd graph: nodes of ``custom`` functions, and ``hidden`` ones.
+
+    From a hidden node a gradient gets to where nobody looks: to a tensor of the function's own that requires grad, or
+    to nothing at all, as from a view of a leaf that was made under ``no_grad``.
+    """
+
+    custom: tuple[Any, ...] = ()
+    hidden: tuple[Any, ...] = ()
+
+
+def survey(parts: Sequence[Segment]) -> Survey:
+    """Go through the graph behind all segments."""
+    stops = {edge for part in parts for edge in part.inputs}
+    entered: dict[Any, list[Any]] = {}
+    todo = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
+    ends = []
+    while todo:
+        node = todo.pop()
+        if node in entered:
+            continue
+        edges = next_edges(node)
+        entered[node] = [edge[0] for edge in edges if edge not in stops]
+        todo += entered[node]
+        if not edges:
+            ends.append(node)
+    custom = tuple(node for node in entered if internals.is_custom_function_node(node))
+    if not ends:
+        return Survey(custom)
+    before: dict[Any, list[Any]] = {}
+    for node, following in entered.items():
+        for target in following:
+            before.setdefault(target, []).append(node)
+    hidden: dict[Any, None] = {}
+    todo = ends
+    while todo:
+        node = todo.pop()
+        if node not in hidden:
+            hidden[node] = None
+            todo += before.get(node, [])
+    return Survey(custom, tuple(hidden))
 
 
 def reachable(segment: Segment) -> set[Edge]:

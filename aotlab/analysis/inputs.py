@@ -19,9 +19,9 @@ from aotlab.errors import (
     StorageMutationError,
     UserLine,
 )
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape, overlaps_itself, replayed
+from aotlab.recorder import MOVES, RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
 
 
@@ -51,7 +51,8 @@ class Entered:
     ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
-    of its memory.
+    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
+    it had before.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Entered:
     whole: Tensor | None = None
     write_after: int | None = None
     sees_behind: bool = False
+    given: str = ""
+    left: Any = None
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -171,16 +174,21 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             argument=item.name,
         )
     requires_grad = item.real.requires_grad
-    resized = item.write_after == 0 and item.whole is None
+    resized = (item.write_after == 0 and item.whole is None) or bool(item.given)
     mutated = (internals.has_data_mutation(wrapper) and final is not item.fake) or resized
     if item.base is not None:  # a write to another window of the base is not one to this input
         mutated = mutated and (internals.version_of(wrapper) != item.version)
-    if mutated and item.base is None and overlaps_itself(item.real):
+    if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     if in_grad_mode and not internals.may_be_written(item.real):
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     visible = item.written_visibly
+    if visible and item.given:
+        raise RunEagerly(f"`{item.name}` is given other memory and written in a way that autograd sees")
+    moved = internals.version_of(wrapper) != item.version
+    if item.given and moved and requires_grad and internals.base_of(item.real) is not None:
+        raise RunEagerly(f"`{item.name}` is a view, given other memory and written: its history is made again")
     if visible and item.whole is not None:
         raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
@@ -197,11 +205,14 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=internals.version_of(wrapper) != item.version,
         requires_grad_after=wrapper.requires_grad,
-        mutates_metadata=internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape,
+        mutates_metadata=internals.has_metadata_mutation(wrapper)
+        or final.shape != item.fake.shape
+        or any(step.method == SET_TO_ITSELF for step in item.steps),
         mutates_storage_metadata=resized,
         metadata_steps=tuple(item.steps),
         write_after=len(item.steps) if item.write_after is None or resized else item.write_after,
         sees_behind=item.sees_behind,
+        given=item.given,
         requires_grad_set=_requires_grad_set(item),
     )
 
@@ -209,6 +220,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
 def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
     """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
     wrapper, real = item.wrapper, item.real
+    if item.given:
+        return
     if internals.was_storage_changed(wrapper):
         raise StorageMutationError(
             f"`{item.name}` is given another storage or another size",
@@ -223,7 +236,8 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         changed = changed or internals.has_metadata_mutation(wrapper)
     elif not internals.has_data_mutation(wrapper):
         changed = changed or wrapper.stride() != expected.stride()
-        changed = changed or wrapper.storage_offset() != expected.storage_offset()
+        if item.base is None:  # a window's offset is that in the base
+            changed = changed or wrapper.storage_offset() != expected.storage_offset()
     if changed:
         raise MetadataMutationError(
             f"`{item.name}` changes its sizes or strides in place",
@@ -236,10 +250,16 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    if item.base is not None and (item.steps or _requires_grad_set(item) is not None):
+    if item.base is not None and (item.steps or _requires_grad_set(item) is not None) and not _only_moves(item):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _only_moves(item: Entered) -> bool:
+    """Tell whether what was done to an input shows in no other tensor, neither in its values nor in its history."""
+    moves = all(step.method in MOVES for step in item.steps)
+    return moves and not item.real.requires_grad and not item.wrapper.requires_grad
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,18 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.containers import is_constant
+from aotlab.analysis.history import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     canonical_base,
     common_base,
     covers_storage,
+    is_made_of,
     is_new_leaf,
     is_view_of,
     or_else,
     reaches,
+    view_parent,
     views_between,
     views_from_window,
     with_detach,
@@ -28,7 +31,8 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Tape
+from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -43,10 +47,17 @@ class Outputs:
     returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
+    cut: list[int] = field(default_factory=list)  # views of views made under no_grad, where their gradients end
 
 
-def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered]) -> Outputs:
-    """Classify every output."""
+def read_outputs(
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    precedes_a_write: Callable[[Tensor], bool],
+) -> Outputs:
+    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -59,6 +70,8 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
         if not isinstance(leaf, Tensor):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
+            if is_traced_array(leaf):
+                raise refusal(line_of(leaf))
             if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
@@ -79,17 +92,23 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
                 why="a compiled call would return a tensor without it",
                 suggestion="return the value",
             )
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
+        if hasattr(or_else(internals.base_of(leaf), leaf), OF_ARRAY):
             raise OutputError(
-                f"`{name}` was made under inference_mode inside the function",
-                why="a compiled call would return an ordinary tensor",
-                suggestion="use no_grad inside, or inference_mode around the call",
+                f"`{name}` was made by `torch.from_numpy` of a traced tensor's array",
+                why="it would have to be a second storage over the same memory",
+                suggestion="return the tensor itself",
             )
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
     first_of: dict[int, int] = {}
 
-    def info(i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None) -> None:
+    def info(
+        i: int,
+        kind: OutputType,
+        base: int | None = None,
+        views: tuple[ViewStep, ...] | None = None,
+        no_grad_views: int = 0,
+    ) -> None:
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -100,21 +119,54 @@ def read_outputs(tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
             views=views,
+            no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
+            made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
+            precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
+            is_inference=_is_inference(leaves[i]),
         )
 
+    def early(output: Tensor, item: Entered) -> bool:
+        steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
+        return output.requires_grad and not steps and precedes_a_write(output)
+
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
+    for item in inputs:
+        value = internals.from_functional(item.wrapper)
+        if item.given and not (covers_storage(value) and value.is_contiguous() and view_parent(tape, value) is None):
+            raise RunEagerly(f"`{item.name}` is given a part of another tensor's memory")
+    given = [internals.storage_key(item.wrapper) for item in inputs if item.given]
+    if len(set(given)) < len(given):
+        raise RunEagerly("two inputs are given one memory")
+    left = {item.storage: item for item in inputs if item.given}
     for key, members in groups.items():
         windows = of_storage.get(key)
+        _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], info)
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
+    """Leave it to eager to return what was in an input's old memory, or shares its new one without being its view."""
+    if left is not None:
+        raise RunEagerly(f"the memory that `{left.name}` had before it was given another is returned")
+    for item in holders:
+        if item.given and (
+            len(holders) > 1 or any(or_else(internals.base_of(t), t) is not item.wrapper for t in members)
+        ):
+            raise RunEagerly(f"`{item.name}` is given memory that is returned as another tensor too")
+
+
+def _name_of(node: Any) -> str:
+    """Return the name by which autograd's errors call what made a node."""
+    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
 
 
 def _nearest_inputs(
@@ -144,14 +196,44 @@ def _nearest_inputs(
         reached = sorted((k for k in steps if steps[k] is not None), key=lambda k: len(steps[k] or ()))
         # windows at one place are told apart by the counter that a view shares with what it is a view of
         reached.sort(key=lambda k: not internals.share_version(inputs[k].wrapper, output))
+        # without a write no guard holds them together, so the very input matters; a write hides which one it is
+        reached.sort(key=lambda k: not is_made_of(tape, internals.from_functional(inputs[k].wrapper), values[i]))
+        made_from = _made_from(tape, values[i], {id(internals.from_functional(inputs[k].wrapper)): k for k in windows})
+        # and equal ones by the way that the gradient goes, past the hooks that the caller has on one of them
+        passed = _edges_passed(output)
+        reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         if not (same or reached or around):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *reached, *around][0], []).append(i)
+        found.setdefault([*same, *made_from, *reached, *around][0], []).append(i)
     return found
+
+
+def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[int]:
+    """Return the window that the program made a value from, none where a write has hidden that.
+
+    Windows may lie at one place in this call and at several in the next, if none of them is written. Then each is still
+    the tensor that the program was given, by identity.
+    """
+    while id(value) not in windows:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return []
+        value = parent[0]
+    return [windows[id(value)]]
+
+
+def _edges_passed(output: Tensor) -> set[Edge]:
+    """Return the edges that the gradient of a view passes as long as there is only one way."""
+    if output.grad_fn is None:
+        return set()
+    found = [edge_of(output)]
+    while len(following := next_edges(found[-1][0])) == 1:
+        found += following
+    return set(found)
 
 
 def _steps_to(tape: Tape, item: Entered, value: Tensor) -> tuple[ViewStep, ...] | None:
@@ -180,22 +262,34 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
+    read: Outputs,
     info: Callable[..., None],
 ) -> None:
     """Classify outputs that live in the storage of input ``k``."""
     base_value = internals.from_functional(item.wrapper)
-    for i in members:
+    made: list[int] = []
+    for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
         output = leaves[i]
         if output is item.wrapper:
             info(i, OutputType.IS_INPUT, k, ())
             continue
         if output.requires_grad and not is_view_of(output, item.wrapper):
+            if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
+                continue
+            views = None if item.base is not None else views_between(tape, base_value, values[i])
+            made_without = None if views is None else _made_without_history(output, views)
+            if made_without:
+                read.cut.append(i)
+                info(i, OutputType.ALIAS_OF_INPUT, k, views, no_grad_views=made_without)
+                continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
                 why="the epilogue can make views of an input only by ordinary view ops",
                 suggestion="return a clone",
                 argument=item.name,
             )
+        if output.requires_grad and not item.wrapper.requires_grad and any(s.method == "detach_" for s in item.steps):
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         between = views_between(tape, base_value, values[i])
         if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
@@ -216,6 +310,59 @@ def _read_input_aliases(
         info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
 
+def _read_function_view(
+    tape: Tape,
+    leaves: Sequence[Any],
+    values: dict[int, Tensor],
+    i: int,
+    k: int,
+    item: Entered,
+    made: list[int],
+    read: Outputs,
+    info: Callable[..., None],
+) -> bool:
+    """Classify a view of input ``k`` that a custom Function made, or a view of that; tell whether it is one.
+
+    ``made`` are the outputs that such functions made; the function may return nothing else, since autograd has other
+    rules for views of several at once.
+    """
+    output = leaves[i]
+    for j in made:
+        again = output is leaves[j]
+        views = () if again else views_between(tape, values[j], values[i])
+        if again or (views and is_view_of(output, leaves[j])):
+            info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, j, views)
+            return True
+    views = views_between(tape, internals.from_functional(item.wrapper), values[i])
+    same_owner = or_else(internals.base_of(output), output) is or_else(internals.base_of(item.wrapper), item.wrapper)
+    if views is None or not same_owner or not internals.is_lone_function_result(output):
+        return False
+    info(i, OutputType.CUSTOM_FUNCTION_VIEW, k, views)
+    read.returned.append((i, values[i], output))
+    made.append(i)
+    return True
+
+
+def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | None:
+    """Tell how many of ``views`` were made under ``no_grad``, so that the others' gradients end there.
+
+    None if what autograd has of ``output`` is something else than the last of ``views``.
+    """
+    chain: list[str] = []
+    node = output.grad_fn
+    while node is not None:
+        if internals.is_custom_function_node(node) or len(node.next_functions) != 1:
+            return None
+        chain.append(node.name().rpartition("Backward")[0].lower())
+        node = node.next_functions[0][0]
+    ops = [step.target.split(".")[1].replace("_", "") for step in reversed(views)]
+    return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
+
+
+def _is_inference(output: Tensor) -> bool:
+    return output.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def _read_intermediate_group(
     tape: Tape,
     leaves: Sequence[Any],
@@ -231,6 +378,13 @@ def _read_intermediate_group(
     ``roots`` are all tensors that the caller can differentiate.
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
+    made_there = next((i for i in distinct if _is_inference(leaves[i])), None)
+    if made_there is not None and (len(distinct) > 1 or not covers_storage(values[made_there])):
+        raise OutputError(
+            f"`{names[made_there]}` was made under inference_mode inside the function, and shares memory",
+            why="a compiled call can make inference tensors of whole results only",
+            suggestion="use no_grad inside, or inference_mode around the call",
+        )
     new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
     if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, leaves[new_leaf]) for o in roots)):
         raise OutputError(
@@ -241,11 +395,16 @@ def _read_intermediate_group(
     differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and new_leaf is None]
     lone = leaves[distinct[0]]
     under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad:
+    # one that may not be written in place is made by the very view, so that autograd says so again
+    several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad and not several:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
-        info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+        if new_leaf is None and lone.requires_grad and internals.is_view_by_custom_function(lone):
+            info(i, OutputType.CUSTOM_FUNCTION_VIEW)
+        else:
+            info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
         read.returned.append((i, values[i], leaves[i] if leaves[i].requires_grad and new_leaf is None else None))
         for again in members[1:]:
             info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())

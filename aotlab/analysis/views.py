@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,16 @@ def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ..
         below, step = parent
         steps.append(step)
     return tuple(reversed(steps))
+
+
+def is_made_of(tape: Tape, base: Tensor, value: Tensor) -> bool:
+    """Tell whether ``value`` is ``base`` or was made from it, and from nothing else in its place, by view ops."""
+    while value is not base:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return False
+        value = parent[0]
+    return True
 
 
 def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
@@ -120,7 +131,7 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     owner = internals.base_of(base)
     if owner is not None and internals.base_of(output) is owner:
         # both are views of one tensor, and so will be what is made from the one by the steps to the other
-        return not internals.is_custom_function_node(output.grad_fn)
+        return not _passes_custom_function(output, (base.grad_fn, owner.grad_fn))
     if internals.base_of(output) is not base:
         return False
     node = output.grad_fn
@@ -137,6 +148,19 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
             return False
         node = following[0]
     return True
+
+
+def _passes_custom_function(output: Tensor, ends: Sequence[Any]) -> bool:
+    """Tell whether a custom function's backward stands on the way from a view to where its history begins."""
+    node = output.grad_fn
+    while node is not None and node not in ends:
+        if internals.is_custom_function_node(node):
+            return True
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        if len(following) != 1:
+            return False
+        node = following[0]
+    return False
 
 
 def is_new_leaf(output: Tensor) -> bool:

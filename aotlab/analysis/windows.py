@@ -8,6 +8,8 @@ traced *base*, whose memory covers theirs, as windows of it. What autograd knows
 
 - Inputs that are views of one tensor which requires grad are views of its traced form, so that a write to one gives the
   others a new history.
+- So is an input that is a view of a tensor with a history, though that is no input: a write to it gives *that tensor* a
+  new history, and every view of it one that goes by that tensor.
 - Inputs that autograd does not connect (``x`` and ``x.detach()``, slices of a flat buffer that are leaves of their own)
   share memory only; those that share a version counter share one in the trace too.
 """
@@ -61,9 +63,20 @@ class Base:
     wrapper: Tensor | None = None
 
     @property
+    def is_lone(self) -> bool:
+        """Whether it is there for the history of one view only, which shares its memory with no other input."""
+        return len(self.members) == 1
+
+    @property
     def count(self) -> int:
         """How many elements it has."""
         return self.nbytes // self.dtype.itemsize
+
+
+def has_owner(tensor: Tensor) -> bool:
+    """Tell whether a write to ``tensor`` is one to the history of the tensor that it is a view of."""
+    owner = internals.base_of(tensor)
+    return owner is not None and tensor.requires_grad and owner.requires_grad
 
 
 def extent(tensor: Tensor) -> int:

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
-from aotlab.reached import Reached, fast_check
+from aotlab.reached import Reached
 from aotlab.recorder import Untraceable
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
+from aotlab.values import Mentioned
 
 
 def line_of_function(function: Any) -> UserLine | None:
@@ -104,6 +106,10 @@ class FunctionTarget:
     def reached(self) -> tuple[Reached, ...]:
         """Return closures, defaults, globals and flags that the function may read."""
         return self._reaching.new().state
+
+    def mentioned(self) -> Mentioned:
+        """Return the names of attributes in the code that was found."""
+        return self._reaching.known().mentioned
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check that they are what they are now."""
@@ -248,6 +254,10 @@ class ModuleTarget:
         """Return the ``training`` flags, and what the ``forward`` functions of the user's classes may read."""
         self._find()  # a new entry may see another module tree
         return self._reaching.new().state
+
+    def mentioned(self) -> Mentioned:
+        """Return the names of attributes in the code that was found."""
+        return self._reaching.known().mentioned
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""

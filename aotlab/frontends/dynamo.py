@@ -20,13 +20,14 @@ from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError, UserLine
+from aotlab.frontends.graph_run import GraphRun, enters_modes
 from aotlab.partitioners import default_partition
 from aotlab.reached import Reached
-from aotlab.recorder import locate
 from aotlab.stages.capture import ArgumentKind
+from aotlab.values import NOTHING_MENTIONED, Mentioned
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
-_CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
+_NOTED = ("example_value", "grapharg", "tensor_dict")
 
 
 def frames_of_stack(text: str | None) -> list[UserLine]:
@@ -41,24 +42,6 @@ def line_of_stack(text: str | None) -> UserLine | None:
     """Read the innermost frame off the stack trace that Dynamo keeps with a node."""
     frames = frames_of_stack(text)
     return frames[-1] if frames else None
-
-
-class _Located(fx.Interpreter):
-    """Runs a graph and tells the recorder which of the user's lines each node comes from."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
-        text = n.meta.get("stack_trace")
-        place = partial(line_of_stack, text) if text else None
-        locate(place, {key: n.meta[key] for key in _CARRIED if key in n.meta})
-        try:
-            return super().run_node(n)
-        finally:
-            locate(None, None)
 
 
 class GraphTarget:
@@ -76,6 +59,8 @@ class GraphTarget:
         self._names = [_source_name(n) for n in inputs]
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
+        self._has_fakes = True
+        self._enters_modes = enters_modes(graph.graph)
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the tensors that the graph itself holds, if Dynamo left any there."""
@@ -92,23 +77,45 @@ class GraphTarget:
 
     def reached(self) -> tuple[Reached, ...]:
         """Return nothing: Dynamo's own guards stand before the graph."""
+        self._forget_fakes()
         return ()
+
+    def mentioned(self) -> Mentioned:
+        """Return nothing: Dynamo reads attributes itself, and guards them."""
+        return NOTHING_MENTIONED
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return nothing to check."""
         return None
 
+    def _forget_fakes(self) -> None:
+        """Drop what Dynamo noted about the caller's tensors: it is done with the graph when that is first called.
+
+        The notes hold weak references to the tensors, with which `torch.utils.swap_tensors` refuses them; so
+        ``module.to(…)`` would fail under ``torch.__future__.set_swap_module_params_on_conversion(True)``.
+        """
+        if not self._has_fakes:
+            return
+        self._has_fakes = False
+        for module in self.graph.modules():
+            if isinstance(module, fx.GraphModule):
+                for node in module.graph.nodes:
+                    for key in _NOTED:
+                        value = node.meta.pop(key, None)
+                        if isinstance(value, internals.FakeTensor):
+                            internals.forget_tensors(value.fake_mode)
+
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node."""
         if not self._attributes:
-            return _Located(self.graph).run(*args)
+            return GraphRun(self.graph, line_of_stack).run(*args)
         replaced = dict(zip(self._attributes, lifted, strict=True))
         with internals.reparametrize_module(self.graph, replaced):
-            return _Located(self.graph).run(*args)
+            return GraphRun(self.graph, line_of_stack).run(*args)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
-        return self.graph(*args)
+        return GraphRun(self.graph).run(*args) if self._enters_modes else self.graph(*args)
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""

@@ -14,6 +14,9 @@ from aotlab.torch_internals import OpOverload
 
 Phase = Literal["forward", "backward"]
 
+#: In the ``meta`` of a node that nobody uses and that stays all the same, since it may raise.
+STAYS = "stays"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:

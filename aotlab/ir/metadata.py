@@ -20,6 +20,10 @@ class MutationType(Enum):
     MUTATED_OUT_GRAPH = "mutated out of graph"
 
 
+#: The method of a step that is ``x.set_(x)``.
+SET_TO_ITSELF = "set_ to itself"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataStep:
     """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
@@ -70,8 +74,14 @@ class InputAliasInfo:
         How many of those steps come before its new values are written.
     sees_behind
         It is resized over the end of its memory, so that the function sees what eager has there.
+    given
+        How it was given new memory, whose values are the new ones: ``"data"`` for ``x.data = …``, ``"set_"`` for
+        ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
+    history_moves
+        Whether it is used after a write that autograd does not see; were it a view, autograd would make its history
+        anew in between.
     """
 
     index: int
@@ -91,7 +101,9 @@ class InputAliasInfo:
     metadata_steps: tuple[MetadataStep, ...] = ()
     write_after: int = 0
     sees_behind: bool = False
+    given: str = ""
     requires_grad_set: bool | None = None
+    history_moves: bool = False
 
     @property
     def is_changed(self) -> bool:
@@ -107,9 +119,16 @@ class InputAliasInfo:
         return self.mutates_data or (self.requires_grad and self.mutates_metadata)
 
     @property
+    def changes_history_twice(self) -> bool:
+        """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
+        recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)
+        return recorded and self.mutates_data
+
+    @property
     def changes_unseen(self) -> bool:
         """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
-        return self.requires_grad and any(not s.grad_mode and s.method != "detach_" for s in self.metadata_steps)
+        keep = ("detach_", SET_TO_ITSELF)
+        return self.requires_grad and any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
 
     @property
     def mutation_type(self) -> MutationType:
@@ -170,6 +189,8 @@ class OutputAliasInfo:
         Whether the output requires grad.
     views
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
+    no_grad_views
+        How many of the first of ``views`` are made under ``no_grad``, though not all are: gradients end there.
     same_as
         The index of an earlier output that is the same object.
     under_no_grad
@@ -177,6 +198,12 @@ class OutputAliasInfo:
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
     is_new_leaf
         Whether the function made it a leaf that requires grad.
+    made_by
+        The name of the custom Function whose view it is.
+    precedes_write
+        Whether it is a view of an input that was written after it was made, so that its history is made anew then.
+    is_inference
+        Whether the function made it under ``inference_mode``, and the call itself is not.
     """
 
     index: int
@@ -188,9 +215,18 @@ class OutputAliasInfo:
     dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
+    no_grad_views: int = 0
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False
+    made_by: str | None = None
+    precedes_write: bool = False
+    is_inference: bool = False
+
+    @property
+    def is_function_view_of_input(self) -> bool:
+        """Whether a custom function made it as a view of an input, whose memory it has at the caller's too."""
+        return self.output_type is OutputType.CUSTOM_FUNCTION_VIEW and self.base_idx is not None
 
     @property
     def aliases_intermediate(self) -> bool:

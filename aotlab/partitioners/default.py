@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.graphs import STAYS, output_args, placeholders
 from aotlab.torch_internals import ASSERTIONS, OpOverload, graph_module
 
 
@@ -47,6 +47,7 @@ def _stays(node: fx.Node) -> bool:
         torch.Tag.nondeterministic_seeded in node.target.tags
         or node.target._schema.is_mutable
         or node.target in ASSERTIONS
+        or STAYS in node.meta
     )
 
 

@@ -13,16 +13,21 @@ its outputs need. One tape serves the joint graph and every later backward::
     module = tape.graph("double", inputs=[("primals_1", x)], outputs=[y])
 """
 
-from aotlab.recorder.escapes import EscapeGuard, RunEagerly, overlaps_itself
+from aotlab.recorder.chronicle import Chronicle
+from aotlab.recorder.escapes import EscapeGuard, overlaps_itself
+from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
-from aotlab.recorder.reshapes import Reshapes, ends_its_storage, replayed
+from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
+from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
-    "EscapeGuard", "Hook", "HookKind", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "Tape",
-    "Untraceable", "Warned", "WarningTape", "ends_its_storage", "is_tracing", "locate", "overlaps_itself", "replayed",
-    "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
+    "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "Operation", "Place", "Recorder",
+    "Reshapes", "RunEagerly", "Tape", "Untraceable", "Warned", "WarningTape", "ends_its_storage", "held_tensors",
+    "is_tracing", "locate",
+    "overlaps_itself", "replayed", "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

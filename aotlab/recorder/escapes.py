@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -18,15 +19,15 @@ from aotlab.errors import (
     RefusedError,
     StorageMutationError,
 )
+from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
+from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
-from aotlab.recorder.mode import casts_since, operations_so_far
+from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
-
-
-class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
-    """Raised in a trace when eager itself has to have its say, most often by raising its own error."""
 
 
 def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
@@ -56,6 +57,7 @@ def _refuse_random_state(name: str) -> NoReturn:
     )
 
 
+_ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
@@ -89,6 +91,15 @@ class Reshaper(Protocol):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step."""
 
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a tensor is resized to its first elements."""
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has."""
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -105,6 +116,15 @@ class _NoInputs:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return False
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        return run()
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
+
     def written(self, tensor: Tensor) -> None:
         return
 
@@ -115,30 +135,33 @@ class _NoInputs:
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``inputs`` has (position, name, wrapper) by `torch_internals.storage_key`; ``offsets_read`` collects the positions
-    of inputs whose place in their storage the function looks at. ``shared`` are the keys of memory that several inputs
-    share, where they have other places in the trace than in the caller's storages. ``reshapes`` writes down what
-    changes inputs other than in their values.
+    ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
+    other than in their values. ``sets_saved_hooks`` says whether the function sets ``saved_tensors_hooks``.
     """
 
-    def __init__(
-        self,
-        inputs: Mapping[int, tuple[int, str, Tensor]] | None = None,
-        shared: Collection[int] = (),
-        reshapes: Reshaper | None = None,
-    ) -> None:
+    def __init__(self, grounds: Mapping[int, Ground] | None = None, reshapes: Reshaper | None = None) -> None:
         super().__init__()
-        self.inputs = inputs or {}
-        self.shared = shared
+        self.grounds = grounds or {}
+        self.looks = StorageLooks(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
-        self.windows = {key: _window(wrapper) for key, (_, _, wrapper) in self.inputs.items()}
-        self.offsets_read: set[int] = set()
+        self.chronicle = Chronicle(set(self.grounds))
+        self.sets_saved_hooks = False
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        result = self._pass(func, args, kwargs)
+        self.chronicle.made(result)
+        return result
+
+    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        plainly = func is Tensor.numpy and len(args) == 1 and not kwargs
+        if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
+            return TracedArray(args[0].data, RunEagerly)
+        if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
+            return self.reshapes.give(args[0], args[1], "data")
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
@@ -172,7 +195,9 @@ class EscapeGuard(TorchFunctionMode):
             with internals.without_onednn():
                 return func(*args, **(kwargs or {}))
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            return self._look_at_storage(func, args, kwargs or {})
+            if func is Tensor.storage_offset:
+                return self.looks.offset(args[0])
+            return self.looks.as_strided(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -188,6 +213,9 @@ class EscapeGuard(TorchFunctionMode):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+            for each in tensors_in(written):
+                self.chronicle.writes(each)
+            self.looks.check_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -215,6 +243,7 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
+        self.looks.check_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]
@@ -231,7 +260,16 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
-        result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+        ordinary = not any(tensor.is_inference() for tensor in written)
+        for tensor in written:
+            self.chronicle.writes(tensor)
+        with ordinary_values() if ordinary else nullcontext():
+            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+            for tensor in written:
+                if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
+                    internals.sync(tensor)  # later, the value would be made where the function is by then
+        if in_place:
+            self.chronicle.wrote(func, args, kwargs)
         for tensor, version in zip(written, versions, strict=True):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
@@ -256,13 +294,14 @@ class EscapeGuard(TorchFunctionMode):
         """Tell whether ``tensor`` has the memory of an input without being it."""
         if not internals.is_functional(tensor):
             return False
-        key = internals.storage_key(tensor)
-        return (key in self.inputs or key in self.shared) and not self.reshapes.is_input(tensor)
+        return internals.storage_key(tensor) in self.grounds and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._replaced = internals.replace_unguarded(_refuse_swap, _refuse_dlpack, _refuse_random_state)
+        self._replaced = internals.replace_unguarded(
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks
+        )
         self._replaced.__enter__()
         return self
 
@@ -270,6 +309,14 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _push_saved_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        """Set the function's own ``saved_tensors_hooks``: they are traced, and guarded as the function is.
+
+        They are called below autograd, where no function mode is on. `unpack` is called when the run is over.
+        """
+        self.sets_saved_hooks = True
+        internals.push_saved_tensor_hooks(_guarded(pack, self), _guarded(unpack, EscapeGuard()))
 
     def _hook(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
@@ -283,51 +330,83 @@ class EscapeGuard(TorchFunctionMode):
             if not tensor.is_leaf and not self.hooks.retains(tensor):
                 self.hooks.add("retain_grad", tensor)
             return None
+        view = internals.base_of(tensor) is not None
+        if view and tensor.grad_fn is None:
+            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
+        if view and self.hooks.has_older(tensor):
+            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
+            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
-    def _look_at_storage(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note that the entry depends on where an input begins, and refuse a window that reaches out of it."""
-        key = internals.storage_key(args[0])
-        if key in self.shared:
-            raise RunEagerly(f"the place of an input in memory that it shares with another is looked at, {user_line()}")
-        result = func(*args, **kwargs)
-        if key in self.inputs:
-            self._look_at_window(key, result)
-        return result
+    def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+        """Run ``set_``; a tensor that is given its own memory keeps all that it has, but autograd notes it."""
+        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            return otherwise(tensor, *args, **kwargs)
+        if args[0] is not tensor:
+            with internals.disable_torch_function():
+                if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
+                    self.reshapes.give(tensor, args[0], "set_")
+                    return tensor
+            return otherwise(tensor, *args, **kwargs)
+        with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
+            if tensor.requires_grad and tensor.is_leaf:
+                # an error, or another end for the gradients that are still to come
+                raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
+            if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
+                raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
 
-    def _look_at_window(self, key: int, result: Any) -> None:
-        position, name, _ = self.inputs[key]
-        self.offsets_read.add(position)
-        start, stop = self.windows[key]
-        if isinstance(result, Tensor) and result.numel():
-            first, last = _window(result)
-            if first < start or last > stop:
-                raise EscapeError(
-                    f"`as_strided` reaches memory of `{name}`'s storage that is not part of `{name}`",
-                    line=user_line(),
-                    why="the graph sees the input only",
-                    suggestion="pass the tensor that owns the memory",
-                    argument=name,
-                )
+    def _can_give(self, source: Tensor) -> bool:
+        """Tell whether the memory of a tensor is the function's own to give."""
+        if not internals.is_functional(source) or source.requires_grad or source.is_inference():
+            return False
+        key = internals.storage_key(source)
+        return key not in self.grounds
 
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
-        key = internals.storage_key(tensor)
-        known = self.inputs.get(key)
-        if func is Tensor.set_ or (func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)):
-            what = "an intermediate" if known is None else f"`{known[1]}`, or a view of it,"
+        ground = self.grounds.get(internals.storage_key(tensor))
+        known = None if ground is None or ground.is_base else ground
+        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+            return tensor  # nothing happens, whatever its strides
+        if func in _DETACHES:
+            self.chronicle.detaches(tensor)
+        of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
+        if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
+            assert known is not None
             raise StorageMutationError(
-                f"`{func.__name__}` gives {what} another storage or size",
+                f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory",
                 line=user_line(),
                 why="that is not supported yet",
                 suggestion="return a new tensor",
-                argument=None if known is None else known[1],
+                argument=known.name,
             )
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
-            self._look_at_window(key, tensor)
+            self.looks.check_window(tensor)
         return result
+
+
+def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]:
+    """Let a function mode see what a hook does."""
+
+    def call(value: Any) -> Any:
+        TorchFunctionMode.__enter__(guard)
+        try:
+            return hook(value)
+        finally:
+            TorchFunctionMode.__exit__(guard, None, None, None)
+
+    return call
+
+
+def _keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
+    """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""
+    if len(size) == 1 and not others:
+        wanted = size[0].shape if isinstance(size[0], Tensor) else size[0]
+        return (tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)) == tuple(tensor.shape)
+    return not others and size == tuple(tensor.shape)
 
 
 def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
@@ -395,13 +474,6 @@ def _is_captured(tensor: Tensor) -> bool:
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
-def _window(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte in its storage that ``tensor`` touches, and the one after the last."""
-    size, offset = tensor.element_size(), int(tensor.storage_offset())
-    last = offset + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return offset * size, (last + 1) * size
-
-
 def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
     """Give a wrapper that was written the strides back that it had, where they differ.
 
@@ -420,6 +492,7 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
 
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+_DETACHES = frozenset((Tensor.detach_, torch.detach_))
 _RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
         Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,

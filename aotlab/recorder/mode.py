@@ -57,7 +57,7 @@ def _settings() -> tuple[Any, ...]:
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        internals.matmul_precision(),
     )
 
 
@@ -92,7 +92,9 @@ class Recorder(TorchDispatchMode):
         self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
         self._settings = _settings()
+        self._inference = torch.is_inference_mode_enabled()
         self.values_only = False
+        self.ordinary = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -125,6 +127,14 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
+        if (
+            not self._inference
+            and torch.is_inference_mode_enabled()
+            and (self.ordinary or _is_ordinary_view(func, args))
+        ):
+            # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
+            with torch.inference_mode(False):
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
@@ -353,6 +363,27 @@ def values_only() -> Iterator[None]:
         yield
     finally:
         recorder.values_only = before
+
+
+@contextmanager
+def ordinary_values() -> Iterator[None]:
+    """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
+    recorder = _active[-1] if _active else None
+    if recorder is None or not torch.is_inference_mode_enabled():
+        yield
+        return
+    before, recorder.ordinary = recorder.ordinary, True
+    try:
+        yield
+    finally:
+        recorder.ordinary = before
+
+
+def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
+    if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
+        return False
+    first = func._schema.arguments[0].alias_info
+    return first is not None and not first.is_write and any(r.alias_info is not None for r in func._schema.returns)
 
 
 def operations_so_far() -> int:

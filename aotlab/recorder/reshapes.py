@@ -22,23 +22,25 @@ is seen to be without gradients.
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.ir.metadata import MetadataStep
-from aotlab.recorder.escapes import RunEagerly
+from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
+from aotlab.recorder.alive import MadeTensors
 from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _MOVES = frozenset(
     (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)
 )
+#: The names of the steps that give the same elements other indices.
+MOVES = frozenset(step.__name__ for step in _MOVES)
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 
@@ -50,10 +52,13 @@ class Reshaped(Protocol):
     real: Tensor
     wrapper: Tensor
     history: Any
+    base: Any
     steps: list[MetadataStep]
     whole: Tensor | None
     write_after: int | None
     sees_behind: bool
+    given: str
+    left: Any
 
     @property
     def written_visibly(self) -> bool:
@@ -66,6 +71,7 @@ class Reshapes:
     def __init__(self, inputs: Iterable[Reshaped] = ()) -> None:
         self._items = {id(item.wrapper): item for item in inputs}
         self._changed: dict[int, Tensor] = {}  # tensors that were changed, or of which a view was
+        self._made = MadeTensors(item.wrapper for item in self._items.values())
 
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself, other than a view of one."""
@@ -82,17 +88,71 @@ class Reshapes:
         tensor = args[0]
         if func not in _DETACHES:
             base = internals.base_of(tensor)
-            if tensor.requires_grad and _has_views(tensor):
+            if tensor.requires_grad and self._has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
+            if base is not None and base.requires_grad and not torch.is_grad_enabled():
+                # its history is made again at the next look, from what it is then
+                raise RunEagerly(f"`{func.__name__}` under no_grad on a view with a history, at {user_line()}")
             changed = tensor if base is None else base
             self._changed[id(changed)] = changed
         if self.is_input(tensor):
             return self._run_on_input(func, args, kwargs)
         if func in _RESIZES:
-            return _resize(tensor, _sizes(_step(func, args[1:], kwargs)))
+            size = _sizes(_step(func, args[1:], kwargs))
+            if tensor.requires_grad or not self.narrows(func, args, kwargs):
+                return _resize(tensor, size, self._made)
+            if size == tuple(tensor.shape):
+                torch.autograd.graph.increment_version(tensor)
+                return tensor
+            func, args, kwargs = Tensor.as_strided_, (tensor, size, _contiguous(size)), {}
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""
+        tensor, size = args[0], _sizes(_step(func, args[1:], kwargs))
+        return size == tuple(tensor.shape) or (tensor.is_contiguous() and math.prod(size) <= tensor.numel())
+
+    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Let ``run`` give a tensor the memory that it has, which changes its version and its history only."""
+        item = self._items.get(id(tensor))
+        written = item is not None and item.written_visibly
+        with internals.outside_of_trace():  # functionalization would take the memory for another one
+            run()
+        if item is not None and item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
+        if item is not None:
+            if not written:
+                item.history = tensor.grad_fn
+            item.steps.append(MetadataStep(method=SET_TO_ITSELF, grad_mode=torch.is_grad_enabled()))
+        return tensor
+
+    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
+        """Give a tensor the memory of an intermediate, and write it down if it is an input.
+
+        Raises
+        ------
+        RunEagerly
+            The epilogue could not do the same.
+        """
+        item = self._items.get(id(tensor))
+        kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
+        if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
+            raise RunEagerly(f"a view, or a tensor of another kind, is given or gives its memory, at {user_line()}")
+        if tensor.requires_grad and tensor.shape != source.shape:
+            raise RunEagerly(f"a tensor that requires grad is given memory of another shape, at {user_line()}")
+        if item is not None:
+            changed = item.base is not None or item.steps or item.whole is not None
+            if changed or (not item.given and internals.has_data_mutation(tensor)):
+                raise RunEagerly(f"`{item.name}` is given other memory after other changes in place, at {user_line()}")
+            item.given = how
+            item.left = item.left or tensor.untyped_storage()  # by whose address others are told apart from it
+        version = internals.version_of(tensor)
+        internals.give_memory(tensor, source)
+        internals.set_version(tensor, version)
+        if how == "set_":
+            torch.autograd.graph.increment_version(tensor)
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -105,11 +165,13 @@ class Reshapes:
         if self._changed:
             base = internals.base_of(tensor)
             base = tensor if base is None else base
-            if id(base) in self._changed and base.requires_grad and _has_views(base):
+            if id(base) in self._changed and base.requires_grad and self._has_views(base):
                 raise RunEagerly(f"a tensor is written that changed its sizes, or a view of it, at {user_line()}")
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         item = self._items[id(args[0])]
+        if item.given:
+            raise RunEagerly(f"`{item.name}` is given other memory and changed in place, at {user_line()}")
         step = _step(func, args[1:], kwargs)
         if func not in _MOVES and func not in _DETACHES and not self._keeps_all(item, step):
             if func in _RESIZES and math.prod(_sizes(step)) > item.wrapper.numel():
@@ -122,7 +184,7 @@ class Reshapes:
                 self._narrow(item)
         written = item.written_visibly
         if step.method == "resize_":
-            result = _resize(item.wrapper, _sizes(step))
+            result = _resize(item.wrapper, _sizes(step), self._made)
         else:
             result = func(*args, **kwargs)
             internals.refresh_count(item.wrapper)
@@ -138,15 +200,19 @@ class Reshapes:
         """
         item = self._items[id(out)]
         narrower = math.prod(out.shape) < math.prod(shape)
-        if item.whole is not None or item.steps or (before and narrower):
+        if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
-        _check_alone(out)
+        _check_alone(out, self._made)
         item.write_after = 0
         size, grad_mode = tuple(out.shape), torch.is_grad_enabled()
         item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=grad_mode))
         stride = internals.from_functional(out).stride()
         if stride != _contiguous(size):
             item.steps.append(MetadataStep(method="as_strided_", args=(size, stride), grad_mode=grad_mode))
+
+    def _has_views(self, tensor: Tensor) -> bool:
+        """Tell whether views of ``tensor`` are alive."""
+        return any(internals.base_of(other) is tensor for other in self._made.alive())
 
     def _keeps_all(self, item: Reshaped, step: MetadataStep) -> bool:
         """Tell whether ``as_strided_`` leaves all elements in sight, as the steps do that only move them."""
@@ -186,16 +252,17 @@ def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataS
     )
 
 
-def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
+def _resize(wrapper: Tensor, size: tuple[int, ...], made: MadeTensors) -> Tensor:
     """Resize a wrapper; functionalization can do so only within its memory."""
+    base = internals.base_of(wrapper)
+    if not (wrapper.is_contiguous() and (base is None or base.is_contiguous())):
+        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
     end = int(wrapper.storage_offset()) + math.prod(size)
     if wrapper.requires_grad or end * wrapper.element_size() <= wrapper.untyped_storage().nbytes():
         wrapper.resize_(size)
         internals.refresh_count(wrapper)
         return wrapper
-    _check_alone(wrapper)
-    if not wrapper.is_contiguous():
-        raise RunEagerly(f"a tensor that is not contiguous is resized, at {user_line()}")
+    _check_alone(wrapper, made)
     with torch.no_grad():
         grown = torch.empty(size, dtype=wrapper.dtype, device=wrapper.device)
         grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))
@@ -205,17 +272,12 @@ def _resize(wrapper: Tensor, size: tuple[int, ...]) -> Tensor:
     return wrapper
 
 
-def _check_alone(wrapper: Tensor) -> None:
+def _check_alone(wrapper: Tensor, made: MadeTensors) -> None:
     """Leave it to eager to move memory that others have in view."""
     key = internals.storage_key(wrapper)
-    tensors = [other for other in gc.get_objects() if issubclass(type(other), Tensor) and other is not wrapper]
-    if any(internals.is_functional(other) and internals.storage_key(other) == key for other in tensors):
+    others = (other for other in made.alive() if other is not wrapper and internals.is_functional(other))
+    if any(internals.storage_key(other) == key for other in others):
         raise RunEagerly(f"a tensor that was viewed gets new memory, at {user_line()}")
-
-
-def _has_views(tensor: Tensor) -> bool:
-    """Tell whether views of ``tensor`` are alive; slow, for rare occasions."""
-    return any(issubclass(type(other), Tensor) and internals.base_of(other) is tensor for other in gc.get_objects())
 
 
 def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
@@ -226,7 +288,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)
         for step in steps:
-            if step.method != "detach_":
+            if step.method not in ("detach_", SET_TO_ITSELF):
                 getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
     return tensor
 

@@ -11,8 +11,9 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.graphs import Phase
+from aotlab.ir.graphs import STAYS, Phase
 from aotlab.recorder.places import Place, stack_trace
+from aotlab.recorder.raising import may_raise
 from aotlab.torch_internals import OpOverload
 
 
@@ -63,7 +64,9 @@ class Operation:
     @property
     def is_impure(self) -> bool:
         """Whether it must stay although nobody uses its result."""
-        return self.is_random or self.target in internals.ASSERTIONS
+        if self.is_random or self.target in internals.ASSERTIONS:
+            return True
+        return may_raise(self.target, tensors_in((self.args, self.kwargs)))
 
 
 #: Where a value comes from: an input or constant by name, or an op's result at a path.
@@ -180,7 +183,7 @@ class Tape:
         outputs
             Fake tensors of the tape; None stays None.
         keep_impure
-            Keep random and asserting ops of that phase even if nobody uses them.
+            Keep random and asserting ops of that phase, and those that may raise, even if nobody uses them.
         write_back
             Pairs of an input and the value that the graph writes into it at its end.
 
@@ -190,11 +193,13 @@ class Tape:
             An output needs a value from outside that is not among the inputs.
         """
         stop = {id(fake) for _, fake in inputs}
+        unused: set[int] = set()
         wanted, outside = self.needed([*outputs, *(value for _, value in write_back)], stop)
         if keep_impure is not None:
             impure = [o for o in self.operations if o.phase == keep_impure and o.is_impure and o.index not in wanted]
             more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
-            wanted |= more | {o.index for o in impure}
+            unused = {o.index for o in impure} - more
+            wanted |= more | unused
             outside += further
         if outside:
             raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
@@ -254,6 +259,8 @@ class Tape:
             kwargs = {key: convert(arg) for key, arg in operation.kwargs.items()}
             node = graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
             _inherit(node, operation)
+            if index in unused:
+                node.meta[STAYS] = True
             results[index] = node
             if isinstance(operation.result, Tensor):
                 _describe(node, operation.result)

@@ -25,6 +25,7 @@ from aotlab.errors import UserLine
 from aotlab.guards import CallState, call_state
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.reached import Reached
+from aotlab.values import Mentioned
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
@@ -47,6 +48,9 @@ class Target(Protocol):
 
     def reached(self) -> tuple[Reached, ...]:
         """Return what the function reads besides its arguments."""
+
+    def mentioned(self) -> Mentioned:
+        """Return which attributes of its arguments the function may read; asked after `reached`."""
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
@@ -150,7 +154,14 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
     leaves, spec = nesting.flatten((args, kwargs))
     values = (*lifted, *leaves)
-    state = call_state(structure=_text_of(spec), nesting=spec, names=names, values=values, reached=reached)
+    state = call_state(
+        structure=_text_of(spec),
+        nesting=spec,
+        names=names,
+        values=values,
+        reached=reached,
+        mentioned=target.mentioned(),
+    )
 
     storages = StorageNumbers()
     kinds = [kind for _, kind in target.lifted_names()]

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import line_of, output_args, placeholders
+from aotlab.ir.graphs import STAYS, line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.recorder import tensors_in
 from aotlab.stages.trace.live import Trace
@@ -225,7 +225,8 @@ def _must_stay(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
     tags, schema = node.target.tags, node.target._schema
-    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or node.target in ASSERTIONS
+    stays = STAYS in node.meta or node.target in ASSERTIONS
+    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
 
 
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:

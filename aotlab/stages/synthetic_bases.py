@@ -9,6 +9,9 @@ The graph must see the write through the second argument too. So the memory that
     forward(base):                   # four floats
         a = base[0:3]; b = base[1:4]
 
+An input that is a view of a tensor with a history gets a base too, though it shares its memory with no other input: a
+write to it changes the history of that tensor, and of all its views.
+
 This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
 too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
 the others a new history. Inside trace the windows are made (`aotlab.analysis.windows`). If it turns out that none of a
@@ -20,11 +23,16 @@ into the windows that were written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
+
 from aotlab import torch_internals as internals
-from aotlab.analysis.windows import Base, plan
+from aotlab.analysis.windows import Base, has_owner, plan
 from aotlab.guards import byte_interval
+from aotlab.recorder import RunEagerly
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 
@@ -52,10 +60,14 @@ class SyntheticBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups that may be merged into a base."""
+    """The overlaps among the inputs, and the groups that may be merged into a base.
+
+    ``views`` are the bases of single inputs, views of a tensor with a history.
+    """
 
     overlaps: tuple[Overlap, ...]
     bases: tuple[SyntheticBase, ...] = ()
+    views: tuple[SyntheticBase, ...] = ()
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
@@ -75,14 +87,26 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
         if shared > 0:
             overlaps.append(Overlap(first=index[a], second=index[b], bytes=shared))
         links.append((index[a], index[b]))
-    bases = []
-    for members in _groups(links):
-        bases.append(plan(members, [call.values[dedupe.kept[k]] for k in members]))
-    record = SyntheticBasesRecord(
-        overlaps=tuple(overlaps),
-        bases=tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases),
-    )
-    return record, bases
+    groups = _groups(links)
+    bases = [plan(members, [call.values[dedupe.kept[k]] for k in members]) for members in groups]
+    views = _lone_views(call, dedupe, {k for members in groups for k in members})
+    record = SyntheticBasesRecord(overlaps=tuple(overlaps), bases=_recorded(bases), views=_recorded(views))
+    return record, [*bases, *views]
+
+
+def _lone_views(call: Call, dedupe: DedupeRecord, grouped: set[int]) -> list[Base]:
+    """Plan the bases of inputs that are views of a tensor with a history, beside the groups."""
+    found = []
+    if torch.is_grad_enabled():
+        for k, position in enumerate(dedupe.kept):
+            if k not in grouped and has_owner(call.values[position]) and call.values[position].numel():
+                with suppress(RunEagerly):  # only needed if it is written; the trace will see
+                    found.append(plan([k], [call.values[position]]))
+    return found
+
+
+def _recorded(bases: Sequence[Base]) -> tuple[SyntheticBase, ...]:
+    return tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases)
 
 
 def _groups(links: list[tuple[int, int]]) -> list[list[int]]:

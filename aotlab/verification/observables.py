@@ -422,22 +422,27 @@ def _passed_in_turn(tensors: Sequence[tuple[str, str, torch.Tensor]]) -> tuple[t
 
     Between other tensors the order is autograd's own affair. Outputs are called as the caller calls them: ``out[0]``.
     """
-    nodes: dict[str, Any] = {}
+    edges: dict[str, tuple[Any, int]] = {}
     for _, name, tensor in tensors:
         try:
             if tensor.requires_grad:
-                nodes[name] = torch.autograd.graph.get_gradient_edge(tensor).node
+                edge = torch.autograd.graph.get_gradient_edge(tensor)
+                edges[name] = edge.node, edge.output_nr
         except (RuntimeError, AssertionError):
             # Its history is invalid.
             continue
     pairs = []
-    for name, start in nodes.items():
-        reached, pending = {start}, [start]
+    for name, start in edges.items():
+        # by the edge, since one node may be that of several outputs, as of `unbind`
+        passed: set[tuple[Any, int]] = set()
+        reached, pending = {start[0]}, [start[0]]
         while pending:
-            following = {node for node, _ in pending.pop().next_functions if node is not None} - reached
-            reached |= following
-            pending += following
-        pairs += [(name, other) for other, node in nodes.items() if node in reached and node is not start]
+            following = {edge for edge in pending.pop().next_functions if edge[0] is not None}
+            passed |= following
+            nodes = {node for node, _ in following} - reached
+            reached |= nodes
+            pending += nodes
+        pairs += [(name, other) for other, edge in edges.items() if edge in passed]
     return tuple(pairs)
 
 

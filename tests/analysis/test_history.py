@@ -171,3 +171,38 @@ def test_an_error_in_the_middle():
         return x.grad
 
     assert both(lambda x: ((y := x.exp()), y * y), use) == [None, None]
+
+
+def test_a_backward_that_reaches_no_input_raises_as_in_eager():
+    """A view of a leaf that was made under `no_grad` is a leaf that nobody sees; what hangs on it has a backward."""
+
+    def f(x, overwrite):
+        with torch.no_grad():
+            v = x[...]
+        y = v.relu()
+        if overwrite:
+            y.add_(2)
+        return y
+
+    same(f, leaf(2, 2), True, eagerly=True)
+    same(f, leaf(2, 2), False)
+
+
+def test_hooks_on_the_way_to_no_input_are_called():
+    """Eager calls them, though no gradient gets to an input."""
+    calls = []
+
+    def f(x):
+        y = torch.ones(2, requires_grad=True) * x.detach()
+        y.register_hook(calls.append)
+        return y.sum()
+
+    for function in (f, compiled(f)):
+        function(leaf(2)).backward()
+    assert len(calls) == 2
+
+
+def test_the_gradient_of_something_expanded_has_memory_of_its_own():
+    """It comes in with memory for each element, and need not be brought into the strides of the output."""
+    same(lambda x: (x * 2).expand(3, 2), leaf(2))
+    same(lambda x: ((x * 2).unbind(0)[0].expand(2, 2), x.mul_(3)), nonleaf(2, 2))

@@ -305,3 +305,20 @@ def test_a_tensor_that_cannot_be_looked_at_in_the_end():
 
     seen = observe(several, parts)
     assert [end.text for end in seen.finally_ if end.name == "out[1]"] == ["RuntimeError"]
+
+
+def test_parts_of_one_unbind_are_in_no_order():
+    """They have one node, but no gradient passes the one on its way to the other."""
+    gradients: list[Any] = []
+    hook = {
+        str(n): lambda out, n=n: out[n].register_hook(lambda gradient: gradients.append((f"out[{n}]", gradient)))
+        for n in range(2)
+    }
+
+    def parts(a):
+        first, second = a.unbind(0)
+        return first, second * 3
+
+    seen = observe(parts, acting(torch.ones(2, 2, requires_grad=True), before=hook, seen=gradients))
+    assert len(seen.hooks) == 2
+    assert seen.hook_order == ()

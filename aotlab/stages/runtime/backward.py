@@ -11,7 +11,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Boxed
 from aotlab.errors import DoubleBackwardError
-from aotlab.guards import global_state
+from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.saved import SavedValues, restride
@@ -69,7 +69,7 @@ class Backward:
         if True not in pattern:
             return [None] * len(self.wanted)
         # eager's backward runs under the autocast of its own caller, whatever the forward ran under
-        casting = _autocast_settings() if internals.any_autocast_enabled() else ()
+        casting = autocast_state() if internals.any_autocast_enabled() else ()
         known = self._compiled.get((*pattern, *casting))
         mask = 0
         inputs: list[Any] = []
@@ -93,7 +93,3 @@ class Backward:
         else:
             gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]
-
-
-def _autocast_settings() -> tuple[Any, ...]:
-    return tuple(setting for setting in global_state() if setting[0].startswith("autocast"))

@@ -112,6 +112,14 @@ class Draft:
         order = {i: n for n, i in enumerate(self.trace.returned_outputs)}
         return sorted(found, key=lambda o: order[o.index])
 
+    def function_view(self, i: int) -> OutputAliasInfo | None:
+        """Return the output that the forward output ``i`` is, if a custom Function made it as a view of an input."""
+        n = i - len(self.trace.writes)
+        if not 0 <= n < len(self.trace.returned_outputs):
+            return None
+        output = self.meta.output_info[self.trace.returned_outputs[n]]
+        return output if output.is_function_view_of_input else None
+
     def label(self, i: int) -> str:
         """Name the forward output ``i``."""
         kinds = [("new", info.name) for info in self.mutated_out()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
+from aotlab.recorder import HookCopies
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.history import history_of
 from aotlab.stages.runtime.outputs import Outputs
@@ -21,6 +24,7 @@ class Edges:
         self._draft = draft
         self._outputs = outputs
         self._hooked: set[int] = set()  # which of the trace's hooks are registered
+        self._copies = ""  # the name of the copies of the hooks that this call makes
 
     def through(self, source: Source, done: Collection[int]) -> str:
         """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
@@ -47,7 +51,8 @@ class Edges:
     def keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
         draft, trace = self._draft, self._draft.trace
-        done: set[int] = set()
+        # writes that autograd does not see come before all segments; they too give views another edge
+        done = set(range(len(trace.writes))) - set(trace.roots)
         later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
         first = {i.index for i in draft.meta.input_info if i.metadata_steps and i.index not in later}
         for number, part in enumerate(trace.segments):
@@ -78,7 +83,25 @@ class Edges:
                 draft.w.add(f"{target}.retain_grad()")
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
-                draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
+                draft.w.add(f"{target}.{method}({self._hook(n, function)})")
+
+    def give_to_hooks(self) -> None:
+        """Write what gives the hooks of this call the tensors that they hold."""
+        if self._copies:
+            first = self._draft.trace.visible_outputs
+            held = [self._outputs.expression(first + n) for n in range(len(self._draft.trace.held))]
+            self._draft.w.add(f"{self._copies}.hold({', '.join(held)})")
+
+    def _hook(self, n: int, function: Callable[..., Any] | None) -> str:
+        """Return the expression of a hook; where hooks hold tensors of the call, each call has copies of its own."""
+        draft, trace = self._draft, self._draft.trace
+        if not trace.held:
+            return draft.w.constant("hook", function)
+        if not self._copies:
+            self._copies = draft.w.local("hooks")
+            make = partial(HookCopies, [function for *_, function in trace.hooks], trace.held)
+            draft.w.add(f"{self._copies} = {draft.w.constant('copies_of_hooks', make)}()")
+        return f"{self._copies}[{n}]"
 
     def _now(self, source: Source) -> str:
         tensor = self._draft.kept(source.index)
@@ -95,6 +118,7 @@ class Edges:
         writes = [draft.trace.writes[n] for n in done]
         base = draft.base_with(source.index)
         return any(
-            write.visible and (write.index == source.index or (base is not None and write.index in base.members))
+            (write.visible and write.index == source.index)
+            or ((write.visible or write.counts) and base is not None and write.index in base.members)
             for write in writes
         )

@@ -156,7 +156,16 @@ def own_nodes(draft: Draft, positions: Sequence[int], names: Mapping[int, str], 
     """
     first = len(draft.trace.writes)
     last = first + len(draft.trace.returned_outputs)
-    own = [i for i in positions if first <= i < last and (entries > 1 or draft.trace.is_view(i))]
+    own = []
+    for i in positions:
+        if not first <= i < last or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
+            continue
+        function = draft.meta.output_info[draft.trace.returned_outputs[i - first]].made_by
+        if function is not None:  # a view of which autograd knows that nobody may write it
+            view = draft.w.constant(function, internals.viewing_function(function))
+            draft.with_grad(f"{names[i]} = {view}({names[i]})")
+        elif entries > 1 or draft.trace.is_view(i):
+            own.append(i)
     if own:
         draft.w.namespace["own_node"] = internals.give_own_node
         draft.with_grad("; ".join(f"own_node({names[i]})" for i in own))

@@ -27,7 +27,7 @@ class Generator:
     def __init__(self, parts: Parts) -> None:
         self._draft = Draft(parts)
         self._outputs = Outputs(self._draft)
-        self._mutations = Mutations(self._draft)
+        self._mutations = Mutations(self._draft, self._outputs)
         self._keeping = Keeping(self._draft)
         self._edges = Edges(self._draft, self._outputs)
 
@@ -42,7 +42,7 @@ class Generator:
         given = Prologue(draft).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
-            SegmentCalls(draft, edges, self._mutations, self._keeping).write()
+            SegmentCalls(draft, edges, self._outputs, self._mutations, self._keeping).write()
             w.add()
             w.add("# epilogue: what the caller can see besides")
         else:
@@ -50,13 +50,15 @@ class Generator:
             edges.register_hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
+            self._outputs.write_early()
             self._mutations.write(draft.results)
         self._keeping.remember()
         outputs = self._outputs.write()
         self._keeping.watch(edges)
         edges.register_hooks("input", "changed", "owner", "root", "output")
+        edges.give_to_hooks()
         self._leave_grad_mode()
-        w.add(f"return {write_result(w, draft.trace.out_spec, outputs, given)}")
+        w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs], given)}")
         source = "\n".join([*draft.heads, "def run(args, kwargs):", *body]) + "\n"
         return source, w.namespace
 

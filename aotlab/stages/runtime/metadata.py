@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
 
 
 def before_write(info: InputAliasInfo) -> Sequence[MetadataStep]:
@@ -30,7 +30,18 @@ def after_write(info: InputAliasInfo) -> Sequence[MetadataStep]:
 def lines(target: str, steps: Sequence[MetadataStep]) -> Iterator[tuple[str, bool]]:
     """Write each step on ``target`` as a line, with the grad mode that it needs."""
     for step in steps:
-        yield f"{target}.{step}", step.grad_mode
+        call = f"set_({target})" if step.method == SET_TO_ITSELF else str(step)
+        yield f"{target}.{call}", step.grad_mode
+
+
+def gives(target: str, info: InputAliasInfo, value: str) -> Iterator[str]:
+    """Write that ``target`` is given the memory of ``value``, as it was by the function."""
+    if info.given == "set_":
+        yield f"{target}.set_({value})"
+        return
+    yield f"{target}.data = {value}"
+    if info.moves_version:
+        yield f"torch.autograd.graph.increment_version({target})"
 
 
 def is_detached(info: InputAliasInfo) -> bool:

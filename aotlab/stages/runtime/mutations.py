@@ -9,15 +9,17 @@ import torch
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.trace.records import Write
 
 
 class Mutations:
     """Writes each change once, as soon as the new value is there."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, outputs: Outputs) -> None:
         self.draft = draft
         self.w = draft.w
+        self._outputs = outputs
         self._counted = False  # whether the versions of inputs that the graph writes are seen to
 
     def write(self, results: Mapping[int, str]) -> None:
@@ -61,13 +63,25 @@ class Mutations:
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.draft.kept(info.index)
+        self._views_from_before(info.index)
         self.draft.changed.add(info.index)
         self._steps(target, info, metadata.before_write(info))
-        if write is not None:
+        if info.given:
+            for line in metadata.gives(target, info, value):
+                self.w.add(line)
+        elif write is not None:
             self._copy(target, info, write, value)
         self._steps(target, info, metadata.after_write(info))
         if info.requires_grad_set is not None and not self._requires_grad_first(info):
             self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
+
+    def _views_from_before(self, k: int) -> None:
+        """Make the outputs that are views of an input as it is before a change; autograd tells them from later ones."""
+        base = self.draft.base_with(k)
+        together = (k,) if base is None else base.members
+        for output in self.draft.meta.output_info:
+            if output.precedes_write and output.base_idx in together:
+                self._outputs.expression(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
         line = f"{target}.copy_({value})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aotlab import torch_internals as internals
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.stages.runtime.debug_checks import fresh_checker, output_checker
 from aotlab.stages.runtime.draft import Draft
@@ -29,11 +30,26 @@ class Outputs:
             self._check(returned)
         return [self.expression(i) for i in range(len(self.meta.output_info))]
 
+    def write_early(self) -> None:
+        """Write the outputs that have to be there before inputs are written."""
+        for i in self.draft.trace.made_before:
+            self.expression(i)
+
     def expression(self, i: int) -> str:
         """Return the expression of one of the user's outputs; write what makes it, once."""
         if i not in self._made:
             self._made[i] = self._make(self.meta.output_info[i])
         return self._made[i]
+
+    def view_without_history(self, output: OutputAliasInfo) -> str:
+        """Write the view of an input that an output is, for an autograd node that takes it as its own."""
+        assert output.base_idx is not None
+        base, name = self.draft.kept(output.base_idx), self.w.local(f"{output.name} view")
+        if output.views:
+            self._views.write(name, base, output, False if self.draft.grad_on else None)
+        else:
+            self.draft.in_context(f"{name} = {base}.view_as({base})", grad_mode=False if self.draft.grad_on else None)
+        return name
 
     def _check(self, returned: list[OutputAliasInfo]) -> None:
         """Write the checks of ``config.debug_assert``."""
@@ -41,8 +57,9 @@ class Outputs:
         for output in returned:
             assert output.spec is not None
             w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        fresh = ", ".join([*(self.expression(o.index) for o in returned)])
-        check = w.constant("check_fresh", fresh_checker([o.name for o in returned]))
+        alone = [o for o in returned if not o.is_function_view_of_input]
+        fresh = ", ".join([*(self.expression(o.index) for o in alone)])
+        check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
         w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
 
     def _make(self, output: OutputAliasInfo) -> str:
@@ -57,6 +74,10 @@ class Outputs:
             returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
             if output.is_new_leaf:
                 self.w.add(f"{returned}.requires_grad_()")
+            if output.is_inference:
+                name = self.w.local(output.name)
+                self.w.add(f"{name} = {self.w.constant('as_inference', internals.as_inference_tensor)}({returned})")
+                return name
             return returned
         return self._make_alias(output)
 
@@ -70,8 +91,16 @@ class Outputs:
             other = self.meta.output_info[through]
             assert other.views is not None
             assert output.views is not None
-            base, output = self.expression(through), replace(output, views=output.views[len(other.views) :])
+            rest = output.views[len(other.views) :]
+            base, output = self.expression(through), replace(output, views=rest, no_grad_views=0)
         name = self.w.local(output.name)
+        if output.no_grad_views:
+            assert output.views is not None
+            count, end = output.no_grad_views, self.w.local(f"{output.name} end")
+            self._views.write(
+                end, base, replace(output, views=output.views[:count]), False if self.draft.grad_on else None
+            )
+            base, output = end, replace(output, views=output.views[count:])
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.draft.grad_on else None
         self._views.write(name, base, output, toggle)

@@ -6,14 +6,16 @@ tensors; then what only this trace depends on, such as where an input begins or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.windows import Base
+from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.nesting import Given
@@ -39,6 +41,7 @@ class Prologue:
         self._surroundings()
         Arguments(self.draft).write()
         self._tensors()
+        self._attributes()
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
         self._offsets()
@@ -59,6 +62,8 @@ class Prologue:
             f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
+        if self.draft.trace.sets_saved_hooks:
+            conditions.append(f"{w.constant('hooks_disabled', internals.saved_tensor_hooks_disabled)}()")
         function = getattr(target, "function", None)
         if isinstance(function, FunctionType):
             known = w.constant("function", function), w.constant("code", function.__code__)
@@ -67,8 +72,36 @@ class Prologue:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
         self.draft.miss(conditions)
+        self._switches(settings)
         if still_same is not None:
             self.draft.miss([f"not {w.constant('reached_holds', still_same)}()"])
+
+    def _switches(self, settings: Mapping[str, Any]) -> None:
+        """Write the checks of the flags of torch's backends: they decide which ops some functions are traced as."""
+        conditions = []
+        for switch in internals.SWITCHES:
+            if switch.counts(self.state.mentioned.names):
+                name = switch.name.removeprefix("torch.backends.")
+                read, expected = f"{self.w.constant(name, switch.read)}()", settings[switch.name]
+                if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
+                    conditions.append(f"not {read}" if expected else read)
+                else:
+                    conditions.append(f"{read} != {expected!r}")
+        self.draft.miss(conditions)
+
+    def _attributes(self) -> None:
+        """Write the checks of what hangs on the tensors by names that the function's code mentions."""
+        mentioned, w = self.state.mentioned, self.w
+        for i in self.parts.dedupe.kept:
+            facts = self.state.leaves[i]
+            assert isinstance(facts, TensorFacts)
+            if not facts.attributes and not mentioned.by_string:
+                continue  # code that mentions what is not there raises, unless it asks first
+            tensor = self.draft.expressions[i]
+            expected = w.constant("attributes", facts.attributes)
+            differ = w.constant("attributes_differ", attributes_differ)
+            condition = f"{differ}({tensor}, {expected}, {w.constant('mentioned', mentioned)})"
+            self.draft.miss([condition if facts.attributes else f"{tensor}.__dict__ and {condition}"])
 
     def _tensors(self) -> None:
         """Write the checks of which arguments are one tensor, and of what the tensors are."""
@@ -91,8 +124,10 @@ class Prologue:
         """Write the checks that what happened to an input may happen to this one."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
-        if metadata.is_detached(info) or (info.changes_unseen and draft.trace.training):
+        if metadata.is_detached(info) or info.history_moves or (info.changes_unseen and draft.trace.training):
             draft.miss([f"{tensor}._base is not None"])
+        if info.changes_history_twice:
+            draft.miss([f"{tensor}.retains_grad"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info):
@@ -116,25 +151,45 @@ class Prologue:
     def _overlaps(self) -> None:
         """Write the check that written inputs share memory exactly as they did."""
         written = [i.index for i in self.draft.meta.input_info if i.must_not_overlap]
-        if not written or len(self.parts.dedupe.kept) < 2:
+        if not written:
             return
         bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
+        several = len(self.parts.dedupe.kept) > 1
         if bases:  # such an entry is for calls that share memory in the very same way
-            self._same_pattern(bases)
-        else:
+            if several:
+                self._same_pattern()
+            self._same_owners(bases)
+        elif several:
             self._apart(written)
             self._apart_in_history(written)
+        self._views_of_nothing()
 
-    def _same_pattern(self, bases: Sequence[Base]) -> None:
+    def _same_pattern(self) -> None:
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
         check = self.w.constant("shares_memory_otherwise", pattern_checker(expected))
         self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
+
+    def _same_owners(self, bases: Sequence[Base]) -> None:
         for base in bases:
             if base.owners:
                 members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
                 check = self.w.constant("owned_otherwise", owner_checker(members))
                 self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
+
+    def _views_of_nothing(self) -> None:
+        """Write the check that written inputs whose own history changes are no views, whose owner's would change."""
+        for info in self.draft.meta.input_info:
+            tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+            with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
+            if (
+                not with_history
+                or self.draft.base_with(info.index) is not None
+                or internals.base_of(tensor) is not None
+            ):
+                continue
+            if self.draft.grad_on or self.draft.trace.training:
+                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

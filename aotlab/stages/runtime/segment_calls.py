@@ -22,6 +22,7 @@ from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.forward_call import anchor, graph_inputs, own_nodes
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
+from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.runtime.saved import SavedValues
 
 
@@ -32,11 +33,12 @@ class SegmentCalls:
     and inputs as they are after their write.
     """
 
-    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping) -> None:
+    def __init__(self, draft: Draft, edges: Edges, outputs: Outputs, mutations: Mutations, keeping: Keeping) -> None:
         self.draft = draft
         self.trace = draft.trace
         self.w = draft.w
         self._edges = edges
+        self._outputs = outputs
         self._mutations = mutations
         self._keeping = keeping
 
@@ -55,6 +57,7 @@ class SegmentCalls:
         self._mutations.require_grad()
         self._edges.register_hooks("input", "owner")
         self._edges.keep_old_histories()
+        self._outputs.write_early()
         self._mutations.without_writes()
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:
@@ -82,7 +85,7 @@ class SegmentCalls:
         names = [w.local(draft.label(i)) for i in positions]
         carried = part.entries[len(part.roots) :]
         carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
-        values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
+        values = [self._value(i) for i in positions]
         values += [f"{self._like(edge)}.detach()" for edge in carried]
         results = [*names, *carriers]
         comma = "," if len(results) == 1 else ""
@@ -94,6 +97,16 @@ class SegmentCalls:
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
         own_nodes(draft, positions, draft.results, len(results))
+
+    def _value(self, i: int) -> str:
+        """Return the expression of the forward output ``i`` as the node takes it.
+
+        A view of an input that a custom Function made is made of the caller's tensor, as it is by now.
+        """
+        output = self.draft.function_view(i)
+        if output is None:
+            return f"out[{i}]{'.detach()' if self.trace.is_view(i) else ''}"
+        return self._outputs.view_without_history(output)
 
     def _like(self, edge: Edge) -> str:
         """Return the name of a tensor without memory that looks like the value whose gradient an edge carries."""

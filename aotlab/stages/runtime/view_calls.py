@@ -59,7 +59,8 @@ class ViewCalls:
                 expression = call
                 continue
             whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
-            key = (base, repr((*output.views[:n], whole, grad_mode)))  # arguments may be lists
+            # arguments may be lists; views from before and from after a write are not of one call
+            key = (base, repr((*output.views[:n], whole, grad_mode, len(self.draft.written))))
             made, given = self._several.get(key, ("", set()))
             if not made or step.item in given:  # each view is handed out once
                 made, given = self.w.local("views"), set()

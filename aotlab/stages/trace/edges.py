@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
 from aotlab.analysis.history import Edge, Segment, edge_of, next_edges, segments
@@ -38,11 +40,19 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
     }
     changed: dict[Edge, tuple[int, ...]] = {edge: () for edge in stepped if edge not in known}
     known.update({edge: Source("changed", stepped[edge]) for edge in changed})
+    number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
+    for k, item in enumerate(inputs):
+        # after a write to what it is a view of, a view's own edge is another
+        if id(item.base) in written and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
+            edge = edge_of(item.wrapper)
+            known[edge] = Source("changed", k)
+            changed[edge] = tuple(number[m] for m in item.base.members if m in number)
     parts = segments(
         edges,
         list(stands_for),
         {**{edge: base for edge, (_, base) in seen.items()}, **changed},
         cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
+        alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
     return known, parts
@@ -77,6 +87,8 @@ def _seen(
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
             continue
+        if info.is_function_view_of_input:
+            continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
@@ -92,7 +104,11 @@ def _seen(
 
 def made_through(outputs: Outputs) -> dict[int, int]:
     """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
-    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    views = {
+        i: t
+        for i, t in outputs.tensors.items()
+        if outputs.infos[i].views and t.grad_fn and not outputs.infos[i].is_function_view_of_input
+    }
     if len(views) < 2:
         return {}
     at = {edge_of(t): i for i, t in reversed(views.items())}
@@ -117,6 +133,42 @@ def made_through(outputs: Outputs) -> dict[int, int]:
                 break
             node = edges[0][0]
     return found
+
+
+def made_before(findings: Findings, forward: ForwardOutputs, through: Mapping[int, int]) -> tuple[int, ...]:
+    """Find the outputs that are views of an input from before a write to it.
+
+    The write gave them a history that goes by what the input is a view of, and not by the input any more. Autograd does
+    the same at run time if they are made before the write there too.
+    """
+    inputs, outputs = findings.inputs, findings.outputs
+    written = {id(inputs[write.index].base) for write in (*forward.writes, *forward.counted)}
+    found = []
+    for info in outputs.infos:
+        tensor = outputs.tensors.get(info.index)
+        if tensor is None or info.output_type is not OutputType.ALIAS_OF_INPUT or info.views == ():
+            continue
+        assert info.base_idx is not None
+        item = inputs[info.base_idx]
+        if item.base is None or id(item.base) not in written or info.index in through or item.steps:
+            continue
+        both = item.wrapper.grad_fn is not None and tensor.grad_fn is not None
+        if both and not _hangs_on(tensor, edge_of(item.wrapper)):
+            found.append(info.index)
+    return tuple(found)
+
+
+def _hangs_on(tensor: Tensor, edge: Edge) -> bool:
+    """Tell whether the gradient of a view goes to ``edge`` by nothing but views."""
+    node = tensor.grad_fn
+    while node is not None:
+        edges = next_edges(node)
+        if edge in edges:
+            return True
+        if len(edges) != 1:
+            return False
+        node = edges[0][0]
+    return False
 
 
 def place_hooks(

@@ -12,6 +12,7 @@ from aotlab.analysis.history import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Write
+from aotlab.stages.trace.unseen_writes import with_moving_histories
 from aotlab.stages.trace.writes import writes_of
 
 
@@ -95,15 +96,19 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         write_back=[],
         infos=infos,
     )
-    return _written_in_graph(found, findings, finals) if keep_input_mutations and not found.training else found
+    if found.training:
+        return replace(found, infos=with_moving_histories(findings, infos, found.edges))
+    return _written_in_graph(found, findings, finals) if keep_input_mutations else found
 
 
 def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
     """Leave to the graph the writes that it can do as eager does."""
     inputs = findings.inputs
+    # views from before the write have to be made before it, and the graph runs first
+    viewed = {info.base_idx for info in findings.outputs.infos if info.precedes_write}
     # a write in the graph moves the version counter; where eager's does not, the epilogue writes
     infos = tuple(
-        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None else i
+        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None and k not in viewed else i
         for k, i in enumerate(found.infos)
     )
     kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}

@@ -7,13 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aotlab import nesting
-from aotlab.analysis import Entered, Outputs, Places, input_info, read_outputs
+from aotlab.analysis import Entered, Outputs, Places, input_info
+from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.recorder import EscapeGuard, Hook, Recorder, Reshapes, RunEagerly, Warned, WarningTape, would_raise
+from aotlab.recorder import (
+    Chronicle,
+    EscapeGuard,
+    Ground,
+    Hook,
+    Recorder,
+    Reshapes,
+    RunEagerly,
+    Warned,
+    WarningTape,
+    would_raise,
+)
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
@@ -38,6 +51,12 @@ class Findings:
         What the function warned of.
     hooks
         The hooks that it registered.
+    chronicle
+        When it made views of inputs, and wrote them.
+    sets_saved_hooks
+        Whether it sets ``saved_tensors_hooks``.
+    visible, held
+        How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
 
     call: Call
@@ -51,6 +70,10 @@ class Findings:
     offsets_read: tuple[int, ...]
     warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
+    chronicle: Chronicle
+    sets_saved_hooks: bool
+    visible: int
+    held: list[Tensor]
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
@@ -76,7 +99,12 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        outputs = read_outputs(recorder.tape, leaves, names, inputs)
+        hooks = escapes.hooks.all
+        outputs, held = outputs_for_hooks(
+            recorder.tape, leaves, names, inputs, hooks, escapes.chronicle.precedes_a_write
+        )
+    if outputs.cut and hooks:
+        raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
         raise RunEagerly("a warning of the function is turned into an error")
     return Findings(
@@ -88,16 +116,24 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
-        offsets_read=tuple(sorted(escapes.offsets_read)),
+        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
         warned=tuple(warned.noted),
-        hooks=escapes.hooks.all,
+        chronicle=escapes.chronicle,
+        hooks=hooks,
+        sets_saved_hooks=escapes.sets_saved_hooks,
+        visible=len(leaves),
+        held=held,
     )
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
-    known = {i.storage: (k, i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-    shared = {i.storage for i in inputs if i.base is not None}
-    return EscapeGuard(known, shared, Reshapes(inputs))
+    grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        first = inputs[base.members[0]]
+        storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
+        start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+    return EscapeGuard(grounds, Reshapes(inputs))
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

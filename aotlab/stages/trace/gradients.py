@@ -9,7 +9,8 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import reachable
+from aotlab.analysis.history import Survey, reachable
+from aotlab.analysis.windows import has_owner
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
@@ -57,10 +58,36 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
     for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
         if not info.metadata_steps:
             continue
+        if info.changes_history_twice and item.real.retains_grad:
+            raise RunEagerly(f"`{info.name}` retains its gradient, changes its sizes and is written")
         if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
         if info.changes_unseen and internals.base_of(item.real) is not None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
+    """Leave to eager changes of a view of a tensor with a history where the trace does not see that of the tensor.
+
+    That is so where the view has no base, and where a step on a view of it changed the history without a write.
+    """
+    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+        only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
+        if item.base is None and info.moves_version and not only_steps and has_owner(item.real):
+            raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
+        unseen = item.base is not None and item.base not in trace.placeholder_sources
+        if unseen and info.moves_version and item.wrapper.requires_grad:
+            raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
+
+
+def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
+    """Leave to eager what happens in a backward on its way to tensors that nobody can see.
+
+    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
+    raises if what a node kept has been written.
+    """
+    if seen.hidden and (hooked or any(internals.kept_is_written(node) for node in seen.hidden)):
+        raise RunEagerly("a gradient that reaches no input calls hooks or raises")
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, watches
+from aotlab.analysis.backward_writes import unwritten
+from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
+from aotlab.analysis.hooked import check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder
-from aotlab.stages.trace.edges import divide, made_through, place_hooks
+from aotlab.recorder import Recorder, overlaps_itself
+from aotlab.stages.trace.edges import divide, made_before, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
-from aotlab.stages.trace.gradients import check_histories, differentiate_all
+from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Source, TraceRecord
@@ -29,8 +31,10 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     known, parts = divide(findings, forward)
     tangents = _Tangents(findings.recorder, forward.roots, parts)
     known.update(tangents.carriers)
+    through = made_through(findings.outputs)
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
     bits = node_bits(parts)
+    check_passed(findings.hooks, findings.outputs, findings.inputs, through)
     metadata = ViewAndMutationMeta(
         input_info=forward.infos,
         output_info=tuple(findings.outputs.infos),
@@ -71,14 +75,23 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         offsets_read=findings.offsets_read,
         warned=findings.warned,
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
-        made_through=made_through(findings.outputs),
+        made_through=through,
+        made_before=made_before(findings, forward, through),
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
+        visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
+        held=findings.held,
+        sets_saved_hooks=findings.sets_saved_hooks,
         metadata=metadata,
     )
-    gradients = differentiate_all(trace)
+    seen = survey(parts)
+    with unwritten(_callers(findings, trace), seen.custom):
+        gradients = differentiate_all(trace)
     if trace.training:
+        check_out_of_sight(seen, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
+    if trace.training or torch.is_grad_enabled():
+        check_owners(trace, findings.inputs)
     return _record(trace, forward, gradients), trace
 
 
@@ -104,7 +117,9 @@ class _Tangents:
         for item in roots:
             value = item.value
             with fake_mode:
-                tangent = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                # the gradient of something expanded has memory for each of its elements
+                like = torch.empty(value.shape, device="meta") if overlaps_itself(value) else value
+                tangent = torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device)
             self._add(tape.enter(tangent), item.source, item.index)
         for part in parts:
             numbers = list(part.roots)
@@ -140,7 +155,16 @@ def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
     inputs, outputs = findings.inputs, findings.outputs
     watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
     wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
-    return {source: mask for source, mask in zip(watched, watches(bits, wrappers), strict=True) if mask}
+    masks = watches(bits, wrappers, findings.chronicle.kept_by)
+    return {source: mask for source, mask in zip(watched, masks, strict=True) if mask}
+
+
+def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
+    """List the wrappers of what the caller can see: inputs, outputs, and the gradients that come in."""
+    infos = findings.outputs.infos
+    named = [(f"`{item.name}`", item.wrapper) for item in findings.inputs]
+    named += [(f"`{infos[i].name}`", tensor) for i, tensor in findings.outputs.tensors.items()]
+    return named + [("the gradient that it is given", wrapper) for wrapper in trace.tangent_wrappers]
 
 
 def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | None]) -> TraceRecord:

@@ -59,8 +59,16 @@ class Trace:
         What `derive` found for each segment with all its tangents.
     made_through
         For outputs that are views of other outputs that are views, which one.
+    made_before
+        The outputs that are views of inputs from before a write, with a history that only a view from then gets.
+    visible_outputs
+        How many of the outputs the user gets; the others are there for hooks.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
+    held
+        The traced tensors that hooks hold, each an output behind those that the user gets.
+    sets_saved_hooks
+        Whether the function sets ``saved_tensors_hooks``.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
@@ -102,9 +110,13 @@ class Trace:
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
     made_through: dict[int, int]
+    made_before: tuple[int, ...]
     final_offsets: list[int]
     warned: tuple[Warned, ...]
+    visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
+    held: list[Tensor]
+    sets_saved_hooks: bool
     metadata: ViewAndMutationMeta
 
     @property

@@ -13,7 +13,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.windows import Base, extent
 from aotlab.ir.metadata import InputAliasInfo
-from aotlab.recorder import overlaps_itself
+from aotlab.recorder import RunEagerly, overlaps_itself
 from aotlab.stages.trace.records import Write
 
 
@@ -34,11 +34,13 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
         order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
         for k in order:
             real = inputs[k].real
-            if overlaps_itself(real):
-                continue  # eager lets nobody write it: what it shows was written through the others
-            visible = inputs[k].written_visibly
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if overlaps_itself(real):
+                if inside:
+                    continue  # eager lets nobody write it: what it shows was written through the others
+                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
+            visible = inputs[k].written_visibly
             if inside and not visible:
                 if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
                     found.append(Write(k, visible=False, counts=True, only_counts=True))

@@ -17,8 +17,9 @@ from aotlab.verification.fuzz.engines import Watch
 from aotlab.verification.fuzz.plan import Plan
 from aotlab.verification.programs import Outcome
 
-#: What can become of a program. "alike" means that it raises before there was anything to compile, as in eager.
-Status = Literal["accepted", "refused", "eager", "alike", "wrong", "error", "raises"]
+#: What can become of a program. "alike" means that it raises before there was anything to compile, as in eager;
+#: "dynamo" that it differs, but in nothing in which it does not differ with Dynamo alone, without an engine behind it.
+Status = Literal["accepted", "refused", "eager", "alike", "dynamo", "wrong", "error", "raises"]
 
 #: Those that are failures.
 FAILED = ("wrong", "error", "raises")
@@ -38,7 +39,7 @@ class Row:
     status
         What became of it.
     reasons
-        Why it was refused or ran eagerly.
+        Why it was refused or ran eagerly, or in what Dynamo differs.
     categories
         What it is about.
     graphs
@@ -154,6 +155,8 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
     status, reasons = _status(outcome, watch), tuple(sorted(set(outcome.refusals)))
     if status == "eager":
         reasons = (failures.why_eager(plan, drawn.program),)
+    if status == "dynamo":
+        reasons = (failures.coarse(watch.dynamos),)
     graphs = tuple(sorted(watch.graphs()))
     return Row(program=program, status=status, reasons=reasons, categories=categories, graphs=graphs), outcome, name
 
@@ -161,6 +164,8 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
 def _status(outcome: Outcome, watch: Watch) -> Status:
     if outcome.status == "failed":
         return failures.kind(outcome.differences)
+    if watch.dynamos:
+        return "dynamo"
     if outcome.status == "refused":
         return "refused"
     if watch.eager_calls:

@@ -21,7 +21,7 @@ from aotlab.verification.fuzz.block import FAILED, Block
 from aotlab.verification.fuzz.plan import Plan, engine_revision, generator_version
 
 _FORMAT = 1
-_COUNTS = ("accepted", "refused", "eager", "alike", "failed", "clean")
+_COUNTS = ("accepted", "refused", "eager", "alike", "dynamo", "failed", "clean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Entry:
     """What was run at one state of the sources.
 
     ``clean`` counts the accepted programs since the last block in which something failed; ``alike`` such as raise as in
-    eager before anything is compiled. ``runs`` lists by seed and options the first and last numbers of finished
+    eager before anything is compiled; ``dynamo`` such as differ with Dynamo alone as well. ``runs`` lists by seed and options the first and last numbers of finished
     blocks.
     """
 
@@ -42,6 +42,7 @@ class Entry:
     refused: int = 0
     eager: int = 0
     alike: int = 0
+    dynamo: int = 0
     failed: int = 0
     clean: int = 0
     runs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -118,6 +119,7 @@ def _add(entry: Entry, block: Block) -> Entry:
         refused=entry.refused + counts["refused"],
         eager=entry.eager + counts["eager"],
         alike=entry.alike + counts["alike"],
+        dynamo=entry.dynamo + counts["dynamo"],
         failed=entry.failed + failed,
         clean=0 if failed else entry.clean + counts["accepted"],
     )

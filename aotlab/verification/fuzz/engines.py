@@ -6,6 +6,7 @@ Whatever an engine offers, values are those of torch's own kernels, so that they
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from torch import fx
 from aotlab import api
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
+from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz.plan import Plan
 
 Function = Callable[..., Any]
@@ -28,10 +30,13 @@ class Watch:
     ----------
     eager_calls
         How many calls returned a result that eager had computed.
+    dynamos
+        What differs from eager without the engine as well: Dynamo's own differences.
     """
 
     def __init__(self) -> None:
         self.eager_calls = 0
+        self.dynamos: tuple[Difference, ...] = ()
 
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
@@ -132,9 +137,11 @@ class Upstream(Watch):
 class UpstreamBehindDynamo(Watch):
     """Stock ``torch.compile`` with the backend ``aot_eager``, whose graphs are not seen."""
 
+    backend = "aot_eager"
+
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
-        return torch.compile(function, backend="aot_eager")
+        return torch.compile(function, backend=self.backend)
 
     @property
     def compiled(self) -> bool:
@@ -148,6 +155,17 @@ class UpstreamBehindDynamo(Watch):
     def close(self) -> None:
         """Reset Dynamo."""
         torch.compiler.reset()
+
+
+class DynamoAlone(UpstreamBehindDynamo):
+    """Dynamo with its backend ``eager``, which runs the graphs as they are: what differs here is Dynamo's own doing."""
+
+    backend = "eager"
+
+    def close(self) -> None:
+        """Reset Dynamo, and let go of the modes that a graph has entered and, as it raised, not left."""
+        super().close()
+        gc.collect()
 
 
 def watch(plan: Plan) -> Watch:

@@ -16,7 +16,7 @@ from typing import Literal
 from aotlab import observe
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import drawing
-from aotlab.verification.fuzz.engines import Watch, watch
+from aotlab.verification.fuzz.engines import DynamoAlone, Watch, watch
 from aotlab.verification.fuzz.plan import Plan
 from aotlab.verification.programs import Outcome, Program, run_program
 
@@ -47,31 +47,43 @@ class Small:
 
 
 def run(plan: Plan, program: Program) -> tuple[Outcome, Watch]:
-    """Run a program on the engine of the plan and compare; nothing of its warnings is shown."""
+    """Run a program on the engine of the plan and compare; nothing of its warnings is shown.
+
+    What differs also with Dynamo alone is left out of the outcome, and noted in the watch.
+    """
     watched = watch(plan)
+    outcome = _run(watched, program)
+    if plan.dynamo and outcome.differences:
+        by_itself = {_told(difference) for difference in _of_dynamo_alone(program)}
+        watched.dynamos = tuple(each for each in outcome.differences if _told(each) in by_itself)
+        kept = tuple(each for each in outcome.differences if _told(each) not in by_itself)
+        if not kept:
+            return replace(outcome, differences=(), status="refused" if outcome.refusals else "ok"), watched
+        outcome = replace(outcome, differences=kept)
+    return outcome, watched
+
+
+def _run(watched: Watch, program: Program) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            outcome = run_program(program, watched.candidate)
-            return (_without_dynamos(outcome) if plan.dynamo else outcome), watched
+            return run_program(program, watched.candidate)
         finally:
             watched.close()
 
 
-def _without_dynamos(outcome: Outcome) -> Outcome:
-    """Leave out errors that Dynamo raises in a type of its own while it captures, before any engine sees the graph."""
-    kept = tuple(
-        difference
-        for difference in outcome.differences
-        if not (
-            difference.kind == "exception"
-            and difference.expected != "none"
-            and difference.actual.startswith("TorchRuntimeError")
-        )
-    )
-    if outcome.status != "failed" or kept:
-        return replace(outcome, differences=kept)
-    return replace(outcome, differences=(), status="refused" if outcome.refusals else "ok")
+def _of_dynamo_alone(program: Program) -> tuple[Difference, ...]:
+    try:
+        return _run(DynamoAlone(), program).differences
+    except Exception:  # noqa: BLE001  # the comparison broke: then nothing is known of Dynamo
+        return ()
+
+
+def _told(difference: Difference) -> tuple[str, ...]:
+    """Return by what the same difference is known again; what an error says may name objects of a run."""
+    if difference.kind == "exception":
+        return difference.kind, difference.subject, _plain(difference.expected), _plain(difference.actual)
+    return difference.kind, difference.subject, difference.sentence
 
 
 def why_eager(plan: Plan, program: Program) -> str:

@@ -17,6 +17,7 @@ _COLUMNS = (
     ("refused", "refused"),
     ("ran eagerly", "eager"),
     ("raise alike", "alike"),
+    ("Dynamo's own", "dynamo"),
     ("wrong", "wrong"),
     ("other error", "error"),
     ("raise alone", "raises"),
@@ -35,12 +36,14 @@ class Line:
         Compiled for every call; refused in some call; run eagerly in some call.
     alike
         They raise as in eager, before there was anything to compile.
+    dynamo
+        They differ just as they do with Dynamo alone: the engine gets a graph that is wrong already, or none.
     wrong, error, raises
         The failures: a result that differs; another error than eager's, or none; an error where eager has none.
     graphs
         Distinct graphs.
     share
-        Accepted ones among those that are not ``alike``; None if there are none.
+        Accepted ones among those that are neither ``alike`` nor Dynamo's own; None if there are none.
     """
 
     category: str
@@ -49,6 +52,7 @@ class Line:
     refused: int
     eager: int
     alike: int
+    dynamo: int
     wrong: int
     error: int
     raises: int
@@ -61,12 +65,13 @@ class Summary:
     """A whole run.
 
     ``lines`` begins with all programs; ``refusals`` and ``fallbacks`` count programs by why they were refused or ran
-    eagerly; ``discarded`` ones were begun and given up by the generator, ``repeated`` ones drawn before.
+    eagerly, ``dynamos`` those that differ with Dynamo alone by how; ``discarded`` ones were begun and given up by the generator, ``repeated`` ones drawn before.
     """
 
     lines: tuple[Line, ...]
     refusals: dict[str, int]
     fallbacks: dict[str, int]
+    dynamos: dict[str, int]
     failures: tuple[Failure, ...]
     discarded: int
     repeated: int
@@ -79,7 +84,8 @@ class Summary:
     def text(self) -> str:
         """Write the table and what belongs under it."""
         parts = [_table(self.lines), f"discarded by the generator: {self.discarded}; drawn twice: {self.repeated}"]
-        for what, counts in (("refused", self.refusals), ("ran eagerly", self.fallbacks)):
+        told = {"refused": self.refusals, "ran eagerly": self.fallbacks, "differ with Dynamo alone": self.dynamos}
+        for what, counts in told.items():
             if counts:
                 parts.append(f"{what}:")
                 parts += [f"  {count} × {why}" for why, count in Counter(counts).most_common()]
@@ -95,6 +101,7 @@ class Summary:
             "lines": [asdict(line) for line in self.lines],
             "refusals": self.refusals,
             "fallbacks": self.fallbacks,
+            "dynamos": self.dynamos,
             "failures": [{k: v for k, v in asdict(failure).items() if k != "cell"} for failure in self.failures],
             "discarded": self.discarded,
             "repeated": self.repeated,
@@ -104,7 +111,7 @@ class Summary:
 def summarize(blocks: Iterable[Block]) -> Summary:
     """Count the programs of all blocks, those that were drawn twice once."""
     rows: dict[str, Row] = {}
-    reasons: dict[str, Counter[str]] = {"refused": Counter(), "eager": Counter()}
+    reasons: dict[str, Counter[str]] = {"refused": Counter(), "eager": Counter(), "dynamo": Counter()}
     failures: dict[str, Failure] = {}
     discarded = repeated = 0
     for block in sorted(blocks, key=lambda block: block.number):
@@ -125,6 +132,7 @@ def summarize(blocks: Iterable[Block]) -> Summary:
         lines=tuple(lines),
         refusals=dict(reasons["refused"]),
         fallbacks=dict(reasons["eager"]),
+        dynamos=dict(reasons["dynamo"]),
         failures=tuple(failures.values()),
         discarded=discarded,
         repeated=repeated,
@@ -133,7 +141,7 @@ def summarize(blocks: Iterable[Block]) -> Summary:
 
 def _line(category: str, rows: list[Row]) -> Line:
     counts = Counter(row.status for row in rows)
-    asked = len(rows) - counts["alike"]
+    asked = len(rows) - counts["alike"] - counts["dynamo"]
     return Line(
         category=category,
         programs=len(rows),
@@ -141,6 +149,7 @@ def _line(category: str, rows: list[Row]) -> Line:
         refused=counts["refused"],
         eager=counts["eager"],
         alike=counts["alike"],
+        dynamo=counts["dynamo"],
         wrong=counts["wrong"],
         error=counts["error"],
         raises=counts["raises"],
@@ -150,11 +159,13 @@ def _line(category: str, rows: list[Row]) -> Line:
 
 
 def _table(lines: Iterable[Line]) -> str:
-    cells = [[heading for heading, _ in _COLUMNS]]
+    lines = list(lines)
+    columns = [column for column in _COLUMNS if column[1] != "dynamo" or any(line.dynamo for line in lines)]
+    cells = [[heading for heading, _ in columns]]
     for line in lines:
         share = "–" if line.share is None else f"{line.share:.1%}"
-        cells.append([share if name == "share" else str(getattr(line, name)) for _, name in _COLUMNS])
-    widths = [max(len(row[index]) for row in cells) for index in range(len(_COLUMNS))]
+        cells.append([share if name == "share" else str(getattr(line, name)) for _, name in columns])
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     return "\n".join(
         "  ".join(
             text.ljust(width) if index == 0 else text.rjust(width)

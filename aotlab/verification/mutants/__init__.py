@@ -17,9 +17,10 @@ from aotlab.verification.mutants.backward import BACKWARD
 from aotlab.verification.mutants.epilogue import EPILOGUE
 from aotlab.verification.mutants.guards import GUARDS
 from aotlab.verification.mutants.mutant import Mutant
+from aotlab.verification.mutants.rare import RARE
 from aotlab.verification.mutants.tracing import TRACING
 
-#: All of them.
+#: All that the random programs catch.
 MUTANTS: tuple[Mutant, ...] = EPILOGUE + GUARDS + BACKWARD + TRACING
 
-__all__ = ["MUTANTS", "Mutant"]
+__all__ = ["MUTANTS", "RARE", "Mutant"]

@@ -13,7 +13,7 @@ from aotlab.stages.runtime.prologue import Prologue
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
-def _without_conditions(pattern: str) -> Change:
+def without_conditions(pattern: str) -> Change:
     """Leave out the guards that match ``pattern``."""
 
     def change(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,17 +56,17 @@ GUARDS: tuple[Mutant, ...] = (
     Mutant(
         name="stale tensor guard",
         breaks="An entry serves tensors of other shapes, dtypes and requires_grad.",
-        changes=((Draft, "miss", _without_conditions("tensors_hold")),),
+        changes=((Draft, "miss", without_conditions("tensors_hold")),),
     ),
     Mutant(
         name="stale identity guard",
         breaks="An entry that was compiled for one tensor passed twice serves two tensors.",
-        changes=((Draft, "miss", _without_conditions(r"^\w+ is not \w+$")),),
+        changes=((Draft, "miss", without_conditions(r"^\w+ is not \w+$")),),
     ),
     Mutant(
         name="stale value guard",
         breaks="An entry serves another Python number than it was compiled for.",
-        changes=((Draft, "miss", _without_conditions(r"^\w+ != -?\d+$")),),
+        changes=((Draft, "miss", without_conditions(r"^\w+ != -?\d+$")),),
     ),
     Mutant(
         name="missing dedupe",
@@ -80,17 +80,17 @@ GUARDS: tuple[Mutant, ...] = (
     Mutant(
         name="stale flag guard",
         breaks="An entry serves another flag, or something else in place of None.",
-        changes=((Draft, "miss", _without_conditions(r" is not (True|False|None)$")),),
+        changes=((Draft, "miss", without_conditions(r" is not (True|False|None)$")),),
     ),
     Mutant(
         name="stale text guard",
         breaks="An entry serves another text, or something that is none.",
-        changes=((Draft, "miss", _without_conditions(r"is not str$|^\w+ != '")),),
+        changes=((Draft, "miss", without_conditions(r"is not str$|^\w+ != '")),),
     ),
     Mutant(
         name="stale settings guard",
         breaks="An entry that was compiled in one grad mode serves calls in the other.",
-        changes=((Draft, "miss", _without_conditions("settings_hold")),),
+        changes=((Draft, "miss", without_conditions("settings_hold")),),
     ),
     Mutant(
         name="stale overlap guard",
@@ -100,11 +100,11 @@ GUARDS: tuple[Mutant, ...] = (
     Mutant(
         name="stale window guard",
         breaks="An entry that was compiled for windows of one base serves windows that lie otherwise.",
-        changes=((Draft, "miss", _without_conditions("shares_memory_otherwise")),),
+        changes=((Draft, "miss", without_conditions("shares_memory_otherwise")),),
     ),
     Mutant(
         name="stale offset guard",
         breaks="An entry that read where an input begins serves inputs that begin elsewhere.",
-        changes=((Draft, "miss", _without_conditions(r"\.storage_offset\(\) != ")),),
+        changes=((Draft, "miss", without_conditions(r"\.storage_offset\(\) != ")),),
     ),
 )

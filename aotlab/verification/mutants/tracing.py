@@ -59,7 +59,7 @@ def _without_bases(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _key_without(part: int) -> Change:
+def key_without(part: int) -> Change:
     """Forget one part of what tensors are in the keys of the recorder's memory."""
 
     def change(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,6 +96,6 @@ TRACING: tuple[Mutant, ...] = (
     Mutant(
         name="dtype not in the key",
         breaks="The recorder takes what an op gave on a tensor of another dtype.",
-        changes=((memo, "memo_key", _key_without(2)), (mode, "memo_key", _key_without(2))),
+        changes=((memo, "memo_key", key_without(2)), (mode, "memo_key", key_without(2))),
     ),
 )

@@ -1,0 +1,59 @@
+"""Writes that a custom function's backward makes in place.
+
+    def backward(ctx, gradient):
+        (count,) = ctx.saved_tensors
+        count.add_(1)
+        return gradient.mul_(2)
+
+The first changes a tensor that the caller may hold, the second the very gradient that the caller handed in; and what
+is kept for the backward is another at the next backward. A traced backward is a pure function, so such programs are
+left to eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.recorder.signals import RunEagerly
+
+
+@contextmanager
+def unwritten(named: Sequence[tuple[str, Tensor]], custom: Sequence[Any]) -> Iterator[None]:
+    """Watch the backward that is traced in a ``with`` block.
+
+    Parameters
+    ----------
+    named
+        The wrappers that stand for the caller's tensors and gradients, with what to call them.
+    custom
+        The autograd nodes of custom functions; what they keep is watched too. Without any there is nothing to watch.
+
+    Raises
+    ------
+    RunEagerly
+        One of them was written.
+    """
+    if not custom:
+        yield
+        return
+    watched = [*named, *((f"what `{type(node).__name__}` keeps", kept) for node in custom for kept in _kept(node))]
+    before = [_value(tensor) for _, tensor in watched]
+    yield
+    for (name, tensor), value in zip(watched, before, strict=True):
+        if _value(tensor) is not value:
+            raise RunEagerly(f"the backward writes {name} in place")
+
+
+def _value(wrapper: Tensor) -> Tensor:
+    internals.sync(wrapper)
+    return internals.from_functional(wrapper)
+
+
+def _kept(node: Any) -> list[Tensor]:
+    kept = [*internals.saved_tensors_of(node), *vars(node).values()]
+    return [value for value in kept if isinstance(value, Tensor) and internals.is_functional(value)]

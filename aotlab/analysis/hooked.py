@@ -1,0 +1,132 @@
+"""What the caller does not get and the epilogue has to make all the same, for the sake of hooks.
+
+    def f(x, y):
+        v = x.view(-1)
+        v.register_hook(lambda gradient: gradient * y)
+        return v[0]
+
+The output is a view of ``x``, made by the epilogue. Its gradient has to pass ``v`` with its hook: so ``v`` is made as
+well, as if it were an output, and ``v[0]`` from it. What the hook holds, ``y`` here, has to be there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aotlab.analysis.history import Edge, edge_of, next_edges
+from aotlab.analysis.inputs import Entered
+from aotlab.analysis.outputs import Outputs, read_outputs
+from aotlab.errors import HooksError, OutputError
+from aotlab.recorder import Hook, RunEagerly, Tape, held_tensors
+
+
+def outputs_for_hooks(
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    hooks: Sequence[Hook],
+    precedes_a_write: Callable[[Tensor], bool],
+) -> tuple[Outputs, list[Tensor]]:
+    """Classify the outputs and behind them, as if they were returned too, what hooks hold and the views with hooks.
+
+    Returns
+    -------
+    :
+        The outputs, and the traced tensors that hooks hold.
+
+    Raises
+    ------
+    HooksError
+        A hook holds something that a compiled call cannot give it.
+    RunEagerly
+        A view with a hook cannot be made again.
+    """
+    held: dict[int, tuple[str, Tensor, Hook]] = {}
+    for hook in hooks:
+        if hook.function is not None:
+            for name, tensor in held_tensors(hook.function, hook.line).items():
+                held.setdefault(id(tensor), (name, tensor, hook))
+    tensors = [tensor for _, tensor, _ in held.values()]
+    every = [*leaves, *tensors]
+    labels = [*names, *(f"{name} in a hook" for name, *_ in held.values())]
+    if not held:
+        outputs = read_outputs(tape, leaves, names, inputs, precedes_a_write)
+    else:
+        try:
+            outputs = read_outputs(tape, every, labels, inputs, precedes_a_write)
+        except OutputError as error:
+            read_outputs(tape, leaves, names, inputs, precedes_a_write)  # if it is about an output, it says so
+            used, _, hook = next(iter(held.values()))
+            raise HooksError(
+                f"a hook holds `{used}`, a tensor of the call",
+                line=hook.line,
+                why=f"a compiled call cannot hand it over: {error}",
+                suggestion="register the hook outside of the compiled function",
+            ) from error
+    views = hooked_views(hooks, outputs, inputs)
+    if views:
+        try:
+            outputs = read_outputs(
+                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, precedes_a_write
+            )
+        except OutputError as error:
+            raise RunEagerly(f"a view with a hook cannot be made again: {error}") from error
+    return outputs, tensors
+
+
+def hooked_views(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> list[Tensor]:
+    """Return the views with hooks that gradients of outputs pass on their way to what the outputs are views of."""
+    found: dict[int, Tensor] = {}
+    for _, hook in _passed(hooks, outputs, inputs):
+        is_output = any(tensor is hook.tensor for tensor in outputs.tensors.values())
+        if not is_output and hook.tensor.requires_grad and edge_of(hook.tensor) == hook.edge:
+            found[id(hook.tensor)] = hook.tensor
+    return list(found.values())
+
+
+def check_passed(
+    hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered], made_through: Mapping[int, int]
+) -> None:
+    """See to it that each output that is made by views is made through the views with hooks.
+
+    Raises
+    ------
+    RunEagerly
+        Its gradient would go past a hook.
+    """
+    for i, hook in _passed(hooks, outputs, inputs):
+        j: int | None = i
+        while j is not None and edge_of(outputs.tensors[j]) != hook.edge:
+            j = made_through.get(j)
+        if j is None:
+            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
+
+
+def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
+    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
+    at: dict[Edge, list[Hook]] = {}
+    for hook in hooks:
+        if hook.kind == "hook":
+            at.setdefault(hook.edge, []).append(hook)
+    if not at:
+        return
+    ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
+    ends.update(item.edge for item in inputs if item.edge is not None)
+    roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
+    ends.update(edge_of(root) for root in roots if root is not None)
+    for i, tensor in outputs.tensors.items():
+        if outputs.infos[i].views and tensor.grad_fn is not None:
+            for edge in _way_back(tensor, ends):
+                yield from ((i, hook) for hook in at.get(edge, ()))
+
+
+def _way_back(tensor: Tensor, ends: Collection[Edge]) -> Iterator[Edge]:
+    """Go from a view to what it is a view of, along the edges that its gradient goes."""
+    edges = next_edges(edge_of(tensor)[0])
+    while len(edges) == 1 and edges[0] not in ends:
+        yield edges[0]
+        edges = next_edges(edges[0][0])

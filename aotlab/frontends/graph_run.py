@@ -1,0 +1,84 @@
+"""Runs a graph that Dynamo captured, and leaves the modes as they were if an op in it raises.
+
+Dynamo writes a ``with`` block as a node that enters and a node that leaves::
+
+    mode = _enter_inference_mode(True)
+    y = x.mul_(2)                       # raises: the next node is never reached
+    _exit_inference_mode(mode)
+
+In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
+object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab import torch_internals as internals
+from aotlab.errors import UserLine
+from aotlab.recorder import locate
+
+_CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
+
+
+def enters_modes(graph: fx.Graph) -> bool:
+    """Tell whether a graph changes modes, so that `GraphRun` has something to put back."""
+    targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED}
+    return any(node.target in targets for node in graph.nodes if node.op == "call_function")
+
+
+class GraphRun(fx.Interpreter):
+    """One run of a graph, node by node.
+
+    Parameters
+    ----------
+    graph
+        What Dynamo captured.
+    line
+        Reads the user's line off a node's stack trace, for the recorder to note with what the node computes; None if
+        nothing is recorded.
+    """
+
+    def __init__(self, graph: fx.GraphModule, line: Callable[[str], UserLine | None] | None = None) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
+        self._line = line
+        self._open: dict[int, tuple[Any, Any]] = {}  # what was entered: the object, and the function that leaves it
+
+    def run(self, *args: Any, **settings: Any) -> Any:
+        """Run the whole graph."""
+        grad_mode = torch.is_grad_enabled()
+        try:
+            return super().run(*args, **settings)
+        except BaseException:
+            for mode, leave in reversed(self._open.values()):
+                leave(mode)
+            torch.set_grad_enabled(grad_mode)
+            raise
+        finally:
+            self._open.clear()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        if self._line is None:
+            return super().run_node(n)
+        text = n.meta.get("stack_trace")
+        locate(partial(self._line, text) if text else None, {key: n.meta[key] for key in _CARRIED if key in n.meta})
+        try:
+            return super().run_node(n)
+        finally:
+            locate(None, None)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function, and note which modes it enters or leaves."""
+        result = super().call_function(target, args, kwargs)
+        if target in internals.MODE_EXITS:
+            self._open[id(result)] = (result, internals.MODE_EXITS[target])
+        elif args:
+            self._open.pop(id(args[0]), None)  # only the function that leaves a mode takes one
+        return result

@@ -1,0 +1,109 @@
+"""When views of the inputs were made and when the inputs were written, where that order can be seen afterwards.
+
+    v = x[0]                         # a view of what x was before the write
+    x.mul_(2)
+    w = x[1]                         # a view of what x is after it
+    return v, w
+
+Autograd makes the history of a view anew when the memory below it has been written since: for ``v`` it starts at the
+tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
+``w`` after it. Which is which the graph does not say; the versions do.
+
+A write to a view hides from Python the node of the op in place, and with it that ``relu_`` and others keep their
+result, which the caller must not write any more before the backward. That is noted too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.recorder.tape import tensors_in
+
+
+class Chronicle:
+    """Notes views and writes while the traced function runs.
+
+    Parameters
+    ----------
+    storages
+        The keys of the inputs' storages.
+    """
+
+    def __init__(self, storages: Collection[int] = ()) -> None:
+        self._storages = storages
+        self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._written: dict[int, int] = {}
+        self._detached: dict[int, int] = {}
+        self._keep_results: dict[Any, Tensor] = {}
+
+    def made(self, result: Any) -> None:
+        """Note the version at which a view of an input is made."""
+        if not self._storages:
+            return
+        for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
+            if (
+                internals.is_functional(tensor)
+                and internals.base_of(tensor) is not None
+                and internals.storage_key(tensor) in self._storages
+            ):
+                known = self._made.get(id(tensor))
+                if known is None or known[0]() is not tensor:
+                    self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+
+    def precedes_a_write(self, view: Tensor) -> bool:
+        """Tell whether an input was written, or detached in place, after this view of it was made."""
+        known = self._made.get(id(view))
+        return known is not None and known[0]() is view and known[1] != self._moment(view)
+
+    def _moment(self, tensor: Tensor) -> tuple[int, int]:
+        return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
+
+    def detaches(self, tensor: Tensor) -> None:
+        """Note that an input, or a view of it, is detached in place, which moves no version."""
+        key = internals.storage_key(tensor)
+        self._detached[key] = self._detached.get(key, 0) + 1
+
+    def writes(self, written: Tensor) -> None:
+        """Note that an input, or a view of it, is about to be written."""
+        if self._storages and internals.is_functional(written):
+            self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+
+    def first_write(self, wrapper: Tensor) -> int | None:
+        """Return the number that the next autograd node would have had at the first write to an input's memory."""
+        return self._written.get(internals.storage_key(wrapper))
+
+    def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the op in place on a view keeps, if that is its result."""
+        view = args[0]
+        base = internals.base_of(view)
+        if base is None or not base.requires_grad or not torch.is_grad_enabled():
+            return
+        if _keeps_its_result(func, view.dtype, args[1:], kwargs):
+            self._keep_results[base.grad_fn] = base
+
+    @property
+    def kept_by(self) -> dict[Any, Tensor]:
+        """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
+        return self._keep_results
+
+
+def _keeps_its_result(
+    func: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Tell whether the backward of an op in place needs what the op computed, by a look at how it does elsewhere."""
+    if tensors_in((args, kwargs)):
+        return False
+    try:
+        with internals.outside_of_trace(), torch.enable_grad():
+            probe = torch.ones(1, dtype=dtype, requires_grad=True).clone()
+            func(probe, *args, **kwargs)
+            kept = internals.saved_tensors_of(probe.grad_fn)
+            return any(internals.storage_key(tensor) == internals.storage_key(probe) for tensor in kept)
+    except Exception:  # noqa: BLE001  # an op that has other wishes for its argument
+        return False

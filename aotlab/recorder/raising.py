@@ -1,0 +1,64 @@
+"""Ops that may raise when they run although their fake did not, so that they stay though nobody uses their result.
+
+    def f(x, mask):
+        x @ mask        # eager: expected m1 and m2 to have the same dtype
+        return x + 1
+
+A fake has no values, and does not know which kernels there are. What it lets pass and a kernel refuses are, by the
+error inputs of torch's op database and by operands of other dtypes: mixed dtypes, dtypes other than the usual floating
+ones, indices out of range (which makes mixed dtypes), and a few kernels that look at values of one dtype alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab.torch_internals import OpOverload
+
+_USUAL = frozenset((torch.float32, torch.float64))
+
+#: Parts of the names of ops that look at values.
+_LOOK = (
+    "binary_cross_entropy", "bucketize", "cat", "cholesky", "complex", "geqrf", "hist", "linalg_", "lu_", "ormqr",
+    "polar", "scatter", "searchsorted", "segment_reduce", "triangular_solve",
+)  # fmt: skip
+
+#: What takes any tensor of any dtype; functionalization leaves many of these behind.
+_NEVER = frozenset(
+    (
+        "_to_copy", "clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "fill", "empty_like",
+        "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "zero",
+        "new_empty_strided", "scalar_tensor", "as_strided_scatter", "select_scatter", "slice_scatter",
+        "diagonal_scatter", "logical_not",
+    )
+)  # fmt: skip
+_known: dict[OpOverload, tuple[bool, bool]] = {}
+
+
+def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a kernel may refuse what its fake took.
+
+    Examples
+    --------
+    >>> may_raise(torch.ops.aten.mm.default, [torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)])
+    True
+    >>> may_raise(torch.ops.aten.mm.default, [torch.ones(1, 1), torch.ones(1, 1)])
+    False
+    """
+    if not isinstance(target, OpOverload) or not tensors:
+        return False
+    never, looks = _known.get(target) or _known.setdefault(target, _kind(target))
+    if never:
+        return False
+    dtypes = {tensor.dtype for tensor in tensors}
+    return looks or len(dtypes) > 1 or not dtypes <= _USUAL
+
+
+def _kind(target: OpOverload) -> tuple[bool, bool]:
+    name = target._schema.name.rpartition("::")[2]
+    view = any(result.alias_info is not None for result in target._schema.returns)
+    return view or name in _NEVER, any(part in name for part in _LOOK)

@@ -1,0 +1,178 @@
+"""What a traced function learns of the place of its inputs in the caller's storages.
+
+    x = buffer[2:]
+    x.mul_(2)
+    x.storage_offset()               # 2, also where the written x is a tensor of its own in the trace
+    x.as_strided((2,), (1,))         # a window that reaches no memory but that of x
+
+The trace has its own memory for each input: at the caller's offset as long as it was not written, then at the beginning
+of a new storage; inputs that share memory lie in a base, which begins a storage too. So an offset is told as the
+caller's tensor has it, and the entry is guarded to be for inputs with that offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.errors import EscapeError
+from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import RunEagerly
+
+#: Of windows with gaps each element is looked at, if they are not more than this.
+_MOST_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies in its storage in the trace, in bytes, and how."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def has_gaps(self) -> bool:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.itemsize != self.stop - self.start
+
+    def elements(self) -> set[int]:
+        """Return the first byte of each element, counted from that of the first."""
+        found = [0]
+        for size, step in zip(self.shape, self.stride, strict=True):
+            found = [byte + i * step * self.itemsize for byte in found for i in range(size)]
+        return set(found)
+
+
+def _place(tensor: Tensor) -> _Place:
+    size, shape, stride = tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride())
+    start = int(tensor.storage_offset()) * size
+    last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    return _Place(start, start + (last + 1) * size if tensor.numel() else start, shape, stride, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Memory that inputs have in the trace.
+
+    ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
+    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages).
+    """
+
+    members: tuple[int, ...]
+    name: str
+    wrapper: Tensor
+    is_base: bool = False
+    start: int | None = None
+    place: _Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", _place(self.wrapper))
+
+    def moved(self) -> int:
+        """Return how many bytes the caller's memory lies behind that of the trace, each in its storage."""
+        wrapper, place = self.wrapper, self.place
+        if self.is_base:
+            if self.start is None:
+                raise RunEagerly(f"the offset of an input whose memory has several storages, at {user_line()}")
+            return self.start
+        if not place.start or not internals.has_data_mutation(wrapper):
+            return 0
+        if internals.has_metadata_mutation(wrapper):
+            raise RunEagerly(f"the offset of `{self.name}`, which is written and changed, at {user_line()}")
+        internals.sync(wrapper)
+        return place.start - int(internals.from_functional(wrapper).storage_offset()) * place.itemsize
+
+
+class StorageLooks:
+    """Answers for one trace; ``offsets_read`` has the inputs whose offset mattered."""
+
+    def __init__(self, grounds: Mapping[int, Ground]) -> None:
+        self.grounds = grounds
+        self.offsets_read: set[int] = set()
+        self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+
+    def offset(self, tensor: Tensor) -> int:
+        """Return the offset that the caller's tensor would tell."""
+        ground = self._look(tensor)
+        if ground is None:
+            return int(tensor.storage_offset())
+        moved = ground.moved()
+        internals.sync(tensor)
+        return int(internals.from_functional(tensor).storage_offset()) + moved // tensor.element_size()
+
+    def as_strided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a window of a tensor, if that is in memory that the graph sees."""
+        tensor = args[0]
+        ground = self._look(tensor)
+        if ground is None:
+            return func(*args, **kwargs)
+        if ground.is_base:
+            raise RunEagerly(f"`as_strided` of an input that shares memory with another, at {user_line()}")
+        key, given = internals.storage_key(tensor), kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
+        if given is not None and given == self.offset(tensor):
+            # without a number it keeps its meaning when the memory gets new values, at another offset
+            args, kwargs = args[:3], {name: value for name, value in kwargs.items() if name != "storage_offset"}
+        elif given is not None and ground.place.start:
+            if ground.moved():
+                raise RunEagerly(f"`as_strided` counts from elsewhere in what was written, at {user_line()}")
+            self._fixed[key] = "is viewed by `as_strided` with an offset of its own"
+        if ground.wrapper.requires_grad and not ground.wrapper.is_contiguous():
+            self._fixed[key] = "is not contiguous, requires grad, is viewed by `as_strided`"
+        result = func(*args, **kwargs)
+        self.check_window(result)
+        return result
+
+    def check_window(self, window: Tensor) -> None:
+        """Refuse a window that reaches memory which is not part of its input.
+
+        Raises
+        ------
+        EscapeError
+            It does.
+        """
+        ground = self._look(window)
+        if ground is None or not window.numel():
+            return
+        place, own, moved = ground.place, _place(window), ground.moved()
+        inside = place.start <= own.start + moved and own.stop + moved <= place.stop
+        if inside and place.has_gaps:
+            if max(window.numel(), ground.wrapper.numel()) > _MOST_ELEMENTS or own.itemsize != place.itemsize:
+                raise RunEagerly(f"`as_strided` of a large input with gaps, at {user_line()}")
+            shift = own.start + moved - place.start
+            inside = {byte + shift for byte in own.elements()} <= place.elements()
+        if not inside:
+            raise EscapeError(
+                f"`as_strided` reaches memory of `{ground.name}`'s storage that is not part of `{ground.name}`",
+                line=user_line(),
+                why="the graph sees the input only",
+                suggestion="pass the tensor that owns the memory",
+                argument=ground.name,
+            )
+
+    def check_writes(self, written: Sequence[Tensor]) -> None:
+        """Leave to eager a write after which a window would not be what it was.
+
+        Raises
+        ------
+        RunEagerly
+            It would not.
+        """
+        for tensor in written if self._fixed else ():
+            key = internals.storage_key(tensor) if internals.is_functional(tensor) else None
+            if key in self._fixed:
+                raise RunEagerly(f"`{self.grounds[key].name}` {self._fixed[key]} and is written, at {user_line()}")
+
+    def _look(self, tensor: Tensor) -> Ground | None:
+        ground = self.grounds.get(internals.storage_key(tensor))
+        if ground is not None:
+            self.offsets_read.update(ground.members)
+        return ground

@@ -1,0 +1,80 @@
+"""Mistakes that random programs meet too seldom; each is caught by a program written for it.
+
+``tests/verification/test_rare_mutants.py`` has the programs. For some a second call must differ from the first in
+one thing only, others take what the random programs do not do: to differentiate one output by another, or to let an
+object take the address of one that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from aotlab import values
+from aotlab.recorder import memo, mode
+from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.edges import Edges
+from aotlab.stages.trace import edges
+from aotlab.stages.trace.records import Source
+from aotlab.verification.mutants.guards import without_conditions
+from aotlab.verification.mutants.mutant import Mutant
+from aotlab.verification.mutants.tracing import key_without
+
+
+def _know_by_address(original: Callable[..., Any]) -> Callable[..., Any]:
+    def remember(self: Any, value: Any) -> None:
+        original(self, id(value))
+
+    return remember
+
+
+def _compare_addresses(original: Callable[..., Any]) -> Callable[..., Any]:
+    def holds(self: Any, now: Any) -> bool:
+        return bool(original(self, now)) or id(now) == self.value
+
+    return holds
+
+
+def _see_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: {}
+
+
+def _history_of_now(original: Callable[..., Any]) -> Callable[..., Any]:
+    def through(self: Any, source: Source, done: Collection[int]) -> Any:
+        return original(self, source, ())
+
+    return through
+
+
+RARE: tuple[Mutant, ...] = (
+    Mutant(
+        name="stale leaf guard",
+        breaks="An entry that was compiled for a result serves a leaf.",
+        changes=((Draft, "miss", without_conditions(r"\.is_leaf$")),),
+    ),
+    Mutant(
+        name="stale guard of what may be written",
+        breaks="An entry that writes an input serves a view that autograd does not let be written.",
+        changes=((Draft, "miss", without_conditions("may_be_written")),),
+    ),
+    Mutant(
+        name="objects known by address",
+        breaks="An object that got the address of one that is gone passes for that one.",
+        changes=((values._Object, "__init__", _know_by_address), (values._Object, "holds", _compare_addresses)),
+    ),
+    Mutant(
+        name="views unseen",
+        breaks="A gradient passes by an output that is a view of an input or of another output.",
+        changes=((edges, "_seen", _see_nothing),),
+    ),
+    Mutant(
+        name="history after the write",
+        breaks="What was computed from an input before it was written gets the history that it has after.",
+        changes=((Edges, "through", _history_of_now),),
+    ),
+    Mutant(
+        name="strides not in the key",
+        breaks="The recorder takes what an op gave on a tensor with other strides.",
+        changes=((memo, "memo_key", key_without(1)), (mode, "memo_key", key_without(1))),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Custom functions whose backward writes in place: eager's, whatever they write."""
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled, same
+
+
+class Counts(torch.autograd.Function):
+    """Counts its backwards in a tensor of the caller's."""
+
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.save_for_backward(count)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (count,) = ctx.saved_tensors
+        count.add_(1)
+        return gradient * 2, None
+
+
+class Attribute(torch.autograd.Function):
+    """The same, without `save_for_backward`."""
+
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.count = count
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.count.view(-1)[0] += 1
+        return gradient * 2, None
+
+
+class Scales(torch.autograd.Function):
+    """Writes the gradient that it is handed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(3)
+
+
+class OwnWork(torch.autograd.Function):
+    """Writes nothing but what its backward made itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return (gradient * x).mul_(2)
+
+
+@pytest.mark.parametrize("function", [Counts, Attribute])
+@pytest.mark.parametrize("inside", [False, True], ids=["input", "intermediate"])
+def test_a_tensor_that_was_kept_is_written(function, inside):
+    """The caller sees the count of an input; that of an intermediate counts for the next backward."""
+
+    def f(x, count):
+        return function.apply(x, count * 1 if inside else count).sum()
+
+    results = []
+    for call in (f, made := compiled(f)):
+        x, count = torch.ones(3, requires_grad=True), torch.zeros(2)
+        out = call(x, count)
+        out.backward(retain_graph=True)
+        results.append((x.grad.tolist(), count.tolist()))
+    assert results[0] == results[1]
+    assert made.calls.eager == 1
+
+
+def test_the_gradient_that_comes_in_is_written():
+    """It is the caller's tensor."""
+    results = []
+    for call in (Scales.apply, compiled(lambda x: Scales.apply(x))):
+        x, gradient = torch.ones(3, requires_grad=True), torch.ones(3)
+        call(x).backward(gradient)
+        results.append((x.grad.tolist(), gradient.tolist()))
+    assert results == [([3.0] * 3, [3.0] * 3)] * 2
+
+
+def test_what_the_backward_made_may_be_written():
+    """Then nothing can be seen, and it is compiled."""
+    same(lambda x: OwnWork.apply(x), torch.ones(3, requires_grad=True))

@@ -1,0 +1,367 @@
+"""What autograd knows of outputs: from which input they were made, before or after a write, and by what kind of view.
+
+Each program is called on both sides with inputs of the kinds that differ only to autograd: tensors of their own, views
+of others, windows at one place. The compiled function keeps its entries between the calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import aotlab
+from aotlab.verification.fuzz.compare import differences
+from tests.engine_helpers import compiled, metadata
+
+
+def behind_dynamo(function):
+    """Let torch.compile capture the graphs."""
+    return aotlab.compile(function, backend="eager", frontend="dynamo")
+
+
+FRONTENDS = pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def agree(program, *inputs, make=compiled, **settings):
+    """Assert that the compiled program is eager's equal, call by call."""
+    assert differences(program, make(program), list(inputs), **settings) == []
+
+
+def data(*shape):
+    """Make some numbers."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(float(count)) * 1.5 - 2).reshape(shape)
+
+
+# --- windows that lie at one place at the first call
+
+
+def windows(first, second, requires_grad=False):
+    """Make inputs that are windows of one tensor, at these places."""
+
+    def inputs():
+        w = data(10).requires_grad_(requires_grad)
+        below = w * 1 if requires_grad else w
+        a, b = below[first : first + 4].view(2, 2), below[second : second + 4].view(2, 2)
+        return (a, b), {"w": w}
+
+    return inputs
+
+
+WAYS = {
+    "view": lambda t: t.view(-1),
+    "detach": lambda t: t.detach(),
+    "item": lambda t: t[0],
+    "transpose": lambda t: t.t(),
+    "unbind": lambda t: t.unbind(0)[1],
+    "window": lambda t: t.t()[1:].squeeze(),
+    "itself": lambda t: t,
+}
+
+
+@FRONTENDS
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_windows_at_one_place_are_told_apart(way, requires_grad, make):
+    """An output is made from the argument that the function made it from, also if another one lies there too."""
+
+    def program(a, b):
+        return way(b), way(a), b * 2
+
+    places = [windows(i, j, requires_grad) for i, j in ((1, 1), (0, 1), (1, 0), (2, 2))]
+    agree(program, *places, make=make)
+
+
+@pytest.mark.parametrize("grad_mode", [True, False], ids=["grad mode", "no_grad"])
+def test_separate_storages_that_were_one(grad_mode):
+    """An alias of an argument at the first call is a tensor of its own at the second."""
+
+    def program(a, b, c):
+        return c.detach(), b.view(-1), a[0]
+
+    def one():
+        a = data(2, 2)
+        return (a, a.detach(), a[...]), {}
+
+    def several():
+        a = data(2, 2)
+        return (a, a.detach().clone(), a[...].clone()), {}
+
+    agree(program, one, several, one, grad_modes=[grad_mode] * 3)
+
+
+def test_a_write_to_windows_at_one_place():
+    """Where one of them is written, other places are another entry, and the outputs are still those of eager."""
+
+    def program(a, b):
+        a.mul_(2)
+        return b.view(-1), a[0]
+
+    agree(program, windows(1, 1), windows(0, 1), windows(1, 0), windows(1, 1))
+
+
+# --- views that nobody may write
+
+
+class Viewed(torch.autograd.Function):
+    """Gives back a view of what it gets."""
+
+    @staticmethod
+    def forward(ctx, value):
+        """Make the view."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Do something else than a view's backward."""
+        return gradient * 2
+
+
+LONE = {
+    "split": lambda t: t.split(2, 0)[0],
+    "chunk": lambda t: t.chunk(1, 0)[0],
+    "unbind": lambda t: t[None].unbind(0)[0],
+    "tensor_split": lambda t: t.tensor_split(1, 0)[0],
+    "split_with_sizes": lambda t: t.split([2], 0)[0],
+    "part of one": lambda t: t.split(2, 0)[0].view(-1),
+    "custom": Viewed.apply,
+    "view of custom": lambda t: Viewed.apply(t).view(-1),
+    "custom of custom": lambda t: Viewed.apply(Viewed.apply(t)),
+}
+
+
+def history(*shape):
+    """Make an argument that was computed."""
+
+    def inputs():
+        leaf = data(*shape).requires_grad_()
+        return (leaf * 1,), {"leaf": leaf}
+
+    return inputs
+
+
+CALLERS = {
+    "mul_": lambda out: [lambda: out[0].mul_(2)],
+    "copy_": lambda out: [lambda: out[0].copy_(out[0] * 2)],
+    "no_grad": lambda out: [lambda: torch.no_grad()(out[0].mul_)(2)],
+    "detached": lambda out: [lambda: out[0].detach().mul_(2)],
+    "view": lambda out: [lambda: out[0][0].mul_(2)],
+    "retained": lambda out: [lambda: out[0].retain_grad()],
+    "hooked": lambda out: [lambda: out[0].register_hook(lambda gradient: gradient * 3)],
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS.keys())
+@pytest.mark.parametrize("writes", [False, True], ids=["", "input written"])
+@pytest.mark.parametrize("way", LONE.values(), ids=LONE.keys())
+def test_a_lone_view_that_may_not_be_written(way, writes, caller):
+    """The caller's write to an output that is all of an intermediate raises what eager's raises, or succeeds as it."""
+
+    def program(a):
+        out = way(a * 2)
+        if writes:
+            a.zero_()
+        return (out,)
+
+    agree(program, history(2, 2), history(2, 2), before=caller)
+
+
+@FRONTENDS
+@pytest.mark.parametrize("way", [LONE["split"], LONE["custom"]], ids=["split", "custom"])
+def test_lone_views_behind_both_frontends(way, make):
+    """Without grad mode they are like any other, and the second call is served by the entry of the first."""
+
+    def program(a):
+        return (way(a / 2),)
+
+    both = [history(2, 2), history(2, 2)]
+    for grad_mode, caller in itertools.product((True, False), (CALLERS["mul_"], CALLERS["no_grad"])):
+        agree(program, *both, make=make, before=caller, grad_modes=[grad_mode] * 2)
+
+
+def test_a_custom_view_between_outputs():
+    """What is computed from it hangs on the very tensor that the caller gets, in a segment of its own."""
+
+    def program(a):
+        viewed = Viewed.apply(a * 2)
+        return viewed, viewed.exp()
+
+    def after(out):
+        return [lambda: torch.autograd.grad(out[1], out[0], torch.ones_like(out[1]))]
+
+    agree(program, history(2, 2), backward=(0,), after=after)
+    g = compiled(program)
+    g(*history(2, 2)()[0])
+    assert metadata(g).output_info[0].made_by == "Viewed"
+
+
+# --- views of an input from before a write and from after it
+
+
+def view_of_computed(*shape):
+    """Make an argument that is a view of something that was computed."""
+
+    def inputs():
+        leaf = data(shape[0] + 1, *shape[1:]).requires_grad_()
+        below = leaf * 1
+        return (below[1:],), {"leaf": leaf, "below": below}
+
+    return inputs
+
+
+def leaf_input(*shape):
+    """Make a leaf."""
+
+    def inputs():
+        return (data(*shape).requires_grad_(),), {}
+
+    return inputs
+
+
+WRITES = {
+    "mul_": lambda t: t.mul_(2),
+    "setitem": lambda t: t.__setitem__(0, 3.0),
+    "zero_": lambda t: t.zero_(),
+    "hidden": lambda t: t.detach().mul_(2),
+    "data": lambda t: t.data.mul_(2),
+    "no_grad": lambda t: torch.no_grad()(t.mul_)(2),
+    "twice": lambda t: (t.mul_(2), t.detach().mul_(2)),
+    "hidden first": lambda t: (t.detach().mul_(2), t.mul_(2)),
+}
+ORDERS = {
+    "before": lambda a, view, write: (view(a), write(a))[0],
+    "after": lambda a, view, write: (write(a), view(a))[1],
+    "between": lambda a, view, write: (write(a), view(a), write(a))[1],
+    "itself": lambda a, view, write: (v := view(a), write(v))[0],
+}
+VIEWS = {
+    "item": lambda t: t[1],
+    "transpose": lambda t: t.t(),
+    "unbind": lambda t: t.unbind(0)[1],
+    "tensor_split": lambda t: t.tensor_split(2, 0)[1],
+}
+
+
+def asks_for_gradients(out, a):
+    """Ask for the gradients of what was returned with respect to the argument as it is now."""
+    return [
+        lambda: torch.autograd.grad(out[0], a, torch.ones_like(out[0]), allow_unused=True, retain_graph=True),
+        lambda: torch.autograd.grad(out[0], a, torch.ones_like(out[0]), allow_unused=True),
+        lambda: out[0].mul_(2),
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_views_before_and_after_a_write(view, write, order):
+    """The history of the view, whatever kind of tensor the argument is at each of the calls."""
+
+    def program(a):
+        return (order(a, view, write),)
+
+    kinds = [history(2, 2), view_of_computed(2, 2), history(2, 2), view_of_computed(2, 2)]
+    agree(program, *kinds, before=asks_for_gradients)
+    agree(program, *kinds[1:], after=asks_for_gradients)
+
+
+@FRONTENDS
+@pytest.mark.parametrize("view", [VIEWS["item"], VIEWS["transpose"]], ids=["item", "transpose"])
+def test_views_before_and_after_detach_(view, make):
+    """What was made before hangs on the argument as it was."""
+
+    def before(a):
+        out = view(a)
+        a.detach_()
+        return (out,)
+
+    def after(a):
+        a.detach_()
+        return (view(a),)
+
+    def both(a):
+        out = view(a)
+        a.mul_(2)
+        again = view(a)
+        a.detach_()
+        return out, again
+
+    for program in (before, after):
+        agree(program, leaf_input(2, 2), leaf_input(2, 2), make=make)
+        agree(program, history(2, 2), history(2, 2), make=make)
+    agree(both, history(2, 2), make=make)
+
+
+def test_a_use_after_a_write_that_autograd_does_not_see():
+    """A view gets another history by it, so the entry of a tensor of its own does not serve it."""
+
+    def program(a):
+        a.detach().mul_(2)
+        return (a * 3,)
+
+    kinds = [history(2, 2), view_of_computed(2, 2), history(2, 2)]
+    g = compiled(program)
+    assert differences(program, g, kinds, after=asks_for_gradients) == []
+    assert g.calls.compiled == 3
+
+    def other(a):
+        out = a * 3
+        a.detach().mul_(2)
+        return (out,)
+
+    g = compiled(other)
+    assert differences(other, g, kinds, after=asks_for_gradients) == []
+    assert g.calls.compiled == 3
+
+
+# --- results that a write to a view keeps
+
+
+KEEPS = ["relu_", "tanh_", "sigmoid_", "exp_", "sqrt_", "mul_", "sin_"]
+
+
+def write_afterwards(out, a):
+    """Write the memory of which the backward has a part, as autograd may or may not see."""
+    return [lambda: out[0].mul_(2)]
+
+
+def write_the_argument(out, a):
+    """Write it through the argument."""
+    return [lambda: a.mul_(2)]
+
+
+@pytest.mark.parametrize("caller", [write_afterwards, write_the_argument])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("op", KEEPS)
+def test_a_result_that_is_kept(op, twice, caller):
+    """A later write to it is an error in the backward where eager has one."""
+
+    def program(a, b):
+        write = getattr(a.view(-1), op)
+        write(3.0) if op == "mul_" else write()
+        return (b.view(-1),) if twice else (a.view(-1), b)
+
+    def inputs():
+        leaf = data(2, 2).abs().requires_grad_()
+        a = leaf * 1
+        return (a, a if twice else data(2)), {"leaf": leaf}
+
+    agree(program, inputs, inputs, before=lambda out, a: caller(out, a))
+
+
+def test_an_intermediate_that_is_kept():
+    """The same for what the function made."""
+
+    def program(a):
+        made = a * 2
+        made.view(-1).relu_()
+        return (made.view(-1),)
+
+    def caller(out):
+        return [lambda: out[0].mul_(2)]
+
+    agree(program, history(2, 2), before=caller)
+    agree(program, history(2, 2), after=caller)

@@ -1,0 +1,261 @@
+"""Guards behind Dynamo: who notices what changed, and that the value is eager's.
+
+Each test calls a compiled function, changes one thing, calls it again, changes it back and calls it a third time.
+Dynamo notices what its own guards look at, and captures a second graph; how tensors share memory it does not look at,
+and our guards behind its graph do. Both are asserted: which of the two noticed, and that nothing was compiled again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812  # as everybody calls it
+
+from tests.test_guard_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
+from tests.test_guard_overlap import EXTERNAL, OVERLAPS, from_memory, windows, write_first, write_second
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def noticed(function, first, second=None, *, by, reason=None, change=nothing, undo=nothing):
+    """Assert what the module's text says; ``by`` is "us" or "Dynamo", ``reason`` a part of our sentence."""
+    made = []
+    f = by_dynamo(made)(function)
+    try:
+        for step, arguments in ((nothing, first), (change, second or first), (undo, first)):
+            step()
+            expected = observed(function, arguments)
+            assert expected == observed(f, arguments)
+    finally:
+        undo()
+    assert [each.calls.eager for each in made] == [0] * len(made)
+    sentences = [text for each in made for text in each.recompiles]
+    if by == "us":
+        assert len(made) == 1
+        (said,) = sentences
+        assert reason in said
+        assert [entry.calls for entry in made[0].entries] == [1, 2]
+    else:
+        assert sentences == []
+        assert [[entry.calls for entry in each.entries] for each in made] == [[2], [1]]
+
+
+# --- how inputs share memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [write_first, write_second])
+@pytest.mark.parametrize("pattern", OVERLAPS)
+def test_overlap(pattern, function):
+    """Two windows of a buffer begin or cease to overlap, or one of them moves; the code is the same for Dynamo."""
+    first, second = OVERLAPS[pattern]
+    noticed(function, first, second, by="us", reason="memory, and the function writes to an input")
+
+
+@pytest.mark.parametrize("pattern", ["begins", "ceases", "moves"])
+def test_overlap_in_training(pattern):
+    """The same with windows of one tensor that requires grad."""
+    x = slice(0, 4)
+    pairs = {
+        "begins": (slice(4, 8), slice(2, 6)),
+        "ceases": (slice(2, 6), slice(4, 8)),
+        "moves": (slice(1, 5), slice(2, 6)),
+    }
+    before, after = pairs[pattern]
+    noticed(write_first, windows(x, before, grad=True), windows(x, after, grad=True), by="us", reason="memory")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
+@pytest.mark.parametrize("pattern", EXTERNAL)
+def test_overlap_in_external_memory(pattern, kind):
+    """Two tensors over one buffer that torch does not own: their storage objects differ, their bytes do not."""
+    a, b, c, d = EXTERNAL[pattern]
+    first = from_memory(kind, a, b)
+    x, y = first()
+    assert x.untyped_storage()._cdata != y.untyped_storage()._cdata
+    noticed(write_first, first, from_memory(kind, c, d), by="us", reason="memory")
+
+
+def test_the_same_external_memory_twice():
+    """One array, given to `torch.from_numpy` twice."""
+
+    def once():
+        return torch.from_numpy(np.arange(1, 5, dtype="f4")), torch.from_numpy(np.arange(1, 5, dtype="f4"))
+
+    def twice():
+        array = np.arange(1, 5, dtype="f4")
+        return torch.from_numpy(array), torch.from_numpy(array)
+
+    noticed(write_first, once, twice, by="us", reason="`x` and `y` share memory")
+    noticed(write_first, twice, once, by="us", reason="`x` and `y` no longer share memory")
+
+
+def test_overlap_among_three():
+    """Of three windows other pairs overlap."""
+
+    def make(*parts):
+        def arguments():
+            base = torch.arange(1.0, 13.0)
+            return tuple(base[part] for part in parts)
+
+        return arguments
+
+    def f(x, y, z):
+        y.mul_(2)
+        return x + y * z
+
+    first = make(slice(0, 3), slice(2, 5), slice(6, 9))
+    noticed(f, first, make(slice(0, 3), slice(5, 8), slice(6, 9)), by="us", reason="memory")
+
+
+@MODES
+def test_an_alias_without_a_view(grad):
+    """``x`` and ``x.detach()``: one memory without an autograd relation, where there were two."""
+
+    def separate():
+        x = var([1.0, 2.0], grad=grad, nonleaf=True)
+        return x, torch.tensor([5.0, 6.0])
+
+    def alias():
+        x = var([1.0, 2.0], grad=grad, nonleaf=True)
+        return x, x.detach()
+
+    noticed(write_first, separate, alias, by="us", reason="`x` and `y` share memory")
+
+
+@MODES
+def test_views_of_one_base(grad):
+    """Windows that do not overlap, but are views of one tensor that requires grad, where they were of two."""
+
+    def two():
+        return var([1.0, 2.0], grad=grad, nonleaf=True)[:], var([3.0, 4.0], grad=grad, nonleaf=True)[:]
+
+    def one():
+        base = var([1.0, 2.0, 3.0, 4.0], grad=grad, nonleaf=True)
+        return base[:2], base[2:]
+
+    if grad:
+        noticed(write_first, two, one, by="us", reason="`x` and `y` share memory")
+
+
+@MODES
+def test_the_same_tensor_twice(grad):
+    """One tensor in two places, where there were two: Dynamo looks at that itself."""
+
+    def two():
+        return var([1.0, 2.0], grad=grad, nonleaf=True), var([3.0, 4.0], grad=grad, nonleaf=True)
+
+    def one():
+        x = var([1.0, 2.0], grad=grad, nonleaf=True)
+        return x, x
+
+    noticed(write_first, two, one, by="Dynamo")
+
+
+@MODES
+def test_an_offset_that_moves(grad):
+    """``as_strided`` reads where a window begins in its storage, which Dynamo's guards know nothing of."""
+
+    def window(start):
+        def make():
+            base = torch.arange(1.0, 9.0)
+            if grad:
+                ROOTS.append(base.requires_grad_())
+            return (base[start : start + 4],)
+
+        return make
+
+    noticed(
+        lambda x: x * x.as_strided((2,), (2,)).sum(),
+        window(0),
+        window(3),
+        by="us",
+        reason="begins at element 3 of its storage where the compiled entry expects 0",
+    )
+
+
+# --- what tensors are, and modes ---------------------------------------------------------------------------------
+
+
+def test_requires_grad():
+    """An input that begins to require grad, and one that ceases."""
+    plain, training = (lambda g=g: (var([1.0, 2.0], grad=g),) for g in (False, True))
+    noticed(lambda x: x * 2, plain, training, by="Dynamo")
+    noticed(lambda x: x * 2, training, plain, by="Dynamo")
+
+
+@MODES
+def test_is_leaf(grad):
+    """A leaf in place of a result, which a function may write only if it is none, or without grad mode."""
+
+    def f(x):
+        with torch.no_grad():
+            x.mul_(2)
+        return x * 3
+
+    noticed(
+        f,
+        lambda: (var([1.0, 2.0], grad=True, nonleaf=grad),),
+        lambda: (var([1.0, 2.0], grad=True, nonleaf=not grad),),
+        by="us",
+        reason=f"`x` has is_leaf={grad} where the compiled entry expects {not grad}",
+    )
+
+
+def test_grad_mode():
+    """A call under no_grad after one with grad mode on."""
+    noticed(
+        lambda x: x * 2,
+        lambda: (var([1.0, 2.0], grad=True),),
+        by="Dynamo",
+        change=lambda: torch.set_grad_enabled(False),
+        undo=lambda: torch.set_grad_enabled(True),
+    )
+
+
+@MODES
+def test_autocast(grad):
+    """A call under autocast after one without, and under another dtype of it."""
+
+    def autocast(enabled, dtype=torch.bfloat16):
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+        torch.clear_autocast_cache()
+
+    make = lambda: (var([[1.0, 2.0], [3.0, 4.0]], grad=grad),)  # noqa: E731  # short
+    noticed(lambda x: x @ x, make, by="Dynamo", change=lambda: autocast(True), undo=lambda: autocast(False))
+    autocast(True)
+    try:
+        noticed(
+            lambda x: x @ x + 1,
+            make,
+            by="Dynamo",
+            change=lambda: autocast(True, torch.float16),
+            undo=lambda: autocast(True),
+        )
+    finally:
+        autocast(False)
+
+
+# --- flags of torch's backends -----------------------------------------------------------------------------------
+
+
+@MODES
+def test_attention_kernels(grad):
+    """Which kernels attention may use: Dynamo does not look, and the kernel would stay the same."""
+
+    def make():
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1, 2, 8, 16, generator=generator)
+        if grad:
+            ROOTS.append(x.requires_grad_())
+        return (x,)
+
+    noticed(
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        make,
+        by="us",
+        reason="torch.backends.cuda.flash_sdp_enabled() is False where the compiled entry expects True",
+        change=lambda: torch.backends.cuda.enable_flash_sdp(False),
+        undo=lambda: torch.backends.cuda.enable_flash_sdp(True),
+    )

@@ -1,0 +1,272 @@
+"""Tensors that a function knows from elsewhere: which they are, what hangs on them, and how long they live.
+
+Guards neither keep such tensors alive nor hold weak references to them: `torch.utils.swap_tensors`, and with it
+``module.to(…)`` and ``load_state_dict`` under `set_swap_module_params_on_conversion`, refuse tensors that have any.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from aotlab.errors import PythonValueError
+from aotlab.values import CHANGEABLE, MANY, Mentioned, snapshot
+from tests.engine_helpers import behind, compiled
+from tests.test_guard_kinds import MODES, by_dynamo, set_attribute, set_item, two_calls, var
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+@pytest.fixture
+def swapping():
+    """Let modules swap their parameters where they are converted."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+# --- swapped, replaced -------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_tensor_outside_is_swapped(grad):
+    """`swap_tensors` works after a compiled call; a tensor of another kind then counts as a change."""
+    held, other = torch.ones(2, 3), torch.ones(5)
+
+    def swap():
+        torch.utils.swap_tensors(held, other)
+
+    two_calls(
+        lambda x: x * held.shape[0],
+        lambda: (var([1.0, 2.0], grad=grad),),
+        change=swap,
+        undo=swap,
+        reason="`held`, which the function reads, is the same tensor with another shape, dtype, place",
+    )
+
+
+def test_a_tensor_outside_is_swapped_for_its_like():
+    """Only values change, which no trace can read: the entry serves on."""
+    held = torch.ones(2, 3)
+    f = compiled(lambda x: x * held.shape[0])
+    assert f(torch.ones(1)).item() == 2.0
+    torch.utils.swap_tensors(held, torch.zeros(2, 3))
+    assert f(torch.ones(1)).item() == 2.0
+    assert f.recompiles == ()
+
+
+@MODES
+def test_arguments_are_swapped(grad):
+    """Neither a compiled call nor its backward leaves a weak reference to an argument."""
+    f = compiled(lambda x, y: x * y)
+    x, y = (torch.ones(2, requires_grad=grad) for _ in range(2))
+    out = f(x, y)
+    if grad:
+        out.sum().backward()
+    del out
+    for tensor in (x, y):
+        assert weakref.getweakrefs(tensor) == []
+        torch.utils.swap_tensors(tensor, torch.full((2,), 3.0, requires_grad=grad))
+    assert f(x, y).tolist() == [9.0, 9.0]
+
+
+MAKERS = {"direct": compiled, "dynamo": lambda module: by_dynamo([])(module)}
+
+
+def trained(module, x):
+    """Call a module, and give its gradients to its parameters."""
+    out = module(x)
+    out.sum().backward()
+    return out.detach()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.usefixtures("swapping")
+def test_a_module_is_converted_by_swapping(make):
+    """``module.to(torch.float64)`` in place of its parameters, after a compiled training step; the next is eager's."""
+    module = nn.Linear(2, 3)
+    kept = dict(module.named_parameters())
+    f = MAKERS[make](module)
+    trained(f, torch.ones(1, 2))
+    module.to(torch.float64)
+    assert {name: id(p) for name, p in module.named_parameters()} == {name: id(p) for name, p in kept.items()}
+    module.zero_grad()
+    x = torch.full((1, 2), 2.0, dtype=torch.float64)
+    out = trained(f, x)
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    assert torch.equal(trained(module, x), out)
+    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(module.parameters(), gradients, strict=True))
+    if make == "direct":
+        assert behind(f).recompiles == (
+            "`weight` has dtype torch.float64 where the compiled entry expects torch.float32",
+        )
+
+
+@pytest.mark.parametrize("swap", [False, True], ids=["assigned", "swapped"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_state_is_loaded_by_assignment(make, swap):
+    """``load_state_dict(assign=True)``: the parameters are others, and so is the result."""
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        module, other = nn.Linear(2, 3), nn.Linear(2, 3)
+        f = MAKERS[make](module)
+        x = torch.ones(1, 2)
+        trained(f, x)
+        module.load_state_dict(other.state_dict(), assign=True)
+        module.requires_grad_()
+        expected = other(x)
+        assert torch.equal(expected, trained(f, x))
+        assert module.weight.grad.tolist() == [[1.0, 1.0]] * 3
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+# --- lifetimes ---------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_not_kept_alive():
+    """What a closure, a container, an object or a module held, and holds no longer, is gone; the entries are there."""
+    space = types.SimpleNamespace(tensor=torch.ones(3))
+    tensors, module = [torch.ones(4)], nn.Linear(2, 2)
+    many = [torch.ones(1) for _ in range(MANY + 1)]
+
+    def f(x):
+        return x * space.tensor.shape[0] * tensors[0].shape[0] * many[0].dim()
+
+    compiled_f, compiled_module = compiled(f), compiled(module)
+    compiled_f(torch.ones(1))
+    compiled_module(torch.ones(1, 2))
+    references = [weakref.ref(t) for t in (space.tensor, tensors[0], module.weight, many[0])]
+    space.tensor = tensors[0] = many[0] = None
+    module.weight = nn.Parameter(torch.ones(2, 2))
+    gc.collect()
+    assert [reference() is None for reference in references] == [True] * 4
+    assert (len(compiled_f.entries), len(behind(compiled_module).entries)) == (1, 1)
+
+
+def test_a_tensor_at_the_address_of_another():
+    """A tensor that got the address of one that is gone serves as that one only if it is of the same kind."""
+    held = [torch.ones(2)]
+    known = snapshot(held)
+    address = id(held[0])
+    assert known.holds(held)
+    reused = 0
+    for _ in range(50):
+        held.clear()
+        held.append(torch.ones(3))
+        reused += id(held[0]) == address
+        assert not known.holds(held)
+    assert reused
+
+
+# --- attributes --------------------------------------------------------------------------------------------------
+
+OUTSIDE = torch.ones(1)
+OUTSIDE.scale = 2.0
+OUTSIDE.options = types.SimpleNamespace(scale=2.0)
+OUTSIDE.unread = 0
+HELD = {"tensor": OUTSIDE}
+
+ATTRIBUTES = {
+    "plain": (lambda x: x * OUTSIDE.scale, "scale", "`OUTSIDE.scale`, which the function reads, is 3.0 where"),
+    "of an object on it": (
+        lambda x: x * OUTSIDE.options.scale,
+        "options",
+        "`OUTSIDE.options.scale`, which the function reads, is 3.0 where",
+    ),
+    "in a container": (
+        lambda x: x * HELD["tensor"].scale,
+        "scale",
+        "`HELD['tensor'].scale`, which the function reads, is 3.0 where",
+    ),
+    "by string": (
+        lambda x: x * getattr(OUTSIDE, "un" + "read"),
+        "unread",
+        "`OUTSIDE.unread`, which the function reads",
+    ),
+    "absent": (lambda x: x * getattr(OUTSIDE, "later", 1), "later", "`OUTSIDE.later`, which the function reads"),
+}
+
+
+@MODES
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_attributes_of_a_tensor_outside(kind, grad):
+    """What hangs on a tensor that the function knows from elsewhere."""
+    function, name, reason = ATTRIBUTES[kind]
+    owner, attribute = (OUTSIDE.options, "scale") if name == "options" else (OUTSIDE, name)
+    change, undo = set_attribute(owner, attribute, 3.0)
+    two_calls(function, lambda: (var([1.0, 2.0], grad=grad),), reason=reason, change=change, undo=undo)
+
+
+def test_attributes_that_the_code_does_not_mention():
+    """Others may change as they like."""
+    held = torch.ones(1)
+    held.scale, held.unread = 2.0, 0
+    f = compiled(lambda x: x * held.scale)
+    f(torch.ones(1))
+    held.unread, held.new = 1, 2
+    assert f(torch.ones(1)).item() == 2.0
+    assert f.recompiles == ()
+
+
+def test_a_tensor_that_holds_itself():
+    """A snapshot ends, and notices a change of what it reached."""
+    tensor = torch.ones(1)
+    tensor.me, tensor.scale = [tensor], 2.0
+    known = snapshot([tensor], mentioned=Mentioned({"me", "scale"}))
+    assert known.holds([tensor])
+    tensor.scale = 3.0
+    assert not known.holds([tensor])
+    tensor.me = None  # lets it go
+
+
+# --- very many items ---------------------------------------------------------------------------------------------
+
+
+class Setting:
+    """An object with one value."""
+
+    def __init__(self):
+        self.scale = 2.0
+
+
+LISTS = [[2.0] for _ in range(MANY + 1)]
+OBJECTS = [Setting() for _ in range(MANY + 1)]
+TENSORS = [torch.ones(2) for _ in range(MANY + 1)]
+KEYED = {i: (2.0, [i]) for i in range(MANY + 1)}
+VERY_MANY = {
+    "lists": (lambda x: x * LISTS[7][0], set_item(LISTS[7], 0, 3.0), "an item of LISTS"),
+    "objects": (lambda x: x * OBJECTS[7].scale, set_attribute(OBJECTS[7], "scale", 3.0), "`OBJECTS[7].scale`"),
+    "tensors": (
+        lambda x: x * TENSORS[7].dim(),
+        (lambda: TENSORS[7].unsqueeze_(0), lambda: TENSORS[7].squeeze_()),
+        "an item of TENSORS, which the function reads, is the same tensor with another shape",
+    ),
+    "dictionary": (lambda x: x * KEYED[7][1][0], set_item(KEYED[7][1], 0, 3), "an item of KEYED"),
+    "another item": (
+        lambda x: x * LISTS[7][0],
+        set_item(LISTS, 7, [3.0]),
+        "`LISTS`, which the function reads, has other",
+    ),
+}
+
+
+@MODES
+@pytest.mark.parametrize("kind", VERY_MANY)
+def test_very_many_items_that_can_change(kind, grad):
+    """Of a container with very many items those are looked into that can change."""
+    function, (change, undo), reason = VERY_MANY[kind]
+    two_calls(function, lambda: (var([1.0, 2.0], grad=grad),), reason=reason, change=change, undo=undo)
+
+
+def test_too_many_items_that_can_change():
+    """Where looking into them would cost more than the call, it is refused by name."""
+    rows = [[float(i)] for i in range(CHANGEABLE + 1)]
+    with pytest.raises(PythonValueError, match=f"`rows`, which the function reads, holds {CHANGEABLE + 1} objects"):
+        compiled(lambda x: x * rows[0][0])(torch.ones(1))

@@ -1,0 +1,277 @@
+"""Hooks on views: what is a view of such a view gets its gradient through it, with the hook, as in eager."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from tests.engine_helpers import behind, compiled, leaf
+
+seen: list = []
+
+
+def hook(name, factor=1):
+    """Make a hook that notes its gradient and changes it; with factor None it returns nothing."""
+
+    def call(gradient):
+        seen.append((name, gradient.tolist()))
+        return None if factor is None else gradient * factor
+
+    return call
+
+
+def part_of_a_view(x):
+    """Return a part of a view of an input that has a hook."""
+    v = x.view(-1)
+    v.register_hook(hook("v", 2))
+    return v.select(0, 3)
+
+
+def equal_views(x):
+    """Return an equal view without the hook besides, and the input."""
+    v = x.view(-1)
+    v.register_hook(hook("v", 2))
+    return x.view(-1), v.select(0, 3), x
+
+
+def a_chain(x):
+    """Hang hooks on a view and on a view of it."""
+    v = x.view(-1)
+    v.register_hook(hook("v", 2))
+    w = v.view(2, 4)
+    w.register_hook(hook("w", 3))
+    return w.t(), v[2]
+
+
+def viewed_and_used(x):
+    """View it again, and compute with it."""
+    v = x.view(-1)
+    v.register_hook(hook("v", 2))
+    return v[1:3], v.sin()
+
+
+def of_an_intermediate(x):
+    """Hang a hook on a view of an intermediate that is returned too."""
+    y = x * 2
+    v = y.view(-1)
+    v.register_hook(hook("v", 2))
+    return v.select(0, 1), y
+
+
+def two_of_an_intermediate(x):
+    """Hang hooks on two equal views of an intermediate that is not returned."""
+    y = x * 2
+    v, w = y.view(-1), y.view(-1)
+    v.register_hook(hook("v", 2))
+    w.register_hook(hook("w", 5))
+    return v.select(0, 1), w.select(0, 2), w
+
+
+def alone(x):
+    """Return nothing else of an intermediate."""
+    v = (x * 2).view(-1)
+    v.register_hook(hook("v", 2))
+    return v.view(2, 4)
+
+
+def several_hooks(x):
+    """Hang several hooks on one view, some of which return nothing; take one off again."""
+    v = x.t()
+    v.register_hook(hook("first", None))
+    v.register_hook(hook("second", -1))
+    v.register_hook(hook("removed", 7)).remove()
+    v.register_hook(hook("last", 3))
+    return v[0], v
+
+
+def one_of_many(x):
+    """Hang a hook on one of the views that one op gives."""
+    a, b = x.unbind(1)
+    b.register_hook(hook("b", 2))
+    return b.view(2, 2), a, b[1:]
+
+
+def retained(x):
+    """Retain the gradient of a view with a hook, and return it."""
+    v = x.view(-1)
+    v.retain_grad()
+    v.register_hook(hook("v", 2))
+    return v, v[0:2]
+
+
+def without_grad(x):
+    """Hang hooks on under no_grad, where a view is made too."""
+    v = x.view(-1)
+    with torch.no_grad():
+        v.register_hook(hook("v", 2))
+        x.register_hook(hook("x", 3))
+        w = v[0:2]
+    return w, v[2:3], x * 2
+
+
+def hidden_write(x):
+    """Write the input where autograd does not see it."""
+    v = x.unfold(1, 2, 1)
+    v.register_hook(hook("v", -1))
+    x.data.mul_(2)
+    return (v[...],)
+
+
+def restrided(x):
+    """Hang a hook on what as_strided gives, and on an expanded view."""
+    v = x.as_strided((2, 2), (2, 1))
+    v.register_hook(hook("v", 2))
+    w = x.unsqueeze(0).expand(3, 4, 2)
+    w.register_hook(hook("w", 3))
+    return v[0], v, w[1]
+
+
+def written_input(x):
+    """Hang hooks on a non-leaf and its views before and after it is written."""
+    if x.is_leaf:
+        x = x * 1
+    x.register_hook(hook("before", 2))
+    x.mul_(3)
+    v = x.t()
+    v.register_hook(hook("v", 7))
+    x.register_hook(hook("after", 5))
+    return v[0], x
+
+
+PROGRAMS = [
+    part_of_a_view, equal_views, a_chain, viewed_and_used, of_an_intermediate, two_of_an_intermediate, alone,
+    several_hooks, one_of_many, retained, without_grad, hidden_write, restrided, written_input,
+]  # fmt: skip
+
+
+def used(function, *, nonleaf, pick):
+    """Call twice, each time with other values; backward from one output or all; return all that can be seen."""
+    seen.clear()
+    found = []
+    for seed in range(2):
+        x = leaf(4, 2, seed=seed)
+        outputs = function(x * 1 if nonleaf else x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        found.append([(o.tolist(), o.requires_grad) for o in outputs])
+        chosen = [o for o in outputs if o.requires_grad]
+        chosen = chosen if pick is None else [chosen[pick % len(chosen)]]
+        sum((o * torch.arange(1.0, o.numel() + 1).view(o.shape)).sum() for o in chosen).backward()
+        found.append(x.grad.tolist())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the gradient of a tensor that is no leaf
+            found.append([o.grad.tolist() if o.retains_grad and o.grad is not None else None for o in outputs])
+    return found, list(seen)
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_gradients_pass_the_hooks(function, frontend):
+    """Hooks are called with eager's gradients, in eager's order, whichever outputs the backward begins at."""
+    for nonleaf in (False, True):
+        for pick in (None, 0, 1):
+            g = compiled(function, frontend=frontend)
+            expected = used(function, nonleaf=nonleaf, pick=pick)
+            assert expected == used(g, nonleaf=nonleaf, pick=pick)
+            if frontend == "direct":
+                assert g.calls.compiled == 2
+
+
+def test_without_gradients():
+    """A call without grad mode fails as eager's does; one whose function asks before compiles, without hooks."""
+
+    def f(x):
+        v = x.view(-1)
+        if v.requires_grad:
+            v.register_hook(hook("v", 2))
+        return v[0], v.sin()
+
+    g = compiled(f)
+    with torch.no_grad():
+        a, b = g(leaf(4, 2))
+    assert torch.equal(b, leaf(4, 2).detach().view(-1).sin())
+    assert (a.requires_grad, b.requires_grad) == (False, False)
+    assert used(f, nonleaf=False, pick=None) == used(g, nonleaf=False, pick=None)
+
+
+def test_another_hook_at_the_second_call():
+    """A hook that is an argument is a new entry; each entry registers its own."""
+
+    def f(x, h):
+        v = x.view(-1)
+        v.register_hook(h)
+        return v[0:2], v.cos()
+
+    g = compiled(f)
+    two, three = hook("two", 2), hook("three", 3)
+    for h in (two, three, two):
+        for kind in (f, g):
+            seen.clear()
+            x = leaf(4, 2)
+            a, b = kind(x, h)
+            (a.sum() + b.sum()).backward()
+            if kind is f:
+                expected = x.grad.tolist(), list(seen)
+        assert expected == (x.grad.tolist(), list(seen))
+    assert len(g.entries) == 2
+
+
+def test_a_removed_handle():
+    """A handle that was removed before the function returned leaves nothing behind; the others stay."""
+
+    def f(x):
+        v = x.view(-1)
+        handle = v.register_hook(hook("gone", 11))
+        w = v[0:2]
+        handle.remove()
+        return w, v
+
+    expected = used(f, nonleaf=False, pick=0)
+    assert expected[1] == []
+    assert expected == used(compiled(f), nonleaf=False, pick=0)
+
+
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
+    """In eager the gradient of a written view goes to its base, past its hooks: eager runs such a call, and only it."""
+
+    def f(b):
+        c = b * 3
+        b.sin_()
+        return c
+
+    def use(g, *, hooked):
+        seen.clear()
+        x = leaf(3, 2)
+        base = x * 1
+        b = base[1:]
+        if hooked:
+            b.register_hook(hook("b", 5))
+        c = g(b)
+        (base.sum() + c.sum()).backward()
+        return x.grad.tolist(), list(seen)
+
+    g = compiled(f)
+    order = [True, False, True] if leaf_first else [False, True, False]
+    for hooked in order:
+        assert use(f, hooked=hooked) == use(g, hooked=hooked)
+    assert g.calls.compiled == order.count(False)
+    assert g.calls.eager == order.count(True)
+
+
+def test_a_second_hook_after_a_write_to_the_base():
+    """Up to torch 2.14 such a hook hangs where the first does, from 2.15 on where it should: eager runs it."""
+
+    def f(x):
+        y = x * 1
+        v = y.view(-1)
+        v.register_hook(hook("before", 2))
+        y.mul_(3)
+        v.register_hook(hook("after", 5))
+        return v[0:2], y.sin()
+
+    g = compiled(f)
+    assert used(f, nonleaf=False, pick=None) == used(g, nonleaf=False, pick=None)
+    assert behind(g).calls.eager == 2

@@ -1,0 +1,158 @@
+"""Each rare mistake is caught by a program that was written for it, and the engine without it passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from aotlab.verification.mutants import MUTANTS, RARE, Mutant
+from tests.engine_helpers import compiled
+from tests.test_guard_kinds import ROOTS, described, var
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A function, and what makes the arguments of each call of it; ``look`` says more about a call's results."""
+
+    function: Callable[..., Any]
+    calls: Sequence[Callable[[], tuple[torch.Tensor, ...]]]
+    look: Callable[[Any], Any] = lambda out: None
+
+
+def seen(program: Program, function: Callable[..., Any], number: int) -> Any:
+    """Make a call; return what can be seen of it, also if it raises: the arguments may be changed by then."""
+    ROOTS.clear()
+    arguments = program.calls[number]()
+    try:
+        out = function(*arguments)
+        more = program.look(out)
+        tensors = [each for each in (out if isinstance(out, tuple) else (out,)) if isinstance(each, torch.Tensor)]
+        differentiable = [each for each in tensors if each.requires_grad]
+        if differentiable:
+            torch.autograd.backward([each.sum() for each in differentiable])
+        result = described(out), more
+    except RuntimeError as error:
+        result = str(error)
+    return result, [described(each) for each in arguments], gradients()
+
+
+def gradients() -> list[Any]:
+    """Return the gradients of all leaves of the call."""
+    return [None if root.grad is None else described(root.grad) for root in ROOTS]
+
+
+def differs(program: Program) -> bool:
+    """Tell whether one of the calls is other than eager's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f = compiled(program.function)
+        return any(
+            seen(program, program.function, number) != seen(program, f, number) for number in range(len(program.calls))
+        )
+
+
+# --- the programs ------------------------------------------------------------------------------------------------
+
+
+def asks_for_leaf(x):
+    """Write in a way that is allowed for both, and say which it is."""
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3, x.is_leaf
+
+
+def writes_two(x, y):
+    """Write two arguments; the second write may be an error, and the first is done by then."""
+    y.add_(1)
+    x.mul_(2)
+    return y * 3
+
+
+def may_be_written():
+    """Make a result, and another tensor."""
+    return var([1.0, 2.0], grad=True, nonleaf=True), torch.ones(2)
+
+
+def may_not_be_written():
+    """Make one of several views that one function returned, and another tensor."""
+    return var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=True).unbind()[0], torch.ones(2)
+
+
+SCALES: list[Fraction] = []
+
+
+def by_object(x):
+    """Read an object's value, which hangs on no attribute that the code mentions."""
+    return x * float(SCALES[0])
+
+
+def with_scale(value):
+    """Put another object in the place of the one there, which is gone by then, so that its address is free."""
+
+    def make():
+        SCALES.clear()
+        SCALES.append(Fraction(value))
+        return (torch.ones(1),)
+
+    return make
+
+
+def view_and_more(x):
+    """Return a view and what is computed from it."""
+    v = x.view(-1)
+    return v, v * v
+
+
+def before_and_after(x):
+    """Compute something from an argument that is written then."""
+    before = x * 5
+    x.mul_(2)
+    return before, x * 3
+
+
+def two_orders(x):
+    """Call an op on a matrix and on its transpose, and say how the results lie in memory."""
+    a, b = x * 2, x.t() * 2
+    return a, b, a.stride(), b.stride()
+
+
+def ones(grad):
+    """Make a leaf, or what is computed from one."""
+    return lambda: (var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=not grad),)
+
+
+PROGRAMS = {
+    "stale leaf guard": Program(function=asks_for_leaf, calls=(ones(grad=False), ones(grad=True))),
+    "stale guard of what may be written": Program(function=writes_two, calls=(may_be_written, may_not_be_written)),
+    "objects known by address": Program(function=by_object, calls=[with_scale(n) for n in range(1, 20)]),
+    "views unseen": Program(
+        function=view_and_more,
+        calls=(ones(grad=True),),
+        look=lambda out: described(torch.autograd.grad(out[1].sum(), out[0], retain_graph=True)),
+    ),
+    "history after the write": Program(function=before_and_after, calls=(ones(grad=False),)),
+    "strides not in the key": Program(function=two_orders, calls=(ones(grad=False),)),
+}
+
+
+def test_each_has_its_program():
+    """And a name that no other mutant has."""
+    assert {mutant.name for mutant in RARE} == set(PROGRAMS)
+    assert len({mutant.name for mutant in MUTANTS + RARE}) == len(MUTANTS) + len(RARE)
+    assert all(mutant.breaks.endswith(".") for mutant in RARE)
+
+
+@pytest.mark.parametrize("mutant", RARE, ids=lambda mutant: mutant.name)
+def test_the_program_catches_the_mutant(mutant: Mutant):
+    """It differs from eager with the mutant, and neither before nor after."""
+    program = PROGRAMS[mutant.name]
+    assert not differs(program)
+    with mutant.installed():
+        assert differs(program), mutant.breaks
+    assert not differs(program)
