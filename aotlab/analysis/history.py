@@ -277,7 +277,9 @@ def differentiate(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
     """
     if segment.nodes is None:
         chosen = [(GradientEdge(*edge), t) for edge, t in zip(segment.entries, tangents, strict=True) if t is not None]
-        stops = list(segment.stops)
+        # in torch 2.11 the node of a custom function that nothing leads to may be gone, and autograd crashes on it
+        reached = reachable(segment)
+        stops = [edge for edge in segment.stops if edge in reached]
         if not stops or not chosen:
             return {}
         found: Sequence[Tensor | None] = torch.autograd.grad(
