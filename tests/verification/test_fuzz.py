@@ -20,13 +20,14 @@ import torch
 
 import aotlab
 from aotlab.errors import OverlappingInputsError, UsageError
+from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import block as block_module
 from aotlab.verification.fuzz import cell, corpus, drawing, engines, failures, plan, progress, table, workers
 from aotlab.verification.fuzz.block import Block, Failure, Row
 from aotlab.verification.fuzz.plan import Plan
 from aotlab.verification.fuzz.run import run
 from aotlab.verification.fuzz.state import State
-from aotlab.verification.programs import Program, Setup
+from aotlab.verification.programs import Outcome, Program, Setup
 
 
 class Played(engines.Watch):
@@ -213,6 +214,26 @@ def test_dynamos_own_differences_hide_none_of_the_engines(monkeypatch):
     assert outcome.status == "failed"
     assert "identity" not in {each.kind for each in outcome.differences}
     assert failures.coarse(outcome.differences).startswith("wrong: value")
+
+
+@pytest.mark.parametrize("asserts", ["eager", "engine"])
+def test_where_eager_asserts_nothing_is_judged(monkeypatch, asserts):
+    """An internal assertion of torch in eager is counted apart; one in the engine alone is a failure."""
+    error = "RuntimeError: out != nullptr INTERNAL ASSERT FAILED at variable.cpp:207, please report a bug to PyTorch."
+    expected, actual = (error, "none") if asserts == "eager" else ("none", error)
+    difference = Difference(kind="exception", subject="the call", expected=expected, actual=actual, sentence="differs")
+    outcome = Outcome(status="failed", differences=(difference,))
+    monkeypatch.setattr(failures, "run_program", lambda program, candidate: candidate(lambda a: a) and outcome)
+    drawn = drawing.Drawn(program=example("v1 = a * 2"), index=0, decisions=(), discarded=0)
+    row, judged, failure = block_module._run(Plan(), drawn)
+    if asserts == "engine":
+        assert (row.status, judged) == ("raises", outcome)
+        return
+    assert (row.status, failure, judged.differences) == ("asserts", None, ())
+    assert "INTERNAL ASSERT" in row.reasons[0]
+    summary = table.summarize([Block(number=0, size=1, rows=(row,))])
+    assert (summary.all.asserts, summary.all.share, list(summary.asserts.values())) == (1, None, [1])
+    assert "eager asserts" in summary.text()
 
 
 def test_our_engine_is_watched():

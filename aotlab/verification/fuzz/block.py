@@ -19,7 +19,8 @@ from aotlab.verification.programs import Outcome
 
 #: What can become of a program. "alike" means that it raises before there was anything to compile, as in eager;
 #: "dynamo" that it differs, but in nothing in which it does not differ with Dynamo alone, without an engine behind it.
-Status = Literal["accepted", "refused", "eager", "alike", "dynamo", "wrong", "error", "raises"]
+#: "asserts" that eager itself ends in an assertion of torch's own, so that nobody can say what is right.
+Status = Literal["accepted", "refused", "eager", "alike", "dynamo", "asserts", "wrong", "error", "raises"]
 
 #: Those that are failures.
 FAILED = ("wrong", "error", "raises")
@@ -155,6 +156,8 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
     status, reasons = _status(outcome, watch), tuple(sorted(set(outcome.refusals)))
     if status == "eager":
         reasons = (failures.why_eager(plan, drawn.program),)
+    if status == "asserts":
+        reasons = (failures.coarse(watch.asserts),)
     if status == "dynamo":
         reasons = (failures.coarse(watch.dynamos),)
     graphs = tuple(sorted(watch.graphs()))
@@ -164,6 +167,8 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
 def _status(outcome: Outcome, watch: Watch) -> Status:
     if outcome.status == "failed":
         return failures.kind(outcome.differences)
+    if watch.asserts:
+        return "asserts"
     if watch.dynamos:
         return "dynamo"
     if outcome.status == "refused":

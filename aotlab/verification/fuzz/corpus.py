@@ -21,7 +21,7 @@ from aotlab.verification.fuzz.block import FAILED, Block
 from aotlab.verification.fuzz.plan import Plan, engine_revision, generator_version
 
 _FORMAT = 1
-_COUNTS = ("accepted", "refused", "eager", "alike", "dynamo", "failed", "clean")
+_COUNTS = ("accepted", "refused", "eager", "alike", "dynamo", "asserts", "failed", "clean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class Entry:
     eager: int = 0
     alike: int = 0
     dynamo: int = 0
+    asserts: int = 0
     failed: int = 0
     clean: int = 0
     runs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -120,6 +121,7 @@ def _add(entry: Entry, block: Block) -> Entry:
         eager=entry.eager + counts["eager"],
         alike=entry.alike + counts["alike"],
         dynamo=entry.dynamo + counts["dynamo"],
+        asserts=entry.asserts + counts["asserts"],
         failed=entry.failed + failed,
         clean=0 if failed else entry.clean + counts["accepted"],
     )

@@ -32,11 +32,14 @@ class Watch:
         How many calls returned a result that eager had computed.
     dynamos
         What differs from eager without the engine as well: Dynamo's own differences.
+    asserts
+        The differences of a program at which eager itself ends in an internal assertion of torch.
     """
 
     def __init__(self) -> None:
         self.eager_calls = 0
         self.dynamos: tuple[Difference, ...] = ()
+        self.asserts: tuple[Difference, ...] = ()
 
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""

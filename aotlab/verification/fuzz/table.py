@@ -18,6 +18,7 @@ _COLUMNS = (
     ("ran eagerly", "eager"),
     ("raise alike", "alike"),
     ("Dynamo's own", "dynamo"),
+    ("eager asserts", "asserts"),
     ("wrong", "wrong"),
     ("other error", "error"),
     ("raise alone", "raises"),
@@ -38,12 +39,14 @@ class Line:
         They raise as in eager, before there was anything to compile.
     dynamo
         They differ just as they do with Dynamo alone: the engine gets a graph that is wrong already, or none.
+    asserts
+        Eager itself ends in an internal assertion of torch, and the engine does something else.
     wrong, error, raises
         The failures: a result that differs; another error than eager's, or none; an error where eager has none.
     graphs
         Distinct graphs.
     share
-        Accepted ones among those that are neither ``alike`` nor Dynamo's own; None if there are none.
+        Accepted ones among those that are neither ``alike`` nor torch's own failures; None if there are none.
     """
 
     category: str
@@ -53,6 +56,7 @@ class Line:
     eager: int
     alike: int
     dynamo: int
+    asserts: int
     wrong: int
     error: int
     raises: int
@@ -65,14 +69,15 @@ class Summary:
     """A whole run.
 
     ``lines`` begins with all programs; ``refusals`` and ``fallbacks`` count programs by why they were refused or ran
-    eagerly, ``dynamos`` those that differ with Dynamo alone by how; ``discarded`` ones were begun and given up by the
-    generator, ``repeated`` ones drawn before.
+    eagerly, ``dynamos`` those that differ with Dynamo alone by how, ``asserts`` those at which eager itself trips over
+    an assertion of torch; ``discarded`` ones were begun and given up by the generator, ``repeated`` ones drawn before.
     """
 
     lines: tuple[Line, ...]
     refusals: dict[str, int]
     fallbacks: dict[str, int]
     dynamos: dict[str, int]
+    asserts: dict[str, int]
     failures: tuple[Failure, ...]
     discarded: int
     repeated: int
@@ -85,7 +90,12 @@ class Summary:
     def text(self) -> str:
         """Write the table and what belongs under it."""
         parts = [_table(self.lines), f"discarded by the generator: {self.discarded}; drawn twice: {self.repeated}"]
-        told = {"refused": self.refusals, "ran eagerly": self.fallbacks, "differ with Dynamo alone": self.dynamos}
+        told = {
+            "refused": self.refusals,
+            "ran eagerly": self.fallbacks,
+            "differ with Dynamo alone": self.dynamos,
+            "differ where eager asserts": self.asserts,
+        }
         for what, counts in told.items():
             if counts:
                 parts.append(f"{what}:")
@@ -103,6 +113,7 @@ class Summary:
             "refusals": self.refusals,
             "fallbacks": self.fallbacks,
             "dynamos": self.dynamos,
+            "asserts": self.asserts,
             "failures": [{k: v for k, v in asdict(failure).items() if k != "cell"} for failure in self.failures],
             "discarded": self.discarded,
             "repeated": self.repeated,
@@ -112,7 +123,7 @@ class Summary:
 def summarize(blocks: Iterable[Block]) -> Summary:
     """Count the programs of all blocks, those that were drawn twice once."""
     rows: dict[str, Row] = {}
-    reasons: dict[str, Counter[str]] = {"refused": Counter(), "eager": Counter(), "dynamo": Counter()}
+    reasons: dict[str, Counter[str]] = {name: Counter() for name in ("refused", "eager", "dynamo", "asserts")}
     failures: dict[str, Failure] = {}
     discarded = repeated = 0
     for block in sorted(blocks, key=lambda block: block.number):
@@ -134,6 +145,7 @@ def summarize(blocks: Iterable[Block]) -> Summary:
         refusals=dict(reasons["refused"]),
         fallbacks=dict(reasons["eager"]),
         dynamos=dict(reasons["dynamo"]),
+        asserts=dict(reasons["asserts"]),
         failures=tuple(failures.values()),
         discarded=discarded,
         repeated=repeated,
@@ -142,7 +154,7 @@ def summarize(blocks: Iterable[Block]) -> Summary:
 
 def _line(category: str, rows: list[Row]) -> Line:
     counts = Counter(row.status for row in rows)
-    asked = len(rows) - counts["alike"] - counts["dynamo"]
+    asked = len(rows) - counts["alike"] - counts["dynamo"] - counts["asserts"]
     return Line(
         category=category,
         programs=len(rows),
@@ -151,6 +163,7 @@ def _line(category: str, rows: list[Row]) -> Line:
         eager=counts["eager"],
         alike=counts["alike"],
         dynamo=counts["dynamo"],
+        asserts=counts["asserts"],
         wrong=counts["wrong"],
         error=counts["error"],
         raises=counts["raises"],
@@ -161,7 +174,8 @@ def _line(category: str, rows: list[Row]) -> Line:
 
 def _table(lines: Iterable[Line]) -> str:
     lines = list(lines)
-    columns = [column for column in _COLUMNS if column[1] != "dynamo" or any(line.dynamo for line in lines)]
+    rare = ("dynamo", "asserts")
+    columns = [column for column in _COLUMNS if column[1] not in rare or any(getattr(n, column[1]) for n in lines)]
     cells = [[heading for heading, _ in columns]]
     for line in lines:
         share = "–" if line.share is None else f"{line.share:.1%}"
