@@ -29,8 +29,8 @@ class Entry:
     """What was run at one state of the sources.
 
     ``clean`` counts the accepted programs since the last block in which something failed; ``alike`` such as raise as in
-    eager before anything is compiled; ``dynamo`` such as differ with Dynamo alone as well. ``runs`` lists by seed and options the first and last numbers of finished
-    blocks.
+    eager before anything is compiled; ``dynamo`` such as differ with Dynamo alone as well. ``runs`` lists by seed and
+    options the first and last numbers of finished blocks.
     """
 
     engine: str

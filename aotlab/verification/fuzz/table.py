@@ -65,7 +65,8 @@ class Summary:
     """A whole run.
 
     ``lines`` begins with all programs; ``refusals`` and ``fallbacks`` count programs by why they were refused or ran
-    eagerly, ``dynamos`` those that differ with Dynamo alone by how; ``discarded`` ones were begun and given up by the generator, ``repeated`` ones drawn before.
+    eagerly, ``dynamos`` those that differ with Dynamo alone by how; ``discarded`` ones were begun and given up by the
+    generator, ``repeated`` ones drawn before.
     """
 
     lines: tuple[Line, ...]
