@@ -45,6 +45,7 @@ class TensorFacts:
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
+    is_view: bool = field(default=False, compare=False)  # counts only where a write would change the history of both
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
         offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
         may_be_written=internals.may_be_written(tensor),
         attributes=attributes_of(tensor, mentioned, name),
+        is_view=internals.base_of(tensor) is not None,
     )
 
 
@@ -234,6 +236,8 @@ class CallState:
     overlapping
         Pairs of positions whose bytes overlap, or which are views of one tensor that requires grad, where they are not
         the same object; each with how many bytes the second begins behind the first.
+    counters
+        Pairs of positions of tensors that share a version counter, each with the first of its group.
     function_modes
         How many default devices are set.
     mentioned
@@ -249,6 +253,7 @@ class CallState:
     settings: tuple[tuple[str, Any], ...]
     reached: tuple[Reached, ...] = field(repr=False)
     overlapping: tuple[tuple[int, int, int], ...] = ()
+    counters: tuple[tuple[int, int], ...] = ()
     function_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
@@ -293,6 +298,26 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
             if first != i:
                 pairs.add((first, i))
     return tuple(sorted((a, b, starts[b] - starts[a]) for a, b in pairs))
+
+
+def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them.
+
+    Slices of one buffer do, also where they share no byte: a write to one counts for the other.
+    """
+    families: dict[int, list[tuple[int, Tensor]]] = {}
+    for n, tensor in tensors:
+        families.setdefault(internals.storage_key(tensor), []).append((n, tensor))
+    pairs = []
+    for family in families.values():
+        firsts: list[tuple[int, Tensor]] = []
+        for n, tensor in family if len(family) > 1 else ():
+            first = next((m for m, other in firsts if internals.share_version(other, tensor)), None)
+            if first is None:
+                firsts.append((n, tensor))
+            else:
+                pairs.append((first, n))
+    return tuple(pairs)
 
 
 def check_surroundings() -> int:
@@ -372,6 +397,7 @@ def call_state(
         settings=global_state(),
         reached=reached,
         overlapping=overlapping_pairs(tensors),
+        counters=counted_together(tensors),
         function_modes=function_modes,
         mentioned=mentioned,
     )
@@ -439,6 +465,9 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                 return f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             if before.may_be_written != after.may_be_written:
                 return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
+            if before.is_view != after.is_view and before.requires_grad and not before.is_leaf:
+                kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
+                return f"`{name}` is {kind} where the compiled entry expects {expected}, and the function writes to it"
     for i in offsets:
         earlier, later = then.leaves[i], now.leaves[i]
         if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:
@@ -458,6 +487,11 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         if began and any(pair[:2] == (a, b) for pair in then.overlapping):
             verb = "share another part of their"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
+    if mutates and then.counters != now.counters:
+        joined = sorted(set(now.counters) - set(then.counters))
+        first, second = (joined or sorted(set(then.counters) - set(now.counters)))[0]
+        verb = "count" if joined else "no longer count"
+        return f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
     return None
 
 
@@ -470,6 +504,7 @@ def distance(then: CallState, now: CallState, *, mutates: bool = False, offsets:
     found += sum(not item.holds() for item in then.reached)
     found += sum(a != b for a, b in zip(then.same_as, now.same_as, strict=True))
     found += mutates and then.overlapping != now.overlapping
+    found += mutates and then.counters != now.counters
     for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             found += sum(getattr(before, name) != getattr(after, name) for name in _FIELD_WORDS)

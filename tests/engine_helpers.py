@@ -58,6 +58,18 @@ def same(
     return result
 
 
+def alike(use: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> bool:
+    """Tell whether Dynamo, which runs its graphs as they are, gives what eager gives: if not, no backend can."""
+    torch.compiler.reset()
+    try:
+        found = use(torch.compile(function, backend="eager"))
+    except Exception:  # noqa: BLE001  # whatever Dynamo raises
+        return False
+    finally:
+        torch.compiler.reset()
+    return bool(found == use(function))
+
+
 def entry_of(callable_: Any) -> Entry:
     """Return the newest entry."""
     return behind(callable_).entries[0]

@@ -200,6 +200,37 @@ def test_other_errors_under_anomaly_mode():
             function(leaf(2)).backward()
 
 
+def from_a_hook(x):
+    """Let a hook on an intermediate make the nan."""
+    y = x * 2  # the line
+    y.register_hook(lambda gradient: gradient * float("nan"))
+    return y.sin()
+
+
+def through_a_hooked_view(x):
+    """Take the root of zero behind a view with a hook, of which another view is returned."""
+    v = x.view(-1)
+    v.register_hook(lambda gradient: gradient * 2)
+    w = (v - v).sqrt()  # the line
+    return (w * 0).sum(), v[0]
+
+
+@pytest.mark.parametrize("program", [from_a_hook, through_a_hooked_view], ids=lambda f: f.__name__)
+def test_with_hooks(program):
+    """A nan that a hook makes, or one behind a hook: the same name and line; switching the mode compiles nothing."""
+    g = compiled(program)
+    g(leaf(3))
+    for forward in (True, False):
+        error, _, _ = run(
+            lambda x: program(x) if program is not from_a_hook else program(x).sum(), leaf(3), forward, True
+        )
+        found, warned, _ = run(lambda x: g(x) if program is not from_a_hook else g(x).sum(), leaf(3), forward, True)
+        assert error is not None
+        assert found == error
+        assert f'File "{__file__}", line {line_of(program)}, in' in warned[0]
+    assert len(g.entries) == 1
+
+
 def test_nothing_is_done_without_the_mode():
     """A backward without anomaly mode does not walk."""
     g = compiled(root_of_zero)

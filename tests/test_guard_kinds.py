@@ -16,6 +16,7 @@ import functools
 import gc
 import math
 import types
+import warnings
 import weakref
 
 import numpy as np
@@ -331,8 +332,9 @@ def test_autocast_dtype():
         )
 
 
-def test_saved_tensor_hooks_need_no_guard():
-    """Hooks on saved tensors are asked at run time; one entry serves with and without them."""
+@pytest.mark.parametrize("switch", ["eager", "apply"])
+def test_saved_tensor_hooks_need_no_guard(switch):
+    """Hooks on saved tensors are asked at run time; one entry serves with and without them, or eager with them."""
     seen = []
 
     def pack(tensor):
@@ -342,9 +344,15 @@ def test_saved_tensor_hooks_need_no_guard():
     f = compiled(lambda x: x.sin())
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     f(x).sum().backward()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        settings.patch(saved_tensors_hooks=switch),
+        warnings.catch_warnings(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        warnings.simplefilter("ignore")
         out = f(x)
     assert seen
+    assert f.calls.eager == (switch == "eager")
     x.grad = None
     out.sum().backward()
     assert torch.equal(x.grad, x.detach().cos())

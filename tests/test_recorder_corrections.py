@@ -223,6 +223,23 @@ def test_strides_that_fake_tensors_promise():
     assert same(f, pooled, indices)
 
 
+@pytest.mark.parametrize("shape", [(2,), ()], ids=["vector", "scalar"])
+def test_dimensions_that_fake_tensors_do_not_look_at(shape):
+    """A softmax over a dimension that is not there raises where eager does, after what comes before it."""
+
+    def f(x, y):
+        y.add_(1)
+        x.softmax(1)
+        return y * 2
+
+    for function in (f, aotlab.compile(f, backend="eager")):
+        y = torch.zeros(2)
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            function(torch.ones(shape), y)
+        assert y.tolist() == [1.0, 1.0]
+    assert same(lambda x: x.softmax(-1), torch.ones(shape))
+
+
 def test_questions_about_constants_are_answered():
     """What is computed from no input is the same at every call: it may decide what is traced, and be returned."""
 

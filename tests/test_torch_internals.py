@@ -494,6 +494,36 @@ def test_saved_tensor_hooks():
         assert internals.saved_tensor_hooks() is None
 
 
+def test_foreign_saved_tensor_hooks():
+    """The user's hooks are told from torch's own, and matter only where something is saved."""
+    graph = torch.autograd.graph
+    assert not internals.foreign_saved_tensor_hooks()
+    with graph.save_on_cpu():
+        assert not internals.foreign_saved_tensor_hooks()
+        with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            assert internals.foreign_saved_tensor_hooks()
+            with torch.no_grad():
+                assert not internals.foreign_saved_tensor_hooks()
+            with internals.saved_tensor_hooks_hidden():
+                assert not internals.foreign_saved_tensor_hooks()
+    assert not internals.saved_tensor_hooks_disabled()
+    with graph.disable_saved_tensors_hooks("no"):
+        assert internals.saved_tensor_hooks_disabled()
+
+
+def test_views_with_hooks():
+    """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
+    view = leaf(3).clone()[1:]
+    assert internals.may_be_written(view)
+    handle = view.register_hook(lambda g: g)
+    assert not internals.may_be_written(view)
+    handle.remove()
+    assert internals.may_be_written(view)
+    alone = leaf(3).clone()
+    alone.register_hook(lambda g: g)
+    assert internals.may_be_written(alone)
+
+
 def test_keeps_graph():
     """A running Function learns whether retain_graph was asked for."""
     seen = []
@@ -565,18 +595,67 @@ def test_saves_tensors():
     assert not internals.is_custom_function_node(x.sin().grad_fn)
 
 
+def test_how_views_were_made():
+    """Autograd says of a view whether it is one of several, or was returned by a custom Function; so do views of it."""
+
+    class Viewed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    several, custom = x.unbind(0)[0], Viewed.apply(x)
+    kinds = [x, x.view(-1), several, several[0], custom, custom[0], x.detach()]
+    assert [internals.is_one_of_several_views(t) for t in kinds] == [False, False, True, True, False, False, False]
+    assert [internals.is_view_by_custom_function(t) for t in kinds] == [False, False, False, False, True, True, False]
+
+
+def test_viewing_function():
+    """What it returns is a view that may not be written, by the name that was asked for; gradients pass."""
+    x = torch.ones(2, requires_grad=True)
+    view = internals.viewing_function("Mine")(x * 1)
+    view.sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0]
+    assert internals.is_view_by_custom_function(view)
+    with pytest.raises(RuntimeError, match="Output 0 of Mine is a view and is being modified inplace"):
+        view.mul_(2)
+
+
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []
+    autograd = torch._C._autograd
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
-    with internals.replace_unguarded(lambda *a: calls.append("swap"), lambda *a: calls.append("dlpack"), calls.append):
+    originals = (*originals, autograd._push_saved_tensors_default_hooks)
+
+    def push(pack, unpack):
+        calls.append("push")
+        internals.push_saved_tensor_hooks(pack, unpack)
+
+    with internals.replace_unguarded(
+        swap=lambda *a: calls.append("swap"),
+        to_dlpack=lambda *a: calls.append("dlpack"),
+        random_state=calls.append,
+        from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
+        set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
+        push_hooks=push,
+    ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack"]
-    assert (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack) == originals
+        torch.from_numpy(None)
+        torch.ones(1).set_(torch.ones(1))
+        with torch.autograd.graph.saved_tensors_hooks(str, repr):
+            assert internals.saved_tensor_hooks() == (str, repr)
+    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "push"]
+    now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
+    assert (*now, autograd._push_saved_tensors_default_hooks) == originals
 
 
 # --- Dynamo and Inductor -----------------------------------------------------------------------------------------
@@ -722,3 +801,19 @@ def test_suggest_memory_format():
     x = torch.ones(2, 3, 4, 5)
     assert internals.suggest_memory_format(x) is torch.contiguous_format
     assert internals.suggest_memory_format(x.to(memory_format=torch.channels_last)) is torch.channels_last
+
+
+def test_what_enters_modes_in_dynamos_graphs():
+    """Each function that enters a mode gives an object that its partner leaves it with; grad mode is set by one."""
+    modes = {torch.autograd.grad_mode._enter_inference_mode: (True,)}
+    modes[torch.amp.autocast_mode._enter_autocast] = ("cpu", torch.bfloat16, True, True)
+    assert modes.keys() == internals.MODE_EXITS.keys()
+    before = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    for enter, args in modes.items():
+        mode = enter(*args)
+        assert (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) != before
+        internals.MODE_EXITS[enter](mode)
+        assert (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) == before
+    with torch.no_grad():
+        internals.SET_GRAD_ENABLED(True)
+        assert torch.is_grad_enabled()

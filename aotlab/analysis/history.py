@@ -203,7 +203,7 @@ def _keys(
             depth[target] = max(depth[target], depth[node] + crossing)
             reached_by[target] |= reached_by[node]
         for edge in next_edges(node):
-            if edge in ends:
+            if edge in ends or edge in cuts:
                 arrived[edge] = arrived.get(edge, 0) | reached_by[node]
     alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
     if alike or len(set(reached_by.values())) > _MOST_PARTS:

@@ -109,6 +109,10 @@ def read_outputs(
         views: tuple[ViewStep, ...] | None = None,
         no_grad_views: int = 0,
     ) -> None:
+        item = inputs[base] if kind is OutputType.ALIAS_OF_INPUT and base is not None else None
+        precedes = item is not None and early(leaves[i], item)
+        if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -124,7 +128,7 @@ def read_outputs(
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
-            precedes_write=kind is OutputType.ALIAS_OF_INPUT and early(leaves[i], inputs[base or 0]),
+            precedes_write=precedes,
             is_inference=_is_inference(leaves[i]),
         )
 
@@ -273,14 +277,17 @@ def _read_input_aliases(
         if output is item.wrapper:
             info(i, OutputType.IS_INPUT, k, ())
             continue
-        if output.requires_grad and not is_view_of(output, item.wrapper):
-            if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
-                continue
-            views = None if item.base is not None else views_between(tape, base_value, values[i])
+        if output.requires_grad and item.base is not None and _ends_nowhere(output):
+            raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad, in shared memory")
+        if output.requires_grad and item.base is None:
+            views = views_between(tape, base_value, values[i])
             made_without = None if views is None else _made_without_history(output, views)
             if made_without:
                 read.cut.append(i)
                 info(i, OutputType.ALIAS_OF_INPUT, k, views, no_grad_views=made_without)
+                continue
+        if output.requires_grad and not is_view_of(output, item.wrapper):
+            if item.base is None and _read_function_view(tape, leaves, values, i, k, item, made, read, info):
                 continue
             raise OutputError(
                 f"`{names[i]}` shares memory with `{item.name}` but has an autograd history of its own",
@@ -288,8 +295,6 @@ def _read_input_aliases(
                 suggestion="return a clone",
                 argument=item.name,
             )
-        if output.requires_grad and not item.wrapper.requires_grad and any(s.method == "detach_" for s in item.steps):
-            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         between = views_between(tape, base_value, values[i])
         if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
@@ -341,6 +346,16 @@ def _read_function_view(
     read.returned.append((i, values[i], output))
     made.append(i)
     return True
+
+
+def _ends_nowhere(output: Tensor) -> bool:
+    """Tell whether the gradient of ``output`` ends at a view that was made under ``no_grad``."""
+    node = output.grad_fn
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+        if node is None:
+            return True
+    return False
 
 
 def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | None:

@@ -120,6 +120,17 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
     return views
 
 
+def _ends_on_the_way(output: Tensor) -> bool:
+    """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
+    node = output.grad_fn
+    while node is not None and not internals.is_custom_function_node(node) and not hasattr(node, "variable"):
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        if not following:
+            return True
+        node = following[0] if len(following) == 1 else None
+    return False
+
+
 def is_view_of(output: Tensor, base: Tensor) -> bool:
     """Tell whether autograd takes ``output`` for a view of ``base`` and leads its gradient straight there.
 
@@ -131,7 +142,7 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     owner = internals.base_of(base)
     if owner is not None and internals.base_of(output) is owner:
         # both are views of one tensor, and so will be what is made from the one by the steps to the other
-        return not _passes_custom_function(output, (base.grad_fn, owner.grad_fn))
+        return not _passes_custom_function(output, (base.grad_fn, owner.grad_fn)) and not _ends_on_the_way(output)
     if internals.base_of(output) is not base:
         return False
     node = output.grad_fn

@@ -51,6 +51,8 @@ class Base:
         Its traced form; set by `enter_base`.
     owner_edges
         Where the gradients of ``owners`` go; set by `enter_windows`.
+    written
+        The bytes of it, from here to there, that the function wrote; None where some write was not seen.
     """
 
     members: tuple[int, ...]
@@ -61,6 +63,7 @@ class Base:
     owner_edges: list[Edge] = field(default_factory=list)
     fake: Tensor | None = None
     wrapper: Tensor | None = None
+    written: list[tuple[int, int]] | None = None
 
     @property
     def is_lone(self) -> bool:

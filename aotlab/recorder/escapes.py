@@ -100,6 +100,9 @@ class Reshaper(Protocol):
     def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
         """Give a tensor the memory of an intermediate."""
 
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        """Look at a tensor before ``set_`` gives it the memory of another one."""
+
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
@@ -124,6 +127,9 @@ class _NoInputs:
 
     def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
         raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
+
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        return
 
     def written(self, tensor: Tensor) -> None:
         return
@@ -198,6 +204,8 @@ class EscapeGuard(TorchFunctionMode):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
             return self.looks.as_strided(func, args, kwargs or {})
+        if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            return self.looks.unfold(func, args, kwargs or {})
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -216,6 +224,7 @@ class EscapeGuard(TorchFunctionMode):
             for each in tensors_in(written):
                 self.chronicle.writes(each)
             self.looks.check_writes(tensors_in(written))
+            self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
             _count_write(versions)
@@ -244,6 +253,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
         self.looks.check_writes(written)
+        self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
         shapes = [tensor.shape for tensor in written]
@@ -347,6 +357,7 @@ class EscapeGuard(TorchFunctionMode):
                 if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
                     self.reshapes.give(tensor, args[0], "set_")
                     return tensor
+                self.reshapes.leaves_its_memory(tensor, args[0])
             return otherwise(tensor, *args, **kwargs)
         with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
             if tensor.requires_grad and tensor.is_leaf:
@@ -471,6 +482,7 @@ def _is_captured(tensor: Tensor) -> bool:
     return not internals.is_transformed(tensor)
 
 
+_UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

@@ -29,9 +29,17 @@ def _max_unpool2d(args: tuple[Any, ...], result: Any) -> Any:
     return result.new_empty(result.shape).to(memory_format=internals.suggest_memory_format(args[0]))
 
 
+def _softmax(args: tuple[Any, ...], result: Any) -> Any:
+    # the kernel looks whether there is such a dimension
+    tensor, dim = args[0], args[1]
+    (tensor if tensor.dim() else tensor.unsqueeze(0)).size(dim)
+    return result
+
+
 _CORRECTIONS: dict[Any, Correction] = {
     torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     torch.ops.aten.max_unpool2d.default: _max_unpool2d,
+    torch.ops.aten._softmax.default: _softmax,
 }
 
 

@@ -229,10 +229,17 @@ def _is_new_container(value: Any, frames: Sequence[types.FrameType]) -> bool:
 
 
 def _running() -> Iterator[types.FrameType]:
-    """Go through the frames of the traced function and what it called, innermost first; aotlab's own are left out."""
+    """Go through the frames of the traced function and of what it called, innermost first; no library's are among them.
+
+    The recorder's own stand between; what else of aotlab is met called the function.
+    """
+    package, room = __name__.split(".")[:2]
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "aotlab.pipeline":
-        if frame.f_globals.get("__name__", "").split(".")[0] not in ("aotlab", "torch"):
+    while frame is not None:
+        names = frame.f_globals.get("__name__", "").split(".")
+        if names[0] == package and names[1:2] != [room]:
+            return
+        if names[0] not in (package, "torch"):
             yield frame
         frame = frame.f_back
 

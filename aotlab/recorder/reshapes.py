@@ -90,10 +90,11 @@ class Reshapes:
             base = internals.base_of(tensor)
             if tensor.requires_grad and self._has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
-            if base is not None and base.requires_grad and not torch.is_grad_enabled():
-                # its history is made again at the next look, from what it is then
-                raise RunEagerly(f"`{func.__name__}` under no_grad on a view with a history, at {user_line()}")
             changed = tensor if base is None else base
+            own = base is None and self.is_input(tensor)
+            if changed.requires_grad and not own and not torch.is_grad_enabled():
+                # a view's history is made again at the next look, from what it is then; another keeps its old sizes
+                raise RunEagerly(f"`{func.__name__}` under no_grad on a tensor with a history, at {user_line()}")
             self._changed[id(changed)] = changed
         if self.is_input(tensor):
             return self._run_on_input(func, args, kwargs)
@@ -140,6 +141,8 @@ class Reshapes:
         kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
         if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
             raise RunEagerly(f"a view, or a tensor of another kind, is given or gives its memory, at {user_line()}")
+        if item is None and self._has_views(tensor):
+            raise RunEagerly(f"a tensor that was viewed is given other memory, at {user_line()}")
         if tensor.requires_grad and tensor.shape != source.shape:
             raise RunEagerly(f"a tensor that requires grad is given memory of another shape, at {user_line()}")
         if item is not None:
@@ -153,6 +156,21 @@ class Reshapes:
         internals.set_version(tensor, version)
         if how == "set_":
             torch.autograd.graph.increment_version(tensor)
+
+    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
+        """Look at an intermediate before ``set_`` gives it the memory of another tensor.
+
+        Raises
+        ------
+        RunEagerly
+            Autograd has no derivative for it, or views stay behind in the old memory.
+        """
+        if self.is_input(tensor):
+            return
+        if tensor.requires_grad or source.requires_grad:
+            raise RunEagerly(f"`set_` of a tensor that requires grad, at {user_line()}")
+        if internals.base_of(tensor) is not None or self._has_views(tensor):
+            raise RunEagerly(f"`set_` parts a tensor from its views, at {user_line()}")
 
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor after it was written.
@@ -200,6 +218,8 @@ class Reshapes:
         """
         item = self._items[id(out)]
         narrower = math.prod(out.shape) < math.prod(shape)
+        if out.requires_grad:
+            raise RunEagerly(f"`{item.name}` requires grad and is resized by `out=`, at {user_line()}")
         if item.given or item.whole is not None or item.steps or (before and narrower):
             raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
         _check_alone(out, self._made)

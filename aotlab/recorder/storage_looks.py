@@ -99,6 +99,8 @@ class StorageLooks:
         self.grounds = grounds
         self.offsets_read: set[int] = set()
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+        self._pinned: list[Tensor] = []
+        self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
 
     def offset(self, tensor: Tensor) -> int:
         """Return the offset that the caller's tensor would tell."""
@@ -125,10 +127,27 @@ class StorageLooks:
             if ground.moved():
                 raise RunEagerly(f"`as_strided` counts from elsewhere in what was written, at {user_line()}")
             self._fixed[key] = "is viewed by `as_strided` with an offset of its own"
-        if ground.wrapper.requires_grad and not ground.wrapper.is_contiguous():
+        # torch's out-of-place form of a write to such a window wants more of the memory below
+        if ground.place.has_gaps:
+            self._fixed[key] = "has gaps, is viewed by `as_strided`"
+        elif ground.wrapper.requires_grad and not ground.wrapper.is_contiguous():
             self._fixed[key] = "is not contiguous, requires grad, is viewed by `as_strided`"
         result = func(*args, **kwargs)
         self.check_window(result)
+        return result
+
+    def unfold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take windows of a tensor; where they leave elements out or overlap, no write can be traced any more.
+
+        Functionalization makes a written tensor anew from its windows alone, and zeros of what lies in none.
+        """
+        result, (tensor, *given) = func(*args, **kwargs), args
+        names = ("dimension", "size", "step")
+        dimension, size, step = (given[i] if i < len(given) else kwargs[name] for i, name in enumerate(names))
+        length = tensor.shape[dimension] if tensor.dim() else 1
+        if size != step or length % size:
+            self._fixed[internals.storage_key(result)] = "is viewed by `unfold` in windows that leave out or overlap"
+            self._pinned.append(result)  # the number of its memory is not to be another's
         return result
 
     def check_window(self, window: Tensor) -> None:
@@ -158,6 +177,28 @@ class StorageLooks:
                 argument=ground.name,
             )
 
+    def note_writes(self, written: Sequence[Tensor]) -> None:
+        """Note which bytes of a base were written."""
+        for tensor in written:
+            if not internals.is_functional(tensor):
+                continue
+            key = internals.storage_key(tensor)
+            if key in self.grounds and self.grounds[key].is_base:
+                place = _place(tensor)
+                self._writes.setdefault(key, []).append((tensor.detach(), place.start, place.stop))
+
+    def writes_to(self, key: int, windows: Sequence[tuple[Tensor, int]]) -> list[tuple[int, int]] | None:
+        """Return the bytes of a base that were written; None if its ``windows`` count more writes than were noted.
+
+        Each window comes with its version at the beginning.
+        """
+        noted = self._writes.get(key, [])
+        for window, version in windows:
+            counted = sum(tensor is window or internals.share_version(tensor, window) for tensor, _, _ in noted)
+            if window.is_inference() or internals.version_of(window) - version != counted:
+                return None
+        return [(start, stop) for _, start, stop in noted]
+
     def check_writes(self, written: Sequence[Tensor]) -> None:
         """Leave to eager a write after which a window would not be what it was.
 
@@ -167,9 +208,13 @@ class StorageLooks:
             It would not.
         """
         for tensor in written if self._fixed else ():
-            key = internals.storage_key(tensor) if internals.is_functional(tensor) else None
+            if not internals.is_functional(tensor):
+                continue
+            key = internals.storage_key(tensor)
             if key in self._fixed:
-                raise RunEagerly(f"`{self.grounds[key].name}` {self._fixed[key]} and is written, at {user_line()}")
+                ground = self.grounds.get(key)
+                name = "an intermediate" if ground is None else f"`{ground.name}`"
+                raise RunEagerly(f"{name} {self._fixed[key]} and is written, at {user_line()}")
 
     def _look(self, tensor: Tensor) -> Ground | None:
         ground = self.grounds.get(internals.storage_key(tensor))

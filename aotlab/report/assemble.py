@@ -16,6 +16,7 @@ from aotlab.ir.graphs import NodeRecord, node_records, readable
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
 from aotlab.ir.specs import Size, SymExpr, TensorSpec
 from aotlab.report.model import (
+    AutogradNode,
     Code,
     CompiledGraph,
     InnerTensor,
@@ -72,6 +73,8 @@ class TraceFacts:
     metadata: ViewAndMutationMeta
     random_ops: tuple[str, ...]
     backward_error: str | None
+    autograd: tuple[AutogradNode, ...] = ()
+    bases: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +137,16 @@ def assemble(snapshots: Iterable[Snapshot]) -> Joined:
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
     metadata: ViewAndMutationMeta | None = None
+    bases: tuple[tuple[int, ...], ...] = ()
     for each in snapshots:
         capture = each.capture or capture
         dedupe = each.dedupe or dedupe
         overlaps = each.overlaps or overlaps
         metadata = each.trace.metadata if each.trace is not None else metadata
+        bases = each.trace.bases if each.trace is not None else bases
     if capture is None:
         return Joined()
-    inputs = _inputs(capture, dedupe, overlaps, metadata)
+    inputs = _inputs(capture, dedupe, overlaps, metadata, bases)
     if metadata is None:
         return Joined(inputs=inputs, storages=_storages(inputs, (), capture, {}))
     # Positions in the metadata count the tensors that dedupe kept.
@@ -269,6 +274,10 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             metadata=metadata,
             random_ops=tuple(record.random_ops),
             backward_error=record.backward_error,
+            autograd=tuple(
+                [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
+            ),
+            bases=record.bases,
         ),
     )
 
@@ -373,6 +382,7 @@ def _inputs(
     dedupe: DedupeRecord | None,
     overlaps: SyntheticBasesRecord | None,
     metadata: ViewAndMutationMeta | None,
+    bases: Sequence[Sequence[int]],
 ) -> tuple[Input, ...]:
     """Join each argument with the position that serves it, and that with what happened to it."""
     arguments = capture.arguments
@@ -403,6 +413,8 @@ def _inputs(
                 mutation_under_no_grad=info.mutations_under_no_grad_or_inference_mode,
                 mutation_type=info.mutation_type.value,
                 requires_grad_after=info.requires_grad_after,
+                steps=tuple([str(step) for step in info.metadata_steps]),
+                synthetic_base=next((n for n, members in enumerate(bases) if position in members), None),
             )
         rows[argument] = row
     return tuple(rows.values())

@@ -274,6 +274,7 @@ class Recording(Views):
                 if log.finished
                 else []
             ),
+            autograd=() if trace is None else trace.autograd,
             random_ops=() if trace is None else trace.random_ops,
             backward_error=None if trace is None else trace.backward_error,
             reused=log.reused,

@@ -13,7 +13,7 @@ missing takes its default.
     │   └── graphs             one per compiled entry
     │       ├── stages         wall time, size, and the code that the stage handed on
     │       ├── nodes          per stage, with the user's line
-    │       ├── inputs, outputs, storages, saved
+    │       ├── inputs, outputs, storages, autograd, saved
     │       ├── compiled       what the backend compiled; kernels
     │       └── guards
     ├── graph_break_rows
@@ -282,6 +282,11 @@ class Input:
         ``"not mutated"``, ``"mutated in graph"`` or ``"mutated out of graph"`` (the epilogue writes it).
     requires_grad_after
         ``requires_grad`` when the function had returned.
+    steps
+        What the function did in place to its sizes, strides or history, as code: ``"t_()"``.
+    synthetic_base
+        The number, within the graph, of the tensor that the graph takes in place of this input and the others whose
+        memory or history it shares, because one of them is mutated.
     """
 
     name: str
@@ -298,6 +303,8 @@ class Input:
     mutation_under_no_grad: bool | None = None
     mutation_type: str | None = None
     requires_grad_after: bool | None = None
+    steps: tuple[str, ...] = ()
+    synthetic_base: int | None = None
 
     @property
     def mutated(self) -> bool:
@@ -494,6 +501,28 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AutogradNode:
+    """One node that a call hangs into the caller's autograd graph.
+
+    A call has several where its outputs hang on each other, or reach different inputs: then a gradient passes what the
+    caller can see as it does in eager.
+
+    Attributes
+    ----------
+    number
+        Its number within the graph, from 0; the one that runs first in the forward comes first.
+    makes
+        The outputs, mutated inputs and intermediate bases that come out of it.
+    goes_to
+        Where its gradients go: inputs, outputs, other nodes.
+    """
+
+    number: int
+    makes: tuple[str, ...] = ()
+    goes_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel that the backend generated or calls.
 
@@ -590,7 +619,7 @@ class Graph:
         When it was compiled, counted from the beginning of the recording, and how long that took.
     calls
         How many calls it served while recording.
-    stages, nodes, inputs, outputs, storages, saved, compiled, kernels, guards
+    stages, nodes, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
         See the records of those names.
     random_ops
         The random ops in it.
@@ -617,6 +646,7 @@ class Graph:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
+    autograd: tuple[AutogradNode, ...] = ()
     saved: tuple[Saved, ...] = ()
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()

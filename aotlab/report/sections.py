@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from aotlab.report.markup import Markup, element, join
-from aotlab.report.model import Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
+from aotlab.report.model import AutogradNode, Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
 from aotlab.report.parts import cell, code_block, fold, grid, heading, line_cell, mark, preformatted, tensor_cell, track
 from aotlab.report.text import amount, data_size, duration, known_size, listed, sizes
 from aotlab.report.verdict import DIFFERS
@@ -41,6 +41,7 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
             _inputs(graph.inputs),
             _outputs(graph.outputs),
             _storage_map(graph.storages),
+            _autograd(graph.autograd),
             _saved(graph),
             _kernels(graph.kernels),
             _guards(graph),
@@ -135,6 +136,9 @@ def mutation_marks(row: Input) -> list[Markup]:
             marks.append(mark("under no_grad"))
         if row.mutation_type is not None:
             marks.append(element("span", f"{row.mutation_type.removeprefix('mutated ')} ", kind="soft"))
+        marks += [mark(step, "write") for step in row.steps]
+    if row.synthetic_base is not None:
+        marks.append(mark(f"window of synthetic base {row.synthetic_base}", "alias"))
     if row.duplicate_of is not None:
         marks.append(mark(f"same tensor as {row.duplicate_of}", "alias"))
     if row.overlaps:
@@ -232,6 +236,23 @@ def _span(span: Span, storage: Storage) -> list[Markup]:
         track(span.start, span.stop, whole, kind),
         element("div", f"bytes {span.start:,} – {span.stop:,}{', written' if span.mutated else ''}", kind="bytes"),
     ]
+
+
+def _autograd(nodes: Sequence[AutogradNode]) -> Markup | None:
+    if not nodes:
+        return None
+    rows = [
+        [
+            cell(str(node.number), kind="number"),
+            cell(element("code", listed(node.makes)), kind="words"),
+            cell(element("code", listed(node.goes_to)) if node.goes_to else None, kind="words"),
+        ]
+        for node in nodes
+    ]
+    about = "one for the whole call" if len(nodes) == 1 else f"{len(nodes)}, as the outputs hang on each other"
+    return join(
+        heading("Autograd nodes", about), grid(("node#", "what comes out of it", "where its gradients go"), rows)
+    )
 
 
 def _saved(graph: Graph) -> Markup | None:

@@ -74,6 +74,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mutation_under_no_grad": (_TRUTH, "every write happened under no_grad or inference_mode"),
         "mutation_type": (_TEXT, "who writes the new value: not mutated, mutated in graph, mutated out of graph"),
         "value": (_TEXT, "the repr of an argument that is no tensor"),
+        "steps": (_TEXT, "what was done in place to its sizes, strides or history, as code"),
+        "synthetic_base": (_COUNT, "inputs with equal numbers are one input of the graph"),
     },
     "outputs": {
         **_KEY,
@@ -124,6 +126,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "inputs": (_TEXT, "the nodes that it reads, separated by commas"),
         "users": (_COUNT, "how many nodes read it"),
         **_LINE,
+    },
+    "autograd": {
+        **_KEY,
+        "node": (_COUNT, "the node's number within the graph; 0 runs first in the forward"),
+        "makes": (_TEXT, "what comes out of it, separated by commas"),
+        "goes_to": (_TEXT, "what its gradients go to, one per row: an input, an output, another node"),
     },
     "saved": {
         **_KEY,
@@ -276,6 +284,8 @@ def _input(index: int, row: Input) -> Row:
         "mutation_under_no_grad": row.mutation_under_no_grad,
         "mutation_type": row.mutation_type,
         "value": row.value,
+        "steps": "; ".join(row.steps) or None,
+        "synthetic_base": row.synthetic_base,
     }
 
 
@@ -348,6 +358,13 @@ def _node_rows(report: Report) -> Iterator[Row]:
                 "users": node.users,
                 **_line(node.line),
             }
+
+
+def _autograd_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        for node in graph.autograd:
+            for target in node.goes_to or (None,):
+                yield {**key, "node": node.number, "makes": ", ".join(node.makes), "goes_to": target}
 
 
 def _saved_rows(report: Report) -> Iterator[Row]:
@@ -447,6 +464,7 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "storages": _storage_rows,
     "stages": _stage_rows,
     "nodes": _node_rows,
+    "autograd": _autograd_rows,
     "saved": _saved_rows,
     "kernels": _kernel_rows,
     "guards": _guard_rows,

@@ -55,6 +55,11 @@ class Views:
         return self._table("nodes")
 
     @property
+    def autograd(self) -> pd.DataFrame:
+        """One row per autograd node that a call of a graph makes, and thing that its gradients go to."""
+        return self._table("autograd")
+
+    @property
     def saved(self) -> pd.DataFrame:
         """One row per value that the forward keeps for the backward: bytes and reason."""
         return self._table("saved")

@@ -38,7 +38,7 @@ from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.partition import PartitionRecord, SavedValue
 from aotlab.stages.runtime import RuntimeRecord
 from aotlab.stages.synthetic_bases import Overlap, SyntheticBasesRecord
-from aotlab.stages.trace.records import TraceRecord
+from aotlab.stages.trace.records import AutogradNode, TraceRecord
 
 FILE = "/home/ada/work/model.py"
 RUNTIME_SOURCE = "def call(weight, x):\n    out = forward(weight, x)\n    x.copy_(out[0])\n    return out[1:]\n"
@@ -201,6 +201,7 @@ class Story:
             random_ops=(),
             operations=4,
             backward_error=None,
+            autograd_nodes=(AutogradNode(number=0, makes=("mutated input x", "out[0]"), goes_to=("x", "w")),),
         )
 
     def graphs(self) -> tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule]:

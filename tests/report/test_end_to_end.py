@@ -296,3 +296,43 @@ def test_graphs_behind_dynamo(fresh_dynamo: None) -> None:
     assert {(graph.frontend, graph.status) for graph in graphs} == {("dynamo", "compiled")}
     assert len(graphs) == 2
     assert report.notes == ()
+
+
+def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
+    """Which node makes what, where its gradients go, which inputs are one of the graph, and what was done in place."""
+
+    def chained(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.mul_(2)
+        w.t_()
+        first = y * w
+        return first, (first * 3).sum()
+
+    x = torch.arange(6.0, requires_grad=True) * 1
+    w = torch.ones(3, 2, requires_grad=True) * 1
+    compiled = aotlab.compile(chained, backend="eager")
+    with Report.record() as recording:
+        compiled(x, x[:3], w)
+    assert rows(recording.autograd, "node", "makes", "goes_to") == [
+        [0, "mutated input x", "x"],
+        [1, "out[0]", "y as it is afterwards"],
+        [1, "out[0]", "w as it is afterwards"],
+        [2, "out[1]", "out[0]"],
+    ]
+    assert rows(recording.inputs, "name", "steps", "synthetic_base") == [
+        ["x", None, 0],
+        ["y", None, 0],
+        ["w", "t_()", None],
+    ]
+    assert Report.from_json(recording.to_json()) == recording.report()
+    page = recording.report()._repr_html_()
+    assert "window of synthetic base 0" in page
+    assert "Autograd nodes" in page
+
+
+def test_one_autograd_node_where_that_is_enough(training: Recording) -> None:
+    """A call whose outputs do not hang on each other has one, in inference there is none."""
+    assert set(rows(training.autograd, "node")[0]) == {0}
+    compiled = aotlab.compile(lambda x: x * 2, backend="eager")
+    with Report.record() as recording:
+        compiled(torch.ones(2))
+    assert len(recording.autograd) == 0

@@ -777,3 +777,21 @@ def test_a_step_and_a_write_where_the_gradient_is_retained():
         gradients.append(x.grad)
     assert torch.equal(*gradients)
     assert made.calls.eager == 1
+
+
+@pytest.mark.parametrize("step", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.as_strided_((2, 2), (1, 2))])
+def test_an_input_is_saved_with_the_sizes_that_it_had(step):
+    """The backward reads it, after the epilogue has changed the caller's tensor."""
+
+    def f(x):
+        step(x)
+        return x @ x
+
+    def g(x, w):
+        y = x @ w
+        step(x)
+        return y
+
+    same(f, nonleaf(2, 2))
+    same(g, nonleaf(2, 2), leaf(2, 2))
+    behind_dynamo(g, nonleaf(2, 2), leaf(2, 2), breaks=True)

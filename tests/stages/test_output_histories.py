@@ -365,3 +365,57 @@ def test_an_intermediate_that_is_kept():
 
     agree(program, history(2, 2), before=caller)
     agree(program, history(2, 2), after=caller)
+
+
+# --- hooks between nodes
+
+
+@pytest.mark.parametrize("backward", [(0,), (1,), (0, 1), "all"])
+def test_a_hook_on_what_only_one_output_reaches(backward):
+    """It is not called when a gradient comes from the other output only."""
+
+    def program(a):
+        hooked = a * 2
+        hooked.register_hook(lambda gradient: -gradient)
+        hooked.data[0].add_(2)
+        return a / 2, hooked.view(-1), hooked.view(-1)[1:]
+
+    agree(program, history(2, 2), history(2, 2), backward=backward)
+    agree(lambda a: program(a)[:2], history(2, 2), history(2, 2), backward=backward)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.unsqueeze_(0), lambda t: t.t_(), lambda t: t.unsqueeze_(0).t_()])
+def test_other_sizes_without_grad_mode(change):
+    """What was computed, and changes its sizes under no_grad, keeps the history of its old sizes."""
+
+    def program(a):
+        made = a.view(-1) + 1
+        with torch.no_grad():
+            change(made)
+        return made
+
+    agree(program, history(), history(2, 3))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("viewed", [False, True], ids=["", "viewed"])
+def test_an_intermediate_that_is_set(viewed, requires_grad):
+    """Its views stay in the memory that it leaves, and autograd has no derivative for it."""
+
+    def program(a):
+        first, second = a * 2, a * 3
+        out = second.view(-1) if viewed else second
+        second.data[0].add_(2)
+        second.set_(first)
+        first.detach().mul_(5)
+        return out, second * 1
+
+    def inputs():
+        leaf = data(2, 2).requires_grad_(requires_grad)
+        return (leaf * 1,), {"leaf": leaf}
+
+    agree(program, inputs, inputs)
+    if not requires_grad:
+        g = compiled(program)
+        g(data(2, 2))
+        assert g.calls.compiled == (not viewed)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab import config
 from aotlab.errors import DoubleBackwardError, GraphInvariantError, PartialBackwardError
 from aotlab.observe import BackwardCompiled
 from aotlab.stages import runtime
@@ -293,7 +294,7 @@ def test_graph_is_freed_after_backward():
     def unpack(tensor):
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with config.patch(saved_tensors_hooks="apply"), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = g(leaf(3), leaf(3))
     alive = [r() is not None for r in sizes]
     assert any(alive)
@@ -332,7 +333,7 @@ def test_saved_tensors_hooks():
 
     x = leaf(3)
     g = compiled(lambda x: x.sin().sum())
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with config.patch(saved_tensors_hooks="apply"), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = g(x)
     assert seen == [(3,)]
     out.backward()
@@ -666,3 +667,29 @@ def test_debug_assert_catches_outputs_that_share_memory():
 def test_runtime_module_offers_what_it_documents():
     """The run-time page keeps its names: one generator, one class of saved values, one backward."""
     assert {"SavedValues", "Backward", "RuntimeRecord", "run", "generate"} <= set(vars(runtime))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("size", [2, 0])
+def test_versions_of_written_inputs(backend, size):
+    """A write moves the counter by one, whether the compiler's kernels count it themselves or not; reading does not."""
+
+    def f(x, y):
+        x.add_(y)
+        return x * 2
+
+    compiled_f = aotlab.compile(f, backend=backend)
+    for _ in range(2):
+        for function in (f, compiled_f):
+            x, y = torch.ones(size), torch.ones(size)
+            before = x._version, y._version
+            function(x, y)
+            assert (x._version - before[0], y._version - before[1]) == (1, 0)
+
+
+def test_versions_of_written_windows():
+    """Windows share their counter with each other; it moves."""
+    f = compiled(lambda x, y: x.add_(1).sum() + y)
+    base = torch.ones(4)
+    f(base[:3], base[1:])
+    assert base._version > 0

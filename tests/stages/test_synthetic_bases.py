@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from aotlab.errors import EscapeError
+from aotlab.frontends import dynamo
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.stages import capture, dedupe, synthetic_bases
 from tests.engine_helpers import behind, compiled, nonleaf, record, same
@@ -197,3 +199,410 @@ def test_a_saved_value_is_the_old_one():
     # the windows are views of one tensor that is no input: they count writes together, and share no byte
     same(lambda a, b, w: ((w * b).sum(), a.mul_(5))[0], flat[:4], flat[4:], w, backward=None)
     same(lambda a, b, w: (a.mul_(5), (w * b).sum())[1], flat[:4], flat[4:], w)
+
+
+# --- an input that is a view of a tensor with a history, which is no input
+
+
+def of_a_history(base: torch.Tensor | None = None) -> torch.Tensor:
+    """Make a view of a tensor that requires grad and is no leaf."""
+    return (nonleaf(3, 2) if base is None else base)[1:]
+
+
+def steps_of(program, make, caller):
+    """Return what the caller's steps give after ``program``, and after it compiled; the latter has to be compiled."""
+    found = []
+    for function in (program, compiled(program)):
+        results = []
+        for _ in range(2):
+            args, base = make()
+            out = function(*args)
+            results.append([None if g is None else g.tolist() for g in caller(out, *args, base)])
+        found.append(results)
+    assert behind(function).calls.compiled == 2
+    return found
+
+
+def lone():
+    """One view, and what it is a view of."""
+    base = nonleaf(3, 2)
+    return (base[1:],), base
+
+
+def two():
+    """Two views of one tensor, which is no input."""
+    base = nonleaf(4, 2)
+    return (base[:2], base[2:]), base
+
+
+def gradient(out, tensor):
+    """Return the gradient of one tensor with respect to another, None where there is no way."""
+    return torch.autograd.grad(out, tensor, torch.ones_like(out), allow_unused=True, retain_graph=True)[0]
+
+
+def view_then_write(a):
+    """Return a view from before a write."""
+    v = a.view(-1)
+    a.mul_(2)
+    return v
+
+
+def write_then_view(a):
+    """Return a view from after a write."""
+    a.mul_(2)
+    return a.view(-1)
+
+
+def both_views(a):
+    """Return one of each, and a view of the former."""
+    v = a[0]
+    a.mul_(2)
+    return v, a[0], v[:1]
+
+
+def hidden_write(a):
+    """Write under no_grad between two results and views."""
+    v, before = a[...], a * 3
+    with torch.no_grad():
+        a.mul_(2)
+    return v, before, a * 5, a[...]
+
+
+def write_and_use(a):
+    """Use the input before and after a write."""
+    before = a.exp()
+    a.mul_(a.detach())
+    return before, a.sin()
+
+
+@pytest.mark.parametrize(
+    "program", [view_then_write, write_then_view, both_views, hidden_write, write_and_use], ids=lambda f: f.__name__
+)
+def test_gradients_of_a_written_view_go_by_its_base(program):
+    """Which results hang on the view, and which on what it is a view of only, is as in eager; so are the gradients."""
+
+    def caller(out, a, base):
+        outs = out if isinstance(out, tuple) else (out,)
+        return [gradient(o, t) for o in outs for t in (a, base)]
+
+    eager, ours = steps_of(program, lone, caller)
+    assert eager == ours
+    same(program, of_a_history(), entries=1)
+
+
+def test_a_view_from_before_a_write_does_not_hang_on_the_input():
+    """The caller's view gets its history from the base: no gradient for the input, one for the base."""
+    x = nonleaf(3, 2)
+    a = x[1:]
+    v = compiled(view_then_write)(a)
+    assert gradient(v, a) is None
+    assert gradient(v, x) is not None
+    b = nonleaf(3, 2)[1:]
+    assert gradient(compiled(write_then_view)(b), b) is not None
+
+
+@pytest.mark.parametrize("kind", ["view", "result"])
+def test_other_views_after_a_write(kind):
+    """A write to one of two views gives the other an edge of its own: results after it hang on that."""
+
+    def program(a, b):
+        early = b[...] if kind == "view" else b * 3
+        a.mul_(2)
+        return early, b * 5, b[...]
+
+    def caller(out, a, b, base):
+        return [gradient(o, t) for o in out for t in (b, a, base)]
+
+    eager, ours = steps_of(program, two, caller)
+    assert eager == ours
+    # a view from before has its history from the base by now; a result has that of the views before, and of the base
+    assert [gradient is None for gradient in eager[0][:3]] == [True, True, kind == "result"]
+
+
+def test_hooks_of_a_written_view_do_not_fire():
+    """A gradient that goes by the base passes the view's old place no more."""
+
+    def program(a):
+        a.mul_(2)
+        return a * 1
+
+    counts = []
+    for function in (program, compiled(program)):
+        seen: list[float] = []
+        a = of_a_history()
+        a.register_hook(lambda g, seen=seen: seen.append(g.sum().item()))
+        function(a).sum().backward()
+        counts.append(seen)
+    assert counts == [[], []]
+
+
+def test_a_written_view_has_a_base_of_its_own():
+    """The graph takes the memory of what it is a view of; where nothing is written, the view."""
+    g = compiled(write_then_view)
+    g(of_a_history())
+    assert len(record(g, "synthetic_bases").views) == 1
+    assert record(g, "trace").module.graph.find_nodes(op="placeholder")[0].meta["val"].shape == (6,)
+    h = compiled(lambda a: a * 2)
+    h(of_a_history())
+    assert record(h, "trace").module.graph.find_nodes(op="placeholder")[0].meta["val"].shape == (2, 2)
+
+
+def test_view_or_not_is_guarded():
+    """An entry for a view with a history serves no other tensor, and the other way around; where it is written."""
+    g = compiled(write_then_view)
+    for n, make in enumerate((lambda: of_a_history(), lambda: nonleaf(2, 2), lambda: of_a_history())):
+        a = make()
+        out = g(a)
+        assert gradient(out, a) is not None
+        assert len(behind(g).entries) == min(n + 1, 2)
+    other = compiled(write_then_view)
+    other(nonleaf(2, 2))
+    other(of_a_history())
+    other(nonleaf(5, 2)[1:3])  # of a larger base
+    assert len(behind(other).entries) == 3
+    h = compiled(lambda a: a * 2)
+    h(nonleaf(2, 2))
+    h(of_a_history())
+    assert len(behind(h).entries) == 1
+
+
+def test_a_view_without_a_base_is_left_to_eager():
+    """Where what it is a view of has gaps, or its sizes change too, a write runs eagerly; reading is compiled."""
+    gaps = nonleaf(2, 4)[:, ::2].detach().clone().as_strided((2, 2), (2, 1)).requires_grad_() * 1
+    same(write_then_view, torch.empty_strided((3, 2), (4, 1)).fill_(1.0).requires_grad_().mul(1)[1:])
+
+    def step(a):
+        a.t_()
+        a.mul_(2)
+        return a * 1
+
+    same(step, of_a_history(), eagerly=True)
+    same(lambda a: (a.t_(), a * 2)[1], of_a_history())
+    same(lambda a: a.view(-1) * 2, gaps[1:])
+
+
+def test_views_of_a_leaf():
+    """A view of a parameter may be written under no_grad only; its history is then made anew too."""
+
+    def program(a):
+        early = a * 2
+        with torch.no_grad():
+            a.add_(1)
+        return early, a * 3
+
+    def make():
+        leaf = torch.ones(3, 2).requires_grad_()
+        return (leaf[1:],), leaf
+
+    eager, ours = steps_of(program, make, lambda out, a, base: [gradient(o, t) for o in out for t in (a, base)])
+    assert eager == ours
+    assert eager[0][0] is None
+    assert eager[0][2] is not None
+    h = compiled(program)
+    h(torch.arange(6.0).view(3, 2).requires_grad_()[1:])  # whose base requires no grad
+    assert behind(h).calls.eager == 1
+
+
+def test_a_custom_function_that_returns_a_view():
+    """The caller's gradient passes the user's backward, though both are views of one tensor."""
+
+    class Viewed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    def program(a):
+        return Viewed.apply(a).view(-1) * 1
+
+    same(program, of_a_history())
+
+
+def test_an_expanded_view_that_is_written_by_data():
+    """A write to a part of a view that overlaps itself shows in all of it."""
+
+    def program(a, b):
+        a.data[0].add_(2)
+        return b * 1
+
+    results = []
+    for function in (program, compiled(program)):
+        base = nonleaf(1, 2)
+        a = base.expand(2, 2)
+        function(a, torch.ones(2))
+        results.append(a.tolist())
+    assert results[0] == results[1]
+
+
+def test_empty_views():
+    """A view of nothing needs no base."""
+    same(lambda a, b: (a.mul_(2), b * 1)[1], torch.zeros(2, 0), nonleaf(1, 0).expand(2, 0))
+    same(lambda b: (b.mul_(2), b * 1)[1], nonleaf(2, 0)[1:], eagerly=True)
+
+
+# --- places in storages
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_offset_of_what_was_written(requires_grad):
+    """It is the caller's, before and after a write, of views too, and in other dtypes."""
+
+    def program(a):
+        v = a[1:]
+        offsets = [a.storage_offset(), v.storage_offset()]
+        a.mul_(2)
+        offsets += [a.storage_offset(), v.storage_offset(), a[0, 1:].storage_offset()]
+        if not a.requires_grad:
+            offsets.append(a.view(torch.int16)[1:].storage_offset())
+        return a * 1, offsets
+
+    same(program, of_a_history() if requires_grad else torch.arange(6.0).view(3, 2)[1:])
+
+
+def test_offsets_in_shared_memory():
+    """Inputs that share memory tell their places in the caller's storage, and other places are compiled anew."""
+
+    def program(a, b):
+        a.mul_(2)
+        return b * b.storage_offset(), a.storage_offset(), b[1:].storage_offset()
+
+    base = torch.arange(8.0)
+    same(program, base[2:6], base[3:7])
+    same(lambda a, b: b * b.storage_offset() + a, base[2:6], base[3:7])
+    g = compiled(program)
+    for start in (2, 3, 2):
+        x = torch.arange(8.0)
+        out, first, second = g(x[start : start + 2], x[start + 1 : start + 4])
+        assert (first, second) == (start, start + 2)
+        assert out[2].item() == (start + 3) * (start + 1)
+    assert len(behind(g).entries) == 2
+
+
+def test_as_strided_between_the_elements():
+    """A window that reaches into the gaps of an input would be written into the graph's copy of them only."""
+    a = torch.arange(8.0).view(2, 4)[:, ::2]
+    g = compiled(lambda a: a.as_strided((2,), (1,)).mul_(2))
+    with pytest.raises(EscapeError, match="not part of `a`"):
+        g(a)
+    assert a.tolist() == [[0, 2], [4, 6]]
+    for make in (lambda: torch.arange(8.0), lambda: torch.arange(8.0).requires_grad_() * 1):
+        same(lambda a: a.as_strided((2,), (4,)) * 2, make().view(2, 4)[:, ::2])
+        same(lambda a: (a.as_strided((2,), (4,)).mul_(2), a * 1)[1], make().view(2, 4)[:, ::2], eagerly=True)
+
+
+def test_as_strided_by_an_offset_of_its_own():
+    """An offset counts from the beginning of the storage, which a written input has left in the trace."""
+    whole = torch.arange(8.0)
+    same(lambda a: (a.as_strided((2,), (1,), 2).mul_(2), a * 1)[1], whole[2:6])
+    same(lambda a: (a.mul_(2), a.as_strided((2,), (1,), 2) * 1)[1], whole[2:6])
+    same(lambda a: a.as_strided((2,), (1,), 3) * 1, whole[2:6])
+    same(lambda a: (a.as_strided((2,), (1,), 3).mul_(2), a * 1)[1], whole[2:6], eagerly=True)
+    same(lambda a: (a.mul_(2), a.as_strided((2,), (1,), 3) * 1)[1], whole[2:6], eagerly=True)
+
+
+def test_as_strided_of_a_transposed_input_that_requires_grad():
+    """Torch's functional form of a write to it wants a contiguous tensor: eager writes; reading is compiled."""
+    same(lambda a: (a.as_strided((1,), (1,)).neg_(), a * 1)[1], nonleaf(2, 2).t().contiguous())
+    make = torch.empty_strided((2, 2), (1, 2)).fill_(2.0).requires_grad_()
+    same(lambda a: (a.as_strided((1,), (1,)).neg_(), a * 1)[1], make.mul(1), eagerly=True)
+    same(lambda a: a.as_strided((1,), (1,)) * 2, make.mul(1))
+
+
+@pytest.mark.parametrize("windows", [(2, 2), (2, 3), (4, 4), (2, 1), (1, 2)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_writes_to_unfolded_windows(windows, requires_grad):
+    """Windows that tile a tensor are written; where they leave elements out or overlap, eager writes; all are read."""
+
+    def program(a):
+        a.unfold(0, *windows).zero_()
+        return a * 1
+
+    def intermediate(a):
+        b = a * 2
+        b.unfold(dimension=0, size=windows[0], step=windows[1]).zero_()
+        return b
+
+    def make():
+        return nonleaf(6) if requires_grad else torch.arange(6.0)
+
+    for each in (program, intermediate):
+        same(each, make(), eagerly=windows != (2, 2))
+    same(lambda a: (a * 2).unfold(0, *windows) * 3, make())
+
+
+# --- which input an output is made of, and steps
+
+
+def test_an_output_is_a_view_of_the_very_input():
+    """Where nothing is written no guard holds two inputs on one memory together."""
+
+    def program(a, b):
+        return b.view(-1)
+
+    g = compiled(program)
+    a = torch.arange(4.0)
+    g(a, a[...])
+    b = torch.arange(4.0)
+    assert g(a, b).data_ptr() == b.data_ptr()
+
+
+def moves(a, b):
+    """Change the strides of one of two inputs."""
+    a.t_()
+    return a * 2, b + 1
+
+
+def moves_and_writes(a, b):
+    """Change one and write the other."""
+    a.t_()
+    b.mul_(2)
+    return a * 2, b + 1
+
+
+def moves_between_writes(a, b):
+    """Write one, change it, write it again, change the other."""
+    a.mul_(3)
+    a.t_()
+    a.add_(1)
+    b.unsqueeze_(0)
+    return a[0], a, b * 2
+
+
+MOVED = {
+    "inside": lambda x: (x.view(2, 3), x[1:5].view(1, 4)),
+    "columns": lambda x: (x.view(2, 3)[:, :2], x.view(2, 3)[:1, 1:]),
+    "the same place": lambda x: (x.view(2, 3), x.view(2, 3).detach()),
+    "data": lambda x: (x.view(2, 3).data, x.view(3, 2)),
+}
+
+
+@pytest.mark.parametrize("windows", MOVED)
+@pytest.mark.parametrize("program", [moves, moves_and_writes, moves_between_writes], ids=lambda f: f.__name__)
+def test_steps_on_windows(program, windows):
+    """A step on one input shows in no other on the same memory; with a history it is left to eager."""
+    same(program, *MOVED[windows](torch.arange(6.0)))
+    if windows == "inside":
+        same(program, *MOVED[windows](torch.arange(6.0).requires_grad_() * 1), eagerly=True)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_views_with_a_history_behind_dynamo():
+    """Behind torch.compile a written view has the base's history too, and the entry is for such views only."""
+
+    def program(a):
+        early = a.view(-1)
+        a.mul_(2)
+        return early, a * 3
+
+    def gradients(function):
+        found = []
+        for make in (of_a_history, lambda: nonleaf(2, 2), of_a_history):
+            a = make()
+            found += [None if (g := gradient(out, a)) is None else g.tolist() for out in function(a)]
+        return found
+
+    ours = torch.compile(program, backend=lambda gm, inputs: dynamo.backend(gm, inputs, options={"compiler": "eager"}))
+    assert gradients(program) == gradients(ours)

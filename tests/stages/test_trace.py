@@ -1739,10 +1739,18 @@ def test_outputs_made_in_inference_mode():
     def f(x):
         with torch.inference_mode():
             y = x * 2
-        return y, x * 3
+            y.add_(1)
+        return y, y, x * 3
 
-    same(f, torch.randn(3))
-    assert [out.is_inference() for out in compiled(f)(torch.randn(3))] == [True, False]
+    def part(x):
+        with torch.inference_mode():
+            return (x * 2)[1:]
+
+    for make in (torch.randn, leaf):
+        same(f, make(3))
+        assert [out.is_inference() for out in compiled(f)(make(3))] == [True, True, False]
+        with pytest.raises(OutputError, match="inference_mode"):
+            compiled(part)(make(3))
 
 
 def test_backward_hooks_are_refused():

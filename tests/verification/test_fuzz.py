@@ -173,11 +173,46 @@ def test_another_error_than_eagers_is_a_failure(play):
     assert failures.coarse(outcome.differences).startswith("error: none in the call, eager RuntimeError")
 
 
-def test_errors_of_dynamos_own_type_are_not_the_engines():
-    """Behind Dynamo an error while it captures has Dynamo's type, whichever engine comes after it."""
-    program = example("v1 = a.view(7)", result="v1")
-    for engine in ("aotlab", "upstream"):
-        assert failures.run(Plan(engine=engine, dynamo=True), program)[0].status == "ok"
+#: Programs that Dynamo makes something else of before an engine sees them, and how that is told.
+DYNAMOS_OWN = {
+    "another type of error": (example("v1 = a.view(7)", result="v1"), "error: TorchRuntimeError"),
+    "one object for two": (example("a.mul_(2)", result="([a.mT], (a.mT,))", grad=False), "wrong: identity"),
+}
+
+
+@pytest.mark.parametrize("engine", ["aotlab", "upstream"])
+@pytest.mark.parametrize("name", DYNAMOS_OWN)
+def test_what_dynamo_does_by_itself_is_counted_apart(engine, name):
+    """What differs with Dynamo's own eager backend too is neither the engine's failure nor a success of it."""
+    program, told = DYNAMOS_OWN[name]
+    drawn = drawing.Drawn(program=program, index=0, decisions=(), discarded=0)
+    row, outcome, failure = block_module._run(Plan(engine=engine, dynamo=True), drawn)
+    assert (row.status, failure, outcome.differences) == ("dynamo", None, ())
+    assert len(row.reasons) == 1
+    assert row.reasons[0].startswith(told)
+
+
+def test_dynamos_own_differences_hide_none_of_the_engines(monkeypatch):
+    """A program in which Dynamo differs in one thing and the engine in another fails by the latter alone."""
+
+    class Adds(engines.DynamoAlone):
+        def candidate(self, function):
+            compiled = super().candidate(function)
+
+            def call(*args):
+                result = compiled(*args)
+                result[0][0].add_(1)
+                return result
+
+            return call
+
+    monkeypatch.setattr(failures, "watch", lambda plan: Adds())
+    program, _ = DYNAMOS_OWN["one object for two"]
+    outcome, watched = failures.run(Plan(dynamo=True), program)
+    assert {each.kind for each in watched.dynamos} == {"identity"}
+    assert outcome.status == "failed"
+    assert "identity" not in {each.kind for each in outcome.differences}
+    assert failures.coarse(outcome.differences).startswith("wrong: value")
 
 
 def test_our_engine_is_watched():

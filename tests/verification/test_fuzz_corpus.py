@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from aotlab.verification.fuzz import corpus
 
@@ -16,17 +17,48 @@ FOLDER = Path(__file__).parent / "corpus"
 CELLS = sorted(FOLDER.glob("*.txt"))
 
 
+#: What a cell of each kind compiles its program with.
+DIRECT = 'aotlab.compile(program, backend="eager")'
+BEHIND_DYNAMO = 'aotlab.compile(program, frontend="dynamo", backend="eager")'
+DYNAMO_ALONE = 'torch.compile(program, backend="eager")'
+
+FOUND_DIRECTLY = [cell for cell in CELLS if DIRECT in cell.read_text(encoding="utf-8")]
+
+
+def differs(cell, text):
+    """Run a cell; tell whether it shows a difference."""
+    torch.compiler.reset()
+    try:
+        exec(compile(text, str(cell), "exec"), {"__name__": "__main__"})
+    except AssertionError as error:
+        assert str(error) == "no difference: it is mended"  # noqa: PT017  # the cell raises it, and only at its end
+        return False
+    return True
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=[cell.stem for cell in CELLS])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_it_stays_mended(cell, capsys):
     """A program that once differed from eager does not any more."""
-    code = compile(cell.read_text(encoding="utf-8"), str(cell), "exec")
-    try:
-        exec(code, {"__name__": "__main__"})
-    except AssertionError as error:
-        assert str(error) == "no difference: it is mended"  # noqa: PT017  # the cell raises it, and only at its end
-    else:
+    if differs(cell, cell.read_text(encoding="utf-8")):
         pytest.fail(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("cell", FOUND_DIRECTLY, ids=[cell.stem for cell in FOUND_DIRECTLY])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_it_is_right_behind_dynamo_too(cell, capsys):
+    """What was found on the function itself does not differ behind Dynamo either, unless Dynamo alone does."""
+    text = cell.read_text(encoding="utf-8")
+    if differs(cell, text.replace(DIRECT, BEHIND_DYNAMO)):
+        told = capsys.readouterr().out
+        assert differs(cell, text.replace(DIRECT, DYNAMO_ALONE)), told
+
+
+def test_every_cell_compiles_in_a_known_way():
+    """A cell names one of the two frontends in the words that the test above replaces."""
+    for cell in CELLS:
+        text = cell.read_text(encoding="utf-8")
+        assert (DIRECT in text) != (BEHIND_DYNAMO in text), cell.name
 
 
 def test_the_counts_are_whole():

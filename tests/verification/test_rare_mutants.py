@@ -68,15 +68,15 @@ def asks_for_leaf(x):
 
 
 def writes_two(x, y):
-    """Write two arguments; the second write may be an error, and the first is done by then."""
-    y.add_(1)
+    """Write two arguments; the first write may be an error, and the second is not done then."""
     x.mul_(2)
+    y.add_(1)
     return y * 3
 
 
 def may_be_written():
-    """Make a result, and another tensor."""
-    return var([1.0, 2.0], grad=True, nonleaf=True), torch.ones(2)
+    """Make a view, and another tensor."""
+    return var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=True)[0], torch.ones(2)
 
 
 def may_not_be_written():

@@ -38,6 +38,7 @@ class ForwardCall:
     def write(self) -> None:
         """Write the call; note the expression for each forward output."""
         self.w.add("# compiled forward")
+        self._mutations.note_versions()
         inputs = graph_inputs(self.draft)
         if self.trace.training:
             self._apply(inputs)

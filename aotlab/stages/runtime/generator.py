@@ -50,7 +50,6 @@ class Generator:
             edges.register_hooks("input", "owner")
             w.add()
             w.add("# epilogue: what the caller can see")
-            self._outputs.write_early()
             self._mutations.write(draft.results)
         self._keeping.remember()
         outputs = self._outputs.write()

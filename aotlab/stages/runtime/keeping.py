@@ -17,12 +17,18 @@ class Keeping:
         self._watched = self._find_watched()
 
     def expression(self) -> str:
-        """Write the list of saved values; an output is saved detached, lest it keep itself alive."""
+        """Write the list of saved values.
+
+        An output is saved detached, lest it keep itself alive; so is an input where the epilogue changes the sizes of
+        inputs, since the backward needs it as it was.
+        """
         saved = self._draft.parts.partition.saved
         count = len(self._draft.trace.forward_outputs)
-        if not any(s.is_returned for s in saved):
+        reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
+        detached = [s.is_returned or (reshaped and s.is_input) for s in saved]
+        if not any(detached):
             return f"out[{count}:]"
-        items = [f"out[{count + i}].detach()" if s.is_returned else f"out[{count + i}]" for i, s in enumerate(saved)]
+        items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
         return f"[{', '.join(items)}]"
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.guards import overlapping_pairs
+from aotlab.guards import counted_together, overlapping_pairs
 
 
 def pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[..., bool]:
@@ -68,3 +68,9 @@ def share_a_base(*tensors: Tensor) -> bool:
     """Tell whether two of the tensors are views of one tensor."""
     owners = [id(t if (base := internals.base_of(t)) is None else base) for t in tensors]
     return len(set(owners)) < len(owners)
+
+
+def counters_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
+    """Make a check of whether other tensors than was traced share a version counter."""
+    expected = counted_together(list(enumerate(members)))
+    return lambda *tensors: counted_together(list(enumerate(tensors))) != expected

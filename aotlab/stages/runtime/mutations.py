@@ -21,6 +21,7 @@ class Mutations:
         self.w = draft.w
         self._outputs = outputs
         self._counted = False  # whether the versions of inputs that the graph writes are seen to
+        self._versions: dict[int, str] = {}  # input → the expression of its version before the graph ran
 
     def write(self, results: Mapping[int, str]) -> None:
         """Write the new values that are there into the caller's tensors, and take their other changes."""
@@ -46,19 +47,24 @@ class Mutations:
         for info in filter(self._requires_grad_first, self.draft.meta.input_info):
             self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
 
-    def _count(self) -> None:
-        """Move the version counters of what was written in another way than by the lines above."""
-        for k in self.draft.trace.counted:
-            self._move_version(k)
+    def note_versions(self) -> None:
+        """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
+        found = dict.fromkeys(self.draft.trace.counted)
         for info in self.draft.meta.input_info:
-            # a compiler's kernels write without counting; so do writes of nothing, which eager counts
+            # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
             if info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata:
-                self._move_version(info.index)
+                found[info.index] = None
+        for k in found:
+            self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
+            self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
 
-    def _move_version(self, k: int) -> None:
-        bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
-        self.w.add(f"{bump}({self.draft.kept(k)})")
+    def _count(self) -> None:
+        """Move those version counters that should have moved by now and have not."""
+        for k, version in self._versions.items():
+            bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+            self.w.add(f"if {self.draft.kept(k)}._version == {version}:")
+            self.w.add(f"    {bump}({self.draft.kept(k)})")
 
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""

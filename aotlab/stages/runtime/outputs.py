@@ -30,11 +30,6 @@ class Outputs:
             self._check(returned)
         return [self.expression(i) for i in range(len(self.meta.output_info))]
 
-    def write_early(self) -> None:
-        """Write the outputs that have to be there before inputs are written."""
-        for i in self.draft.trace.made_before:
-            self.expression(i)
-
     def expression(self, i: int) -> str:
         """Return the expression of one of the user's outputs; write what makes it, once."""
         if i not in self._made:

@@ -23,7 +23,13 @@ from aotlab.recorder import ends_its_storage, warn_again, would_raise
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.arguments import Arguments
 from aotlab.stages.runtime.draft import Draft
-from aotlab.stages.runtime.memory_checks import overlap_checker, owner_checker, pattern_checker, share_a_base
+from aotlab.stages.runtime.memory_checks import (
+    counters_checker,
+    overlap_checker,
+    owner_checker,
+    pattern_checker,
+    share_a_base,
+)
 from aotlab.stages.runtime.nests import write_given_guards
 
 
@@ -130,7 +136,7 @@ class Prologue:
             draft.miss([f"{tensor}.retains_grad"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
-        if metadata.needs_leave_of_autograd(info):
+        if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
             draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
 
     def _offsets(self) -> None:
@@ -163,6 +169,19 @@ class Prologue:
             self._apart(written)
             self._apart_in_history(written)
         self._views_of_nothing()
+        self._counters()
+
+    def _counters(self) -> None:
+        """Write the check that a write counts for the inputs for which it did: those saved before it are spoilt."""
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
+        kept |= {at[position] for pair in self.state.counters for position in pair}
+        moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
+        if moved and kept and len(moved | kept) > 1:
+            order = sorted(moved | kept)
+            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
+            check = self.w.constant("counted_otherwise", counters_checker(members))
+            self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in order)})"])
 
     def _same_pattern(self) -> None:
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
@@ -179,17 +198,16 @@ class Prologue:
 
     def _views_of_nothing(self) -> None:
         """Write the check that written inputs whose own history changes are no views, whose owner's would change."""
-        for info in self.draft.meta.input_info:
-            tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-            with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
-            if (
-                not with_history
-                or self.draft.base_with(info.index) is not None
-                or internals.base_of(tensor) is not None
-            ):
-                continue
-            if self.draft.grad_on or self.draft.trace.training:
-                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+        for info in filter(self._takes_no_view, self.draft.meta.input_info):
+            self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+
+    def _takes_no_view(self, info: InputAliasInfo) -> bool:
+        """Tell whether the entry is for inputs in this place that are no views."""
+        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+        with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
+        is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
+        grad_mode = self.draft.grad_on or self.draft.trace.training
+        return info.must_not_overlap and with_history and not is_view and grad_mode
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()
@@ -209,7 +227,8 @@ class Prologue:
 
     def _apart_in_history(self, written: Sequence[int]) -> None:
         """Write the check that a written input is not a view of what another input is a view of too."""
-        may = [info.index for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        views = [info for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        may = [info.index for info in views if 0 not in info.spec.shape]  # an empty one shares nothing
         if len(may) < 2 or not set(may) & set(written):
             return
         owners = self.w.constant("share_a_base", share_a_base)

@@ -46,6 +46,7 @@ class SegmentCalls:
         """Write all of it; note the expression for each forward output."""
         draft, w = self.draft, self.w
         w.add("# compiled forward")
+        self._mutations.note_versions()
         inputs = graph_inputs(draft)
         draft.in_context(
             f"out = forward([{draft.star(inputs)}])",
@@ -57,7 +58,6 @@ class SegmentCalls:
         self._mutations.require_grad()
         self._edges.register_hooks("input", "owner")
         self._edges.keep_old_histories()
-        self._outputs.write_early()
         self._mutations.without_writes()
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
 from aotlab.analysis.history import Edge, Segment, edge_of, next_edges, segments
@@ -133,42 +131,6 @@ def made_through(outputs: Outputs) -> dict[int, int]:
                 break
             node = edges[0][0]
     return found
-
-
-def made_before(findings: Findings, forward: ForwardOutputs, through: Mapping[int, int]) -> tuple[int, ...]:
-    """Find the outputs that are views of an input from before a write to it.
-
-    The write gave them a history that goes by what the input is a view of, and not by the input any more. Autograd does
-    the same at run time if they are made before the write there too.
-    """
-    inputs, outputs = findings.inputs, findings.outputs
-    written = {id(inputs[write.index].base) for write in (*forward.writes, *forward.counted)}
-    found = []
-    for info in outputs.infos:
-        tensor = outputs.tensors.get(info.index)
-        if tensor is None or info.output_type is not OutputType.ALIAS_OF_INPUT or info.views == ():
-            continue
-        assert info.base_idx is not None
-        item = inputs[info.base_idx]
-        if item.base is None or id(item.base) not in written or info.index in through or item.steps:
-            continue
-        both = item.wrapper.grad_fn is not None and tensor.grad_fn is not None
-        if both and not _hangs_on(tensor, edge_of(item.wrapper)):
-            found.append(info.index)
-    return tuple(found)
-
-
-def _hangs_on(tensor: Tensor, edge: Edge) -> bool:
-    """Tell whether the gradient of a view goes to ``edge`` by nothing but views."""
-    node = tensor.grad_fn
-    while node is not None:
-        edges = next_edges(node)
-        if edge in edges:
-            return True
-        if len(edges) != 1:
-            return False
-        node = edges[0][0]
-    return False
 
 
 def place_hooks(

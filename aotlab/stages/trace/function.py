@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aotlab import nesting
+from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
 from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
@@ -23,6 +25,7 @@ from aotlab.recorder import (
     Recorder,
     Reshapes,
     RunEagerly,
+    SharedCounters,
     Warned,
     WarningTape,
     would_raise,
@@ -88,14 +91,20 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     with WorldUnchanged(), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs)
-            with warned, escapes:
+            counters = _shared_counters(call, dedupe, inputs)
+            with warned, escapes, nullcontext() if counters is None else counters:
                 result = call.target.run(lifted, args, kwargs)
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
+        for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+            windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
+            base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()
+            if counters is not None:
+                item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
@@ -134,6 +143,26 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
     return EscapeGuard(grounds, Reshapes(inputs))
+
+
+def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]) -> SharedCounters | None:
+    """Let inputs of which a write to one counts for the others count together; windows of one base do already."""
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    groups: dict[int, dict[int, tuple[Tensor, ...]]] = {}
+    for pair in call.state.counters:
+        for item in (inputs[index[position]] for position in pair):
+            counters = groups.setdefault(pair[0], {})
+            key = id(item.wrapper if item.base is None else item.base)
+            known = counters.get(key, ())
+            if not any(item.wrapper is tensor for tensor in known):
+                counters[key] = (*known, item.wrapper)
+    apart = [tuple(counters.values()) for counters in groups.values() if len(counters) > 1]
+    if not apart:
+        return None
+    made = SharedCounters(apart)
+    for item in inputs:
+        item.version = internals.version_of(item.wrapper)
+    return made
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

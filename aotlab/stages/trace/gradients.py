@@ -10,7 +10,6 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Survey, reachable
-from aotlab.analysis.windows import has_owner
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
@@ -73,7 +72,8 @@ def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
     """
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
         only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
-        if item.base is None and info.moves_version and not only_steps and has_owner(item.real):
+        is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
+        if item.base is None and info.moves_version and not only_steps and is_view:
             raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
         unseen = item.base is not None and item.base not in trace.placeholder_sources
         if unseen and info.moves_version and item.wrapper.requires_grad:

@@ -15,12 +15,13 @@ from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.recorder import Recorder, overlaps_itself
-from aotlab.stages.trace.edges import divide, made_before, made_through, place_hooks
+from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.nodes import autograd_nodes
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
@@ -76,7 +77,6 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         warned=findings.warned,
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
         made_through=through,
-        made_before=made_before(findings, forward, through),
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
@@ -188,4 +188,6 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         random_ops=tuple(str(o.target) for o in tape.operations if o.is_random),
         operations=len(tape.operations),
         backward_error=None if trace.backward_error is None else str(trace.backward_error),
+        autograd_nodes=autograd_nodes(trace, forward.roots),
+        bases=tuple(tuple(source.members) for source in trace.placeholder_sources if isinstance(source, Base)),
     )

@@ -59,8 +59,6 @@ class Trace:
         What `derive` found for each segment with all its tangents.
     made_through
         For outputs that are views of other outputs that are views, which one.
-    made_before
-        The outputs that are views of inputs from before a write, with a history that only a view from then gets.
     visible_outputs
         How many of the outputs the user gets; the others are there for hooks.
     hooks
@@ -110,7 +108,6 @@ class Trace:
     offsets_read: tuple[int, ...]
     returned_outputs: list[int]
     made_through: dict[int, int]
-    made_before: tuple[int, ...]
     final_offsets: list[int]
     warned: tuple[Warned, ...]
     visible_outputs: int

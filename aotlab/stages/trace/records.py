@@ -16,7 +16,8 @@ class TraceRecord:
 
     ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
     ``random_ops`` lists the ops that draw random numbers. ``backward_error`` is the text of the error that
-    differentiating raised; the compiled function raises it when its backward is asked for.
+    differentiating raised; the compiled function raises it when its backward is asked for. ``autograd_nodes`` are what
+    autograd will see of a call, ``bases`` the kept inputs that the graph takes as one synthetic base, base by base.
     """
 
     tracer: str
@@ -28,6 +29,17 @@ class TraceRecord:
     random_ops: tuple[str, ...]
     operations: int
     backward_error: str | None
+    autograd_nodes: tuple[AutogradNode, ...] = ()
+    bases: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutogradNode:
+    """One autograd node of a call: the results that it ``makes``, and what its gradients go to, by name."""
+
+    number: int
+    makes: tuple[str, ...]
+    goes_to: tuple[str, ...]
 
 
 class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then lets eager speak

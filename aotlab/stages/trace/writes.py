@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.windows import Base, extent
@@ -36,11 +38,16 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             real = inputs[k].real
             start = real.data_ptr()
             inside = any(a <= start and start + extent(real) <= b for a, b in covered)
+            if _is_untouched(base, inputs, k):
+                continue
             if overlaps_itself(real):
                 if inside:
                     continue  # eager lets nobody write it: what it shows was written through the others
                 raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
             visible = inputs[k].written_visibly
+            inside = inside or any(_are_one_window(inputs[w.index].real, real) for w in found)
+            if inside and visible and any(_share_history(inputs[w.index].real, real) for w in found):
+                continue  # the write through the other gives it the new history too
             if inside and not visible:
                 if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
                     found.append(Write(k, visible=False, counts=True, only_counts=True))
@@ -49,6 +56,24 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
     return sorted(found, key=lambda write: (write.only_counts, write.index))
+
+
+def _are_one_window(a: Tensor, b: Tensor) -> bool:
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
+
+
+def _share_history(a: Tensor, b: Tensor) -> bool:
+    """Tell whether autograd makes the history of ``b`` anew when ``a`` is written."""
+    owner = internals.base_of(b)
+    return owner is not None and (owner is a or owner is internals.base_of(a))
+
+
+def _is_untouched(base: Base, inputs: Sequence[Entered], k: int) -> bool:
+    """Tell whether surely none of the writes to a base reached the bytes of one of its windows."""
+    if base.written is None:
+        return False
+    start = inputs[k].real.data_ptr() - inputs[base.members[0]].real.data_ptr() - base.shift
+    return all(stop <= start or start + extent(inputs[k].real) <= begin for begin, stop in base.written)
 
 
 def _is_written(base: Base, inputs: Sequence[Entered]) -> bool:

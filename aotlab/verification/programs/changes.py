@@ -56,6 +56,8 @@ def draw_change(
             new[index] = replace(new[index], dtype=_OTHER_FLOAT.get(new[index].dtype, new[index].dtype))
     elif kind == "another layout":
         new[at] = replace(new[at], layout=one_of(choices, [way for way in _LAYOUTS if way != new[at].layout]))
+        if any(recipe.of == new[at].name and "view(torch." in recipe.view for recipe in recipes):
+            new[at] = recipes[at]  # its bytes are seen as another dtype, which such a layout may not admit
     elif kind in ("one input passed twice", "inputs that overlap"):
         view = "{}" if kind == "one input passed twice" else one_of(choices, ("{}.detach()", "{}[...]", "{}.data"))
         new[passed[-1]] = Recipe(name=new[passed[-1]].name, of=new[passed[0]].name, view=view)

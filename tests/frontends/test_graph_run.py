@@ -1,0 +1,126 @@
+"""Runs of Dynamo's graphs: whatever happens in them, the modes are as the user's program would have left them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import aotlab
+from aotlab.frontends.graph_run import GraphRun, enters_modes
+from tests.engine_helpers import leaf
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+BLOCKS = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+def modes():
+    """Return the modes that a graph can leave behind."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def graph_of(function, *args):
+    """Let Dynamo capture one graph."""
+    found = []
+
+    def keep(graph, _inputs):
+        found.append(graph)
+        return graph.forward
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(function, backend=keep)(*args)
+    return found[-1]
+
+
+def inputs_of(graph, x, index):
+    """Put a float and an integer argument into the order in which the graph takes them."""
+    kinds = [node.meta["example_value"].dtype for node in graph.graph.nodes if node.op == "placeholder"]
+    return [x if kind == x.dtype else index for kind in kinds]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_modes_are_put_back_when_an_op_raises(name):
+    """A graph that raises within a block leaves it, as Python would; grad mode included."""
+
+    def f(x, index):
+        with BLOCKS[name]():
+            return (x * 2)[index]
+
+    x = torch.ones(3)
+    graph = graph_of(f, x, torch.tensor([1]))
+    assert enters_modes(graph.graph)
+    inputs = inputs_of(graph, x, torch.tensor([7]))
+    before = modes()
+    with pytest.raises(IndexError) as caught:
+        GraphRun(graph).run(*inputs)
+    assert before == modes()  # while the error, whose frames hold what entered the mode, still lives
+    del caught
+    assert before == modes()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_graph_that_runs_eagerly_and_raises_leaves_no_mode(name):
+    """The same through ``torch.compile``, where aotlab lets the graph run as Dynamo wrote it."""
+
+    def f(x, index):
+        with BLOCKS[name]():
+            return (x * 2)[index]
+
+    compiled = aotlab.compile(f, frontend="dynamo", backend="eager")
+    before = modes()
+    with aotlab.config.patch(enabled=False), pytest.raises(IndexError):
+        compiled(torch.ones(3), torch.tensor([7]))
+    assert before == modes()
+
+
+def test_a_graph_without_modes_runs_as_it_is():
+    """Only graphs that change modes are run node by node."""
+    assert not enters_modes(graph_of(lambda x: x.sin() + 1, torch.ones(2)).graph)
+
+
+def test_a_trace_that_fails_within_inference_mode_leaves_no_trace_of_itself():
+    """What was entered in a trace that failed does not put torch back into the trace later on."""
+
+    def f(x, y):
+        z = y * 2
+        with torch.inference_mode():
+            x.mul_(2)
+            v = x.view(-1)
+        return z, v.shape[0]
+
+    compiled = aotlab.compile(f, frontend="dynamo", backend="eager")
+    x, y = torch.ones(2, 2), leaf(3)
+    before = modes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        z, size = compiled(x, y)
+    assert before == modes()
+    assert (x.tolist(), size) == ([[2.0, 2.0], [2.0, 2.0]], 4)
+    assert torch.equal(z, y * 2)
+    z.sum().backward()
+    assert y.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_nested_blocks_are_left_in_turn():
+    """The innermost first: the modes around are restored in the order in which Python would leave the blocks."""
+
+    def f(x, index):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode(), torch.no_grad():
+            with torch.autocast("cpu", dtype=torch.float16):
+                y = x * 2
+            return y[index]
+
+    x = torch.ones(3)
+    graph = graph_of(f, x, torch.tensor([1]))
+    inputs = inputs_of(graph, x, torch.tensor([7]))
+    before = modes(), torch.get_autocast_dtype("cpu")
+    with pytest.raises(IndexError):
+        GraphRun(graph).run(*inputs)
+    assert before == (modes(), torch.get_autocast_dtype("cpu"))

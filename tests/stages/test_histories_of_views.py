@@ -1,0 +1,160 @@
+"""Outputs that are views of inputs with another history than views: of custom Functions, or made under no_grad."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotlab.errors import OutputError
+from aotlab.ir.metadata import OutputType
+from aotlab.verification import compare
+from tests.engine_helpers import compiled, leaf, metadata, nonleaf, same, traced
+from tests.stages.test_metadata_mutation import behind_dynamo
+
+MAKERS = (lambda: torch.ones(2, 2), lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: nonleaf(3, 2)[1:])
+
+
+class Viewed(torch.autograd.Function):
+    """Gives back a view of what it gets."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Part(torch.autograd.Function):
+    """Gives back a view of a part of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x[1:].t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        result = torch.zeros(2, 2)
+        result[1:] = gradient.t()
+        return result
+
+
+def _written(a, b):
+    a.mul_(b)
+    return Viewed.apply(a), a.sum()
+
+
+def _used(a, b):
+    v = Viewed.apply(a)
+    return v, v * b, a * b
+
+
+def _hidden(a, b):
+    v = Viewed.apply(a)
+    a.data.mul_(2)
+    return v, b * v
+
+
+def _views(a, b):
+    v = Part.apply(a)
+    return v[0], v, v.t(), v, a, v * b
+
+
+@pytest.mark.parametrize("backward", ["all", "each", "twice"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: Viewed.apply(a),
+        lambda a, b: (Viewed.apply(a[0]), a[0]),
+        lambda a, b: (Viewed.apply(a), Viewed.apply(a), Part.apply(a)),
+        lambda a, b: Viewed.apply(Viewed.apply(a)),
+        _used,
+        _hidden,
+        _views,
+    ],
+)
+def test_views_that_custom_functions_make(function, backward):
+    """Each has an autograd node of its own, over the caller's memory."""
+    for make in MAKERS:
+        for b in (torch.ones(2, 2), leaf(2, 2)):
+            same(function, make(), b, backward=backward)
+
+
+def test_a_view_of_a_written_input():
+    """It is made of the input as it is by then."""
+    same(_written, nonleaf(2, 2), leaf(2, 2))
+    behind_dynamo(_written, nonleaf(2, 2), leaf(2, 2))
+
+
+def test_how_such_an_output_is_classified():
+    """The record says that a custom Function made it."""
+    g = traced(lambda a: Viewed.apply(a), leaf(2))
+    assert metadata(g).output_info[0].output_type is OutputType.CUSTOM_FUNCTION_VIEW
+
+
+def _no_grad_views(a):
+    with torch.no_grad():
+        v = a.t()
+    w = v[0]
+    return v, w, w.view(2, 1), w.sum(), a
+
+
+def _enable_inside(a):
+    torch.set_grad_enabled(False)
+    v = a[None].mT
+    with torch.enable_grad():
+        return v.unbind(0)[0]
+
+
+@pytest.mark.parametrize("backward", ["all", "each"])
+@pytest.mark.parametrize("function", [_no_grad_views, _enable_inside])
+def test_views_of_views_made_under_no_grad(function, backward):
+    """Their gradients end at the view that was made under ``no_grad``."""
+    for make in MAKERS[:3]:
+        same(function, make(), backward=backward)
+    assert compare(function, (nonleaf(3, 2)[1:],), candidate=compiled, backward=backward).first is None
+
+
+def _reads_and_writes(a):
+    y = a + 1
+    with torch.inference_mode():
+        a.detach()[0:].mul_(2)
+        first, _ = y.tensor_split(2, 1)
+        first.narrow(1, 0, 1)
+    y.abs_()
+    return a[...], a[0] * 2, y
+
+
+def _inference_tensor_in_a_product(a):
+    with torch.inference_mode():
+        w = a * 2
+        w.mul_(3)
+    return a * w
+
+
+def test_inference_mode_inside():
+    """Views and new values of ordinary tensors are ordinary there; others cannot be saved for a backward."""
+    for make in MAKERS:
+        same(_reads_and_writes, make())
+    same(_inference_tensor_in_a_product, torch.ones(2, 2))
+    for function in (_inference_tensor_in_a_product, traced):
+        arguments = (leaf(2, 2),) if function is not traced else (_inference_tensor_in_a_product, leaf(2, 2))
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+            function(*arguments)
+
+
+def test_parts_of_several_results_are_refused():
+    """Autograd has other rules for several views of one Function."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x[:1], x[1:]
+
+        @staticmethod
+        def backward(ctx, a, b):
+            return torch.cat([a, b])
+
+    with pytest.raises(OutputError, match="history of its own"):
+        traced(lambda a: Both.apply(a)[0], leaf(2))

@@ -1,0 +1,125 @@
+"""Inputs that share a version counter but no byte, as slices of one buffer do: eager's errors, and guards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotlab
+from tests.engine_helpers import compiled
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+FRONTENDS = ["direct", "dynamo"]
+
+
+def slices(count=2):
+    """Make neighbours on one buffer, cut off from its history; the first one requires grad."""
+    buffer = torch.arange(1.0, 1 + 3 * count)
+    parts = [buffer[3 * i : 3 * i + 3].detach() for i in range(count)]
+    return (parts[0].requires_grad_(), *parts[1:])
+
+
+def apart(count=2):
+    """Make the same tensors, each with memory of its own."""
+    return tuple(part.detach().clone().requires_grad_(part.requires_grad) for part in slices(count))
+
+
+def save_then_write(a, b):
+    """Autograd saves `a`; the write to `b` counts for it too."""
+    out = a.sin()
+    b.mul_(2)
+    return out
+
+
+def write_then_save(a, b):
+    """Do it in the other order, which spoils nothing."""
+    b.mul_(2)
+    return a.sin()
+
+
+def by(frontend, function):
+    """Compile on torch's own kernels."""
+    return aotlab.compile(function, backend="eager", frontend=frontend)
+
+
+def backward_error(function, args):
+    """Call, differentiate, and return the error's text (None: there was none) and the gradient."""
+    out = function(*args)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        return str(error).partition("; expected")[0], args[0].grad
+    return None, args[0].grad
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("function", [save_then_write, write_then_save])
+@pytest.mark.parametrize("make", [slices, apart])
+def test_a_write_to_a_neighbour_counts(frontend, function, make):
+    """The backward raises where eager's does, with its text, and the call does not; else gradients are equal."""
+    expected, gradient = backward_error(function, make())
+    assert (expected is not None) == (function is save_then_write and make is slices)
+    f = by(frontend, function)
+    for _ in range(2):
+        args = make()
+        error, found = backward_error(f, args)
+        assert expected == error
+        assert gradient is None if found is None else torch.equal(gradient, found)
+        assert args[1].tolist() == [8.0, 10.0, 12.0]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("first", [slices, apart])
+def test_the_sharing_of_counters_is_guarded(frontend, first):
+    """A call whose inputs begin or cease to share a counter gets an entry of its own, in both directions."""
+    f = by(frontend, save_then_write)
+    second = apart if first is slices else slices
+    errors = [backward_error(f, make())[0] is not None for make in (first, second, first)]
+    assert errors == [make is slices for make in (first, second, first)]
+
+
+def test_the_reason_of_the_recompile():
+    """It says whose writes count together."""
+    f = compiled(save_then_write)
+    f(*apart())
+    f(*slices())
+    (reason,) = f.recompiles
+    assert "`a` and `b` count their writes together" in reason
+    assert len(f.entries) == 2
+    f(*slices())
+    f(*apart())
+    assert len(f.entries) == 2
+
+
+def test_a_read_neighbour_is_not_written():
+    """The neighbour of a written input moves with it once, not twice, and nothing of it is copied."""
+    args = slices()
+    before = args[0]._version
+    f = compiled(save_then_write)
+    f(*args)
+    assert args[0]._version == before + 1
+    (entry,) = f.entries
+    infos = entry.records["trace"].metadata.input_info
+    assert [(info.mutates_data, info.moves_version) for info in infos] == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_overlapping_neighbours_of_a_third(frontend):
+    """Two windows that overlap, and a third one beside them: what is written to one of the two spoils the third."""
+
+    def f(a, b, c):
+        out = a.sin()
+        c.mul_(2)
+        return out, b + 1
+
+    def make():
+        buffer = torch.arange(1.0, 9.0)
+        return buffer[:3].detach().requires_grad_(), buffer[3:6].detach(), buffer[4:8].detach()
+
+    g = by(frontend, f)
+    for function in (f, g, g):
+        args = make()
+        out, other = function(*args)
+        assert other.tolist() == [5.0, 11.0, 13.0]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()

@@ -1,0 +1,33 @@
+"""CI's random programs behind Dynamo: how nearly the engine does what eager does there, and how many it compiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.verification.fuzz_blocks import BEHIND_DYNAMO, COMPILED, Blocks, check, share
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    """Give out the one block, which is run once."""
+    made = Blocks(BEHIND_DYNAMO, [0])
+    yield made
+    made.close()
+
+
+def test_fixed_programs(blocks):
+    """Next to none differs from eager in anything observable in which Dynamo alone does not."""
+    check(BEHIND_DYNAMO, blocks[0])
+
+
+def test_nearly_all_are_compiled(blocks):
+    """Nine in ten are compiled for every call, rather than run eagerly."""
+    compiled, reasons = share(blocks.all())
+    assert compiled >= COMPILED, reasons
+
+
+def test_dynamos_own_are_few_and_told(blocks):
+    """What Dynamo does by itself is a small part of the programs, each with how it differs."""
+    own = [row for row in blocks[0].rows if row.status == "dynamo"]
+    assert len(own) <= len(blocks[0].rows) // 20
+    assert all(row.reasons for row in own)
