@@ -470,8 +470,10 @@ def test_strange_tensors_made_inside(kind):
         assert torch.equal(actual, expected)
         if g.calls.eager:
             (text,) = [str(w.message) for w in found if w.category is RuntimeWarning]
-            assert "makes a sparse, quantized" in text or "made around the trace" in text
-            assert __file__ in text
+            # torch 2.11 says of quantized ones itself that it cannot
+            reasons = ("makes a sparse, quantized", "made around the trace", "quantized nyi in meta tensors")
+            assert any(reason in text for reason in reasons)
+            assert __file__ in text or "quantized nyi" in text
 
 
 @pytest.mark.parametrize("rank", [0, 1, 20, 64])
