@@ -636,6 +636,9 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
+#: What `torch.softmax` calls.
+SOFTMAX = torch.ops.aten._softmax.default
+
 #: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
 CAST = torch.ops.aten._to_copy.default
 

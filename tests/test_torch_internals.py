@@ -776,6 +776,7 @@ def test_svd_nodes_keep_their_vectors():
 def test_functionalization_casts():
     """A result of another dtype that is to take a tensor's place is cast by this op."""
     assert internals.CAST(torch.ones(2), dtype=torch.int64).dtype == torch.int64
+    assert torch.equal(internals.SOFTMAX(torch.ones(2), 0, False), torch.full((2,), 0.5))
     seen = []
 
     class See(internals.TorchDispatchMode):

@@ -14,12 +14,16 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aotlab.errors import EscapeError, UserLine
 from aotlab.recorder.places import user_line
+
+try:
+    _ARRAY: type = type(torch.empty(0).numpy())
+except RuntimeError:  # numpy is not installed: then there are no arrays
+    _ARRAY = object
 
 #: The attribute of a tensor that was made of an array: it has a storage object of its own over the same memory.
 OF_ARRAY = "_aotlab_of_array"
@@ -72,7 +76,7 @@ class TracedArray:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # an `isinstance` in the function decides as in eager
-        return np.ndarray
+        return _ARRAY
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write a number to all of it or to a part, as numpy does."""

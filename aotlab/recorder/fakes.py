@@ -39,7 +39,7 @@ def _softmax(args: tuple[Any, ...], result: Any) -> Any:
 _CORRECTIONS: dict[Any, Correction] = {
     torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     torch.ops.aten.max_unpool2d.default: _max_unpool2d,
-    torch.ops.aten._softmax.default: _softmax,
+    internals.SOFTMAX: _softmax,
 }
 
 
