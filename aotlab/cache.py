@@ -70,11 +70,16 @@ class Entry:
 
 
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
-    """Nothing was compiled and eager has to run the call; ``silent`` if eager will speak for itself."""
+    """Nothing was compiled and eager has to run the call.
 
-    def __init__(self, error: Exception, *, silent: bool) -> None:
+    ``notice`` is the sentence to warn with, None if that was said before. ``state`` is the call's, where calls that
+    look the same need not be tried again.
+    """
+
+    def __init__(self, error: Exception, *, notice: str | None, state: CallState | None = None) -> None:
         self.error = error
-        self.silent = silent
+        self.notice = notice
+        self.state = state
         super().__init__(str(error))
 
 
@@ -271,7 +276,7 @@ class CompiledFunction:
             """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
             for refused, text in self._refused:
                 if difference(refused, state, mutates=True) is None:
-                    raise Declined(RefusedError(text), silent=True)
+                    raise Declined(RefusedError(text), notice=None)
             if self._entries:
                 nearest = min(
                     self._entries,
@@ -289,7 +294,7 @@ class CompiledFunction:
                 )
                 if config.fallback == "error":
                     raise RecompileLimitError(text)
-                raise Declined(RecompileLimitError(text), silent=False)
+                raise Declined(RecompileLimitError(text), notice=text)
             return reason[0]
 
         started = time.perf_counter_ns()
@@ -314,7 +319,9 @@ class CompiledFunction:
                 self._failed(number, started, declined.error, "ran eagerly")
             if self._on_refusal == "tell" and config.fallback == "auto":
                 raise RefusedError(str(declined.error)) from None
-            return None if declined.silent else str(declined.error)
+            if declined.state is not None:
+                self._refused.append((declined.state, str(declined.error)))
+            return declined.notice
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise

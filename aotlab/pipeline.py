@@ -138,10 +138,11 @@ def compile_call(
         error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
         raise
     except RunEagerly as signal:
-        raise Declined(signal, silent=True) from signal
+        notice = f"`{target.name}` runs eagerly: {signal}"
+        raise Declined(signal, notice=notice, state=None if signal.passing else state) from signal
     except trace.TraceFailed as failure:
         text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
-        raise Declined(type(failure)(text), silent=False) from failure
+        raise Declined(type(failure)(text), notice=text) from failure
 
     mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
     if observe.listening():

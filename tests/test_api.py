@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab import torch_internals as internals
 from aotlab.api import AotModule
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
@@ -581,3 +582,21 @@ def test_public_names():
     assert all(hasattr(aotlab, name) for name in aotlab.__all__)
     for later in ("aot_export_module", "min_cut_rematerialization_partition", "aot_export_joint_simple"):
         assert not hasattr(aotlab, later)
+
+
+def test_a_call_that_is_left_to_eager_says_so_and_is_not_traced_again():
+    """One warning with the user's line; a call that looks the same goes to eager at once, another is tried."""
+    traces = []
+
+    def f(x):
+        if internals.is_functional(x):
+            traces.append(x.shape)
+        return x.unfold(0, 2, 1).mul_(2)
+
+    g = aotlab.compile(f, backend="eager")
+    with pytest.warns(RuntimeWarning, match=r"f` runs eagerly: .*unfold.*, at .*test_api\.py") as caught:
+        for size in (3, 3, 4):
+            g(torch.ones(size))
+    assert len(caught) == 1
+    assert traces == [torch.Size([3]), torch.Size([4])]
+    assert (g.calls.eager, g.calls.compiled) == (3, 0)

@@ -472,5 +472,5 @@ def test_metadata_refusal_is_counted_by_reason():
 def test_declined_carries_its_cause():
     """`Declined` is the signal between pipeline and cache."""
     cause = ValueError("cause")
-    declined = Declined(cause, silent=True)
-    assert (declined.error, declined.silent, str(declined)) == (cause, True, "cause")
+    declined = Declined(cause, notice=None)
+    assert (declined.error, declined.notice, declined.state, str(declined)) == (cause, None, None, "cause")

@@ -180,7 +180,9 @@ def test_gradients_pass_the_hooks(function, frontend):
                 continue  # Dynamo mixes up hooks and writes by itself
             assert expected == used(g, nonleaf=nonleaf, pick=pick)
             if frontend == "direct":
-                assert g.calls.compiled == 2
+                # hooks beside views of views made under no_grad, and writes that autograd does not see, are eager's
+                eagerly = function in (without_grad, hidden_write)
+                assert (g.calls.eager if eagerly else g.calls.compiled) == 2
             else:
                 break  # what the backward begins at is the direct frontend's test
 
@@ -208,6 +210,7 @@ def test_without_grad_mode():
     for kind in (f, g):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")  # it is known, and not a trace that failed
+            warnings.filterwarnings("ignore", ".* runs eagerly: a hook on a view made under no_grad", RuntimeWarning)
             a, b = kind(leaf(4, 2))
         found.append((a.item(), b.tolist(), a.requires_grad, b.requires_grad))
     assert found[0] == found[1]

@@ -284,7 +284,7 @@ class EscapeGuard(TorchFunctionMode):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
                 raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
-            if version is not None:
+            if version is not None and isinstance(kwargs.get("out"), (list, tuple)):
                 _count_write([(tensor, version)])
             _refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]

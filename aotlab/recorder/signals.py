@@ -4,4 +4,11 @@ from __future__ import annotations
 
 
 class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
-    """Raised in a trace when eager itself has to have its say, most often by raising its own error."""
+    """Raised in a trace when eager itself has to have its say, perhaps by raising its own error.
+
+    ``passing`` says that the next call that looks the same need not be like this one.
+    """
+
+    def __init__(self, reason: str, *, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.passing = passing

@@ -115,7 +115,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
-        raise RunEagerly("a warning of the function is turned into an error")
+        raise RunEagerly("a warning of the function is turned into an error", passing=True)
     return Findings(
         call=call,
         dedupe=dedupe,
