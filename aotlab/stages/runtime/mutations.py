@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from aotlab import torch_internals as internals
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.draft import Draft
@@ -53,11 +54,22 @@ class Mutations:
         for info in self.draft.meta.input_info:
             # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            if info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata:
+            counts = info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata
+            if counts and (in_graph or not self._is_counted_with_another(info.index)):
                 found[info.index] = None
         for k in found:
             self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
             self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
+
+    def _is_counted_with_another(self, k: int) -> bool:
+        """Tell whether an input shares its counter with one that is changed, and need not share it at another call."""
+        values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
+        return any(
+            info.index != k
+            and (info.is_changed or info.mutates_data)
+            and internals.share_version(values[kept[info.index]], values[kept[k]])
+            for info in self.draft.meta.input_info
+        )
 
     def _count(self) -> None:
         """Move those version counters that should have moved by now and have not."""
