@@ -172,9 +172,10 @@ def _trace(
     bases: Sequence[Base],
     decompositions: dict[Any, Callable[..., Any]],
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; again without the bases of lone views, if there is something that these do not allow.
+    """Trace the call; again without some of the bases, if there is something that these do not allow.
 
-    If such a view is written then, the trace leaves the call to eager.
+    If a lone view is written then, the trace leaves the call to eager; if inputs share memory, and one of them changes,
+    this function does.
     """
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -187,11 +188,22 @@ def _trace(
             bases=chosen,
         )
 
-    groups = [base for base in bases if not base.is_lone]
-    if len(groups) < len(bases):
-        with suppress(RefusedError, RunEagerly, trace.TraceFailed):
+    lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
+    failures = (RefusedError, RunEagerly, trace.TraceFailed)
+    if lone:
+        with suppress(*failures):
             return run(bases)
-    return run(groups)
+    try:
+        return run(groups)
+    except failures:
+        kept = [call.values[position] for position in deduped.kept]
+        apart = synthetic_bases.may_be_parted(groups, kept)
+        for chosen in [*([lone] if apart and lone else []), *([[]] if apart else [])]:
+            with suppress(*failures):
+                record, live = run(chosen)
+                if synthetic_bases.are_unchanged(groups, record.metadata.input_info):
+                    return record, live
+        raise
 
 
 class _GarbagePause:

@@ -129,6 +129,13 @@ def from_functional(tensor: Tensor) -> Tensor:
     return torch._from_functional_tensor(tensor)
 
 
+def is_seen_through(wrapper: Tensor, operator: str) -> bool:
+    """Tell whether a view op of this name lies on the way from the memory of a wrapper to the wrapper."""
+    # only functionalization knows by which views it will write back, and it names them by their classes
+    ways = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    return any(type(way).__name__ == f"{operator}_ViewMeta" for way in ways)
+
+
 def replace_value(wrapper: Tensor, value: Tensor) -> None:
     """Let ``wrapper`` hold ``value`` from now on, and its aliases what follows from that."""
     torch._functionalize_replace(wrapper, value)

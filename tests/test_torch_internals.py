@@ -98,6 +98,16 @@ def test_wrappers():
     assert not internals.is_functional(torch.ones(2))
 
 
+def test_the_views_on_the_way_to_a_wrapper():
+    """They are known by the names of their ops, for views of views too; a tensor that is no view has none."""
+    value = torch.ones(4)
+    with internals.functionalization():
+        x = wrapped(value)
+        x.mul_(2)
+        ways = [x, x.detach(), x.unfold(0, 2, 1), x.view(2, 2).unfold(0, 2, 1)[0].detach()]
+        assert [internals.is_seen_through(way, "unfold") for way in ways] == [False, False, True, True]
+
+
 def test_functionalization_ends_after_an_error():
     """The block ends also by an exception."""
     with pytest.raises(ValueError, match="stop"), internals.functionalization():

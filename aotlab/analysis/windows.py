@@ -139,19 +139,22 @@ def window(source: Tensor, start: int, like: Tensor) -> Tensor:
         There is no such chain.
     """
     flat = _flat(source)
-    size, stop = like.element_size(), start + extent(like)
+    size = like.element_size()
     if flat.dtype == like.dtype:
         return _strided(flat, start // size, like)
     if flat.dtype.is_complex and like.is_floating_point() and flat.dtype.itemsize == 2 * size:
         return _strided(torch.view_as_real(flat).view(-1), start // size, like)
     if like.is_complex() and flat.dtype.is_floating_point and 2 * flat.dtype.itemsize == size:
-        pairs = flat.narrow(0, 2 * start // size, 2 * (stop - start) // size).view(-1, 2)
-        return _strided(torch.view_as_complex(pairs), 0, like)
+        first = 2 * start // size % 2
+        pairs = flat.narrow(0, first, (flat.numel() - first) // 2 * 2).view(-1, 2)
+        return _strided(torch.view_as_complex(pairs), start // size, like)
     if flat.requires_grad:
         raise RunEagerly("inputs share memory as tensors of dtypes between which autograd knows no view")
     if flat.dtype != torch.uint8:
         flat = flat.view(torch.uint8)
-    return _strided(flat.narrow(0, start, stop - start).view(like.dtype), 0, like)
+    first = start % size
+    whole = flat.narrow(0, first, (flat.numel() - first) // size * size)  # rows are made of more than they hold
+    return _strided(whole.view(like.dtype), start // size, like)
 
 
 def _flat(source: Tensor) -> Tensor:

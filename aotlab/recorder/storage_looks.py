@@ -99,6 +99,7 @@ class StorageLooks:
         self.grounds = grounds
         self.offsets_read: set[int] = set()
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+        self._unfolded: set[int] = set()  # memory that must not be written through `unfold`
         self._pinned: list[Tensor] = []
         self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
 
@@ -117,9 +118,9 @@ class StorageLooks:
         ground = self._look(tensor)
         if ground is None:
             return func(*args, **kwargs)
-        if ground.is_base:
-            raise RunEagerly(f"`as_strided` of an input that shares memory with another, at {user_line()}")
         key, given = internals.storage_key(tensor), kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
+        if ground.is_base:
+            return self._as_strided_in_base(func, args, kwargs, given)
         if given is not None and given == self.offset(tensor):
             # without a number it keeps its meaning when the memory gets new values, at another offset
             args, kwargs = args[:3], {name: value for name, value in kwargs.items() if name != "storage_offset"}
@@ -136,17 +137,35 @@ class StorageLooks:
         self.check_window(result)
         return result
 
-    def unfold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take windows of a tensor; where they leave elements out or overlap, no write can be traced any more.
+    def _as_strided_in_base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> Any:
+        """Take a window of a tensor in memory that inputs share; of nothing but what that tensor shows."""
+        tensor, reason = args[0], f"`as_strided` of an input that shares memory with another, at {user_line()}"
+        if given is not None:
+            if given != self.offset(tensor):
+                raise RunEagerly(reason)
+            args, kwargs = args[:3], {name: value for name, value in kwargs.items() if name != "storage_offset"}
+        internals.sync(tensor)
+        result = func(*args, **kwargs)
+        if max(result.numel(), tensor.numel()) > _MOST_ELEMENTS or not result.numel():
+            raise RunEagerly(reason)
+        own, whole = _place(result), _place(tensor)
+        if own.start != whole.start or not own.elements() <= whole.elements():
+            raise RunEagerly(reason)
+        # in a written base the window would have to be made again through the views that lead to the tensor
+        self._fixed[internals.storage_key(tensor)] = "shares memory with another input, is viewed by `as_strided`"
+        return result
 
-        Functionalization makes a written tensor anew from its windows alone, and zeros of what lies in none.
+    def unfold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take windows of a tensor; where they leave elements out or overlap, no write to them can be traced.
+
+        Functionalization makes a tensor anew from its written windows alone, and zeros of what lies in none.
         """
         result, (tensor, *given) = func(*args, **kwargs), args
         names = ("dimension", "size", "step")
         dimension, size, step = (given[i] if i < len(given) else kwargs[name] for i, name in enumerate(names))
         length = tensor.shape[dimension] if tensor.dim() else 1
         if size != step or length % size:
-            self._fixed[internals.storage_key(result)] = "is viewed by `unfold` in windows that leave out or overlap"
+            self._unfolded.add(internals.storage_key(result))
             self._pinned.append(result)  # the number of its memory is not to be another's
         return result
 
@@ -207,14 +226,17 @@ class StorageLooks:
         RunEagerly
             It would not.
         """
-        for tensor in written if self._fixed else ():
+        for tensor in written if self._fixed or self._unfolded else ():
             if not internals.is_functional(tensor):
                 continue
             key = internals.storage_key(tensor)
-            if key in self._fixed:
+            why = self._fixed.get(key)
+            if why is None and key in self._unfolded and internals.is_seen_through(tensor, "unfold"):
+                why = "is viewed by `unfold` in windows that leave out or overlap"
+            if why is not None:
                 ground = self.grounds.get(key)
                 name = "an intermediate" if ground is None else f"`{ground.name}`"
-                raise RunEagerly(f"{name} {self._fixed[key]} and is written, at {user_line()}")
+                raise RunEagerly(f"{name} {why} and is written, at {user_line()}")
 
     def _look(self, tensor: Tensor) -> Ground | None:
         ground = self.grounds.get(internals.storage_key(tensor))

@@ -15,7 +15,8 @@ write to it changes the history of that tensor, and of all its views.
 This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
 too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
 the others a new history. Inside trace the windows are made (`aotlab.analysis.windows`). If it turns out that none of a
-group is written, its windows become inputs of their own again, and there is no base.
+group is written, its windows become inputs of their own again, and there is no base. They are inputs of their own from
+the beginning where no base can be made, or where the function does with them what cannot be done to windows.
 
 At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
 into the windows that were written.
@@ -28,10 +29,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.windows import Base, has_owner, plan
 from aotlab.guards import byte_interval
+from aotlab.ir.metadata import InputAliasInfo
 from aotlab.recorder import RunEagerly
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
@@ -117,6 +120,34 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
         for k in merged:
             group[k] = merged
     return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
+
+
+def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
+    """Tell whether inputs that share memory can be traced as if they did not, as long as the function changes none.
+
+    Not if one is a view of another one that requires grad: a function that differentiates inside can tell.
+    """
+    for base in groups:
+        members = [tensors[k] for k in base.members]
+        for tensor in members:
+            owner = internals.base_of(tensor)
+            if owner is not None and owner.requires_grad and any(owner is other for other in members):
+                return False
+    return bool(groups)
+
+
+def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
+    """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
+    members = [infos[k] for base in groups for k in base.members]
+    return not any(
+        info.is_changed
+        or info.moves_version
+        or info.mutates_data
+        or info.mutates_metadata
+        or info.mutates_storage_metadata
+        or info.given
+        for info in members
+    )
 
 
 def base_maker(base: Base) -> object:

@@ -533,6 +533,84 @@ def test_writes_to_unfolded_windows(windows, requires_grad):
     same(lambda a: (a * 2).unfold(0, *windows) * 3, make())
 
 
+# --- inputs that share memory and are left as they are
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_inputs_that_no_base_can_hold_are_read(requires_grad):
+    """Where no base can be made of inputs that share memory they are inputs of their own, as long as none changes."""
+
+    def program(a, b):
+        return a * 2, b.sum(), b[0]
+
+    whole = torch.arange(18.0)
+    if requires_grad:
+        whole = whole.requires_grad_() * 1
+    pair = whole[:16].view(2, 8)[:, ::3], whole.as_strided((2, 3), (3, 2), 1)
+    same(program, *pair)
+    same(lambda a, b: (a.mul_(2), b * 1)[1], *pair, eagerly=True)
+    same(lambda a, b: (a.detach().mul_(2), b * 1)[1], *pair, eagerly=True)
+    same(lambda a, b: (a.t_(), b * 1)[1], *pair, eagerly=True)
+
+
+def test_memory_behind_an_input_is_read_beside_others():
+    """`as_strided` of what shares memory is compiled; one that reaches beyond its tensor is eager's."""
+    whole = torch.arange(8.0)
+    same(lambda a, b: (a.as_strided((2,), (2,)) * 1, b * 2), whole[:4], whole[2:])
+    same(lambda a, b: (b.mul_(2), a.as_strided((2,), (2,)) * 1)[1], whole[:4], whole[2:])
+    same(lambda a, b: (b.mul_(2), b.as_strided((2,), (2,), 2) * 1)[1], whole[:4], whole[2:])
+    same(lambda a, b: (b.mul_(2), a.as_strided((5,), (1,)) * 1)[1], whole[:4], whole[2:], eagerly=True)
+    same(lambda a, b: (b.mul_(2), b.as_strided((2,), (2,), 3) * 1)[1], whole[:4], whole[2:], eagerly=True)
+    same(lambda a, b: (a.as_strided((2,), (2,)), b.mul_(2))[0] * 1, whole[:4], whole[2:], eagerly=True)
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_parts_of_complex_numbers_share_memory_with_them(written):
+    """The real parts of all numbers but the end of the last one are rows of their memory."""
+
+    def program(*pair):
+        pair[written].mul_(3)
+        return pair[1 - written] * 1
+
+    whole = torch.arange(8.0).view(2, 2, 2)
+    numbers = torch.view_as_complex(whole)
+    same(program, numbers, numbers.real)
+    same(program, numbers, numbers.imag)
+    integers = torch.arange(4, dtype=torch.int64).view(2, 2)
+    same(program, integers, integers.view(torch.int16)[..., 1:])
+    same(program, integers[1:], integers.view(torch.int16)[..., 1:])
+
+
+@pytest.mark.parametrize("windows", [(2, 3), (2, 1), (1, 2)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_tensor_is_written_that_is_seen_in_windows(windows, requires_grad):
+    """Windows that leave elements out or overlap show what is written to the tensor itself, or through other views."""
+
+    def program(a):
+        b = a.unfold(0, *windows)
+        a.mul_(2)
+        a[1:3].add_(1)
+        return b * 1, a * 1
+
+    def intermediate(a):
+        b = a * 2
+        c = b.unfold(0, *windows)
+        b.mul_(a)
+        return c, c * 1
+
+    def through(a):
+        b = a * 2
+        b.unfold(0, *windows)[0].mul_(2)
+        return b
+
+    def make():
+        return nonleaf(6) if requires_grad else torch.arange(6.0)
+
+    same(program, make())
+    same(intermediate, make())
+    same(through, make(), eagerly=True)
+
+
 # --- which input an output is made of, and steps
 
 
