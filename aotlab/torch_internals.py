@@ -987,8 +987,24 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode), fake_mode:
+    with (
+        config.patch(fallback_random=exact_random or config.fallback_random),
+        V.set_fake_mode(fake_mode),
+        _constants_allowed(fake_mode),
+        fake_mode,
+    ):
         joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def _constants_allowed(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Let ops on fake tensors take real ones too, which a graph's constants are."""
+    before = fake_mode.allow_non_fake_inputs
+    fake_mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        fake_mode.allow_non_fake_inputs = before
 
 
 @contextlib.contextmanager
@@ -1024,7 +1040,12 @@ def inductor_compile(
     if not shared:
         shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
-    with config.patch(fallback_random=exact_random or config.fallback_random), V.set_fake_mode(fake_mode), fake_mode:
+    with (
+        config.patch(fallback_random=exact_random or config.fallback_random),
+        V.set_fake_mode(fake_mode),
+        _constants_allowed(fake_mode),
+        fake_mode,
+    ):
         return compile_fx_inner(
             module,
             list(example_inputs),

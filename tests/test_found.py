@@ -236,3 +236,44 @@ def test_disabled_functions_run_eagerly_and_come_back():
         aotlab.enable()
     f(torch.ones(2))
     assert (f.calls.compiled, len(f.entries)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.unsafe_split(2)[0],
+        lambda x: torch.unsafe_split(x, 2)[1],
+        lambda x: x.unsafe_chunk(2)[0],
+        lambda x: torch.unsafe_split_with_sizes(x, [1, 3])[1],
+        lambda x: torch.ops.aten.unsafe_split.Tensor(x, 2)[0],
+        lambda x: torch.ops.aten._unsafe_view(x, [2, 2]),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_views_that_are_called_copies(view, grad):
+    """`unsafe_split` and the like share memory but tell the trace otherwise: a write through them was lost."""
+
+    def f(x):
+        y = view(x)
+        y.mul_(2)
+        return y, x
+
+    same(f, leaf(4) * 1 if grad else torch.arange(4.0), eagerly=True)
+
+
+def test_an_lstm_is_still_compiled():
+    """Below Python torch's own code splits unsafely, and writes nothing to the parts."""
+    cell = nn.LSTM(2, 3)
+    g = compiled(cell)
+    g(torch.ones(4, 1, 2))[0].sum().backward()
+    assert g.compiled.calls.compiled == 1
+
+
+def test_a_backward_that_cannot_be_traced_leaves_the_call_to_eager():
+    """A sparse gradient: the trace's own exception was taken for an error of eager's backward and raised there."""
+    table = nn.Embedding(5, 2, sparse=True)
+    g = compiled(table)
+    g(torch.tensor([0, 1, 1])).sum().backward()
+    assert table.weight.grad.is_sparse
+    assert torch.equal(torch.tensor([1.0, 2, 0, 0, 0]), table.weight.grad.to_dense()[:, 0])
+    assert g.compiled.calls.eager == 1

@@ -24,6 +24,31 @@ def is_random(op: Any) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
+def _plain_complex_numbers(module: fx.GraphModule) -> None:
+    """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
+    calls = [node for node in module.graph.nodes if node.target is complex]
+    for call in calls:
+        number = complex(*call.args)
+        for user in list(call.users):
+            user.args, user.kwargs = fx.map_arg(
+                (user.args, user.kwargs), lambda node, call=call, number=number: number if node is call else node
+            )
+        module.graph.erase_node(call)
+    if calls:
+        module.recompile()
+
+
+def _copied_constants(module: fx.GraphModule) -> None:
+    """Let each constant be copied before it is used; some of Inductor's lowerings cannot take a bare one of no size."""
+    for constant in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        if not isinstance(constant.meta.get("val"), torch.Tensor):
+            continue
+        with module.graph.inserting_after(constant):
+            copy = module.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (constant,))
+        copy.meta.update(constant.meta)
+        constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+
+
 def draws_random(module: fx.GraphModule) -> bool:
     """Tell whether a graph has random ops."""
     return any(is_random(node.target) for node in module.graph.nodes)
@@ -46,6 +71,8 @@ class InductorBackend(Backend):
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Compile one graph; the callable is boxed."""
         module = request.module
+        _plain_complex_numbers(module)
+        _copied_constants(module)
         output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         output.meta["user_visible_output_idxs"] = [
             i for i, node in enumerate(output.args[0][: request.visible_outputs]) if isinstance(node, fx.Node)

@@ -59,6 +59,8 @@ def _refuse_random_state(name: str) -> NoReturn:
 
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
+#: Called by torch's own code too, below Python, where nothing writes to what they make.
+_UNSAFE_VIEWS = frozenset(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"))
 _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
     Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
     Tensor.__array__: (EscapeError, "`__array__` (numpy)", _MEMORY),
@@ -196,6 +198,9 @@ class EscapeGuard(TorchFunctionMode):
             return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._reshape(func, args, kwargs or {})
+        if getattr(func, "__name__", "").partition(".")[0] in _UNSAFE_VIEWS:
+            # they share memory, and say to autograd and functionalization that they do not
+            raise RunEagerly(f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}")
         if func is torch.lstm and torch.is_grad_enabled():
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():

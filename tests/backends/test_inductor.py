@@ -132,3 +132,36 @@ def test_random_numbers_are_eagers():
         torch.manual_seed(3)
         expected = f(x)
         torch.testing.assert_close(actual, expected)
+
+
+def test_constants_of_a_graph():
+    """A tensor made of a number inside the function is a real tensor in the graph, among fake ones."""
+
+    def f(x):
+        x = x * 1
+        x[0] = 9
+        return x + torch.tensor(1.0)
+
+    g = aotlab.compile(f, backend="inductor")
+    torch.testing.assert_close(g(torch.ones(3)), f(torch.ones(3)))
+    ours, theirs = leaf(3), leaf(3)
+    g(ours).sum().backward()
+    f(theirs).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert (g.calls.compiled, g.calls.eager) == (2, 0)
+
+
+def test_complex_numbers():
+    """Graphs hold a call of `complex` where a zero's sign would be lost in text; Inductor knows numbers only."""
+
+    def f(x):
+        return x * complex(-0.0, 3) + 2j
+
+    g = aotlab.compile(f, backend="inductor")
+    x = torch.ones(3, dtype=torch.complex64)
+    torch.testing.assert_close(g(x), f(x))
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    g(ours).abs().sum().backward()
+    f(theirs).abs().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert (g.calls.compiled, g.calls.eager) == (2, 0)

@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from aotlab.errors import OverlappingInputsError, RandomOpError
 from aotlab.verification.observables import observe
 from aotlab.verification.programs import Program, Setup, program_of, programs, run_program, shrink
-from aotlab.verification.programs.defined import NotDefinedError, OnlyDefined
+from aotlab.verification.programs.choices import RandomChoices, RejectedError
+from aotlab.verification.programs.defined import NotDefinedError, OnlyDefined, within_its_memory
+from aotlab.verification.programs.writer import QUIRKS, Writer
 
 #: One fixed list of examples.
 FIXED = settings(
@@ -281,6 +283,30 @@ def test_what_eager_leaves_undefined_is_not_drawn():
         # Eager's own error goes first.
         with pytest.raises(RuntimeError, match="unsupported operation"):
             x[1:].add_(x[:-1])
+
+
+def test_a_resize_that_fails_ends_the_drawing():
+    """Eager leaves the new shape on the old memory, and the next write would go to memory of somebody else.
+
+    This is how `fuzz --grad --seed 71002` died of a corrupted heap.
+    """
+    fixed = bytearray(32)
+    x = torch.frombuffer(fixed, dtype=torch.float32)[6:]
+    writer = Writer(RandomChoices(0), {"a": x}, dynamo=False)
+    assert not writer._try("a.t_().nothing()")
+    with pytest.raises(RejectedError) as rejected:
+        writer._try("a.resize_(7).fill_(0)")
+    assert QUIRKS.search(str(rejected.value.__cause__))
+    assert not within_its_memory(x)
+
+
+def test_a_tensor_within_its_memory():
+    """Offsets, strides, other dtypes, nothing at all; and what is no strided tensor."""
+    x = torch.arange(6.0)
+    views = (x, x[5:], x[::5], x.view(2, 3).t(), x.view(torch.int8), x[:0], x.expand(3, 6), x[2:].view(torch.complex64))
+    assert [True] * len(views) == [within_its_memory(view) for view in views]
+    assert within_its_memory(x.to_sparse())
+    assert within_its_memory("x")
 
 
 def test_a_program_is_text_that_runs_anywhere(tmp_path):

@@ -11,8 +11,9 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Survey, reachable
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.recorder import RunEagerly
+from aotlab.recorder import RunEagerly, Untraceable
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import TraceFailed
 
 
 def differentiate_all(trace: Trace) -> list[Tensor | None]:
@@ -32,8 +33,10 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
             trace.connected[number] = [gradient is not None for gradient in found]
             trace.full[number] = found
             gradients += found
-        except RefusedError:
+        except (RefusedError, RunEagerly):
             raise
+        except Untraceable as error:  # the trace's shortcoming, not an error that eager's backward raises
+            raise TraceFailed(str(error)) from error
         except Exception as error:  # whatever the traced program's backward raises
             if "use_reentrant=True" in str(error):
                 raise HigherOrderOpError(

@@ -105,3 +105,11 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def within_its_memory(value: object) -> bool:
+    """Tell whether a tensor's elements lie in its storage; a ``resize_`` that fails leaves a tensor that reaches on."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
+        return True
+    start, end = _span(value)
+    return end - start + value.storage_offset() * value.element_size() <= value.untyped_storage().nbytes()

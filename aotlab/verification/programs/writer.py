@@ -14,16 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 from aotlab.verification.observables import flatten
 from aotlab.verification.programs import statements
-from aotlab.verification.programs.choices import Choices, chance, one_of, weighted
-from aotlab.verification.programs.defined import NotDefinedError
+from aotlab.verification.programs.choices import Choices, RejectedError, chance, one_of, weighted
+from aotlab.verification.programs.defined import NotDefinedError, within_its_memory
 from aotlab.verification.programs.prelude import helpers
 from aotlab.verification.programs.statements import Fields, Scope
 
 #: Errors that no kept statement raises. Eager says the first of a leaf, rightly, and of a view whose base got a history
 #: through another view in the meantime, which hangs on how the argument was made before the call. The others come from
-#: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them.
+#: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them. Memory that is
+#: "not resizable" is found out after the tensor has its new shape, which then reaches past the memory's end.
 QUIRKS = re.compile(
     r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size|not drawn|should be positive"
+    r"|not resizable"
 )
 
 _COUNTS = weighted((2, 1), (3, 2), (5, 3), (5, 4), (4, 5), (2, 6), (2, 7), (2, 8))
@@ -186,6 +188,9 @@ class Writer:
                     raise NotDefinedError("not drawn: integers that require grad")
         except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
             self._error = error
+            if not all(within_its_memory(value) for value in self.scope.values.values()):
+                # A write to it would go to memory of somebody else, and end this process sooner or later.
+                raise RejectedError from error
             return False
         return True
 
