@@ -26,16 +26,11 @@ def is_random(op: Any) -> bool:
 
 def _plain_complex_numbers(module: fx.GraphModule) -> None:
     """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
-    calls = [node for node in module.graph.nodes if node.target is complex]
-    for call in calls:
-        number = complex(*call.args)
+    numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
+    for call in numbers:
         for user in list(call.users):
-            user.args, user.kwargs = fx.map_arg(
-                (user.args, user.kwargs), lambda node, call=call, number=number: number if node is call else node
-            )
+            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
         module.graph.erase_node(call)
-    if calls:
-        module.recompile()
 
 
 def _copied_constants(module: fx.GraphModule) -> None:
