@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import aotlab
 from aotlab.backends.inductor import InductorBackend, is_random, kernels_in
+from aotlab.errors import TransformError
 from aotlab.ir.metadata import MutationType
 from tests.engine_helpers import events, leaf, metadata, nonleaf, record
 
@@ -165,3 +167,11 @@ def test_complex_numbers():
     f(theirs).abs().sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
     assert (g.calls.compiled, g.calls.eager) == (2, 0)
+
+
+def test_batched_gradients_are_refused_in_words():
+    """Kernels look for the memory of what they are given; the tensors of vmap have none."""
+    x = leaf(3)
+    y = aotlab.compile(lambda x: x.sin() * x, backend="inductor")(x)
+    with pytest.raises(TransformError, match="is_grads_batched"):
+        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)

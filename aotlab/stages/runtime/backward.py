@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Boxed
-from aotlab.errors import DoubleBackwardError
+from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
@@ -56,6 +56,8 @@ class Backward:
         ------
         DoubleBackwardError
             Under ``create_graph=True``.
+        TransformError
+            With batched gradients, which kernels cannot take.
         Exception
             The error that differentiating the traced program raised.
         """
@@ -87,9 +89,18 @@ class Backward:
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             self._nans.check(pattern, needs, arguments, autocast=bool(casting))
-        if casting:
-            with internals.disable_autocast():
+        try:
+            if casting:
+                with internals.disable_autocast():
+                    gradients = compiled(arguments)
+            else:
                 gradients = compiled(arguments)
-        else:
-            gradients = compiled(arguments)
+        except RuntimeError as error:
+            if "doesn't have storage" not in str(error):
+                raise
+            raise TransformError(
+                f"the backward of compiled `{self._name}` was given a gradient that has no memory of its own",
+                why="compiled kernels cannot take the tensors of vmap, as is_grads_batched=True makes them",
+                suggestion="take the gradients one by one, compile with backend='eager', or call the original function",
+            ) from error
         return [gradients[i] for i in self.wanted]
