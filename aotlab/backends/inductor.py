@@ -7,7 +7,6 @@ same graph gets the same code. Random ops take their numbers from torch's genera
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,24 +26,11 @@ def is_random(op: Any) -> bool:
 
 def _plain_complex_numbers(module: fx.GraphModule) -> None:
     """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
-<<<<<<< HEAD
-    calls = [node for node in module.graph.nodes if node.target is complex]
-    for call in calls:
-        number: Any = complex(*call.args)
-        instead = functools.partial(_instead, call, number)
-        for user in list(call.users):
-            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), instead)
-=======
     numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
     for call in numbers:
         for user in list(call.users):
             user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
->>>>>>> heap
         module.graph.erase_node(call)
-
-
-def _instead(call: fx.Node, number: complex, node: fx.Node) -> Any:
-    return number if node is call else node
 
 
 def _copied_constants(module: fx.GraphModule) -> None:
