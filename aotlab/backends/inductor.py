@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,6 +49,44 @@ def draws_random(module: fx.GraphModule) -> bool:
     return any(is_random(node.target) for node in module.graph.nodes)
 
 
+def _memory(values: Iterable[Any]) -> list[int | None]:
+    """Name the memory of each tensor; None for what is none."""
+    return [internals.storage_key(value) if isinstance(value, torch.Tensor) else None for value in values]
+
+
+class _Apart:
+    """Calls a compiled graph, and copies results that share memory which the graph has apart.
+
+    Inductor lays what is put together by a ``cat`` into the memory of the whole, even if both are results. Which ones
+    is the same at every call.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, compiled: Any, groups: list[int | None]) -> None:
+        self._compiled = compiled
+        self._groups = groups
+        self._copied: list[int] | None = None
+        self.source_code = getattr(compiled, "source_code", None)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        results = self._compiled(inputs)
+        if self._copied is None:
+            seen: dict[int, int | None] = {}
+            actual = _memory(results)
+            self._copied = [
+                i
+                for i, (key, group) in enumerate(zip(actual, self._groups, strict=True))
+                if key is not None and seen.setdefault(key, group) != group
+            ]
+        if not self._copied:
+            return results
+        results = list(results)
+        for i in self._copied:
+            results[i] = results[i].clone()
+        return results
+
+
 class InductorBackend(Backend):
     """Compile graphs by Inductor."""
 
@@ -76,7 +114,8 @@ class InductorBackend(Backend):
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
             if request.kind == "inference":
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=random)
-            return internals.inductor_compile(  # type: ignore[no-any-return]  # Inductor's OutputCode, which is boxed
+            groups = _memory(node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0])
+            compiled = internals.inductor_compile(
                 module,
                 request.example_inputs,
                 fake_mode=request.fake_mode,
@@ -87,6 +126,7 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=random,
             )
+        return compiled if request.kind == "backward" else _Apart(compiled, groups)
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""

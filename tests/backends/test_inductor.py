@@ -175,3 +175,14 @@ def test_batched_gradients_are_refused_in_words():
     y = aotlab.compile(lambda x: x.sin() * x, backend="inductor")(x)
     with pytest.raises(TransformError, match="is_grads_batched"):
         torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+
+
+def test_results_that_eager_has_apart_do_not_share_memory():
+    """Inductor lays the last hidden state of an LSTM into the memory of all of them."""
+    lstm = torch.nn.LSTM(2, 3)
+    g = aotlab.compile(lstm, backend="inductor")
+    for _ in range(2):
+        out, (hidden, _) = g(torch.arange(8.0).view(4, 1, 2))
+        before = hidden.detach().clone()
+        out.detach().zero_()
+        assert torch.equal(hidden, before)
