@@ -717,9 +717,18 @@ def may_be_written(view: Tensor) -> bool:
     base = view._base
     if base is None or not base.requires_grad:
         return True
+    return not base.is_leaf and keeps_through_writes(view)
+
+
+def keeps_through_writes(view: Tensor) -> bool:
+    """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
     if view._backward_hooks:
-        return False  # it may; but eager's gradient goes straight to the base, past these hooks, and ours would not
-    return not base.is_leaf and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+        return False  # eager's gradient goes straight to the base then, past these hooks, and ours would not
+    # the history of the other kinds is not made again: eager raises at the next look
+    return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
 
 
 def is_one_of_several_views(tensor: Tensor) -> bool:

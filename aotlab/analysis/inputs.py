@@ -180,13 +180,13 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutated = mutated and (internals.version_of(wrapper) != item.version)
     if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
+    visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
-    if in_grad_mode and not internals.may_be_written(item.real):
+    allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
+    if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    visible = item.written_visibly
     if visible and item.given:
         raise RunEagerly(f"`{item.name}` is given other memory and written in a way that autograd sees")
-    moved = internals.version_of(wrapper) != item.version
     if item.given and moved and requires_grad and internals.base_of(item.real) is not None:
         raise RunEagerly(f"`{item.name}` is a view, given other memory and written: its history is made again")
     if visible and item.whole is not None:
@@ -203,7 +203,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutates_data=mutated,
         mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
-        moves_version=internals.version_of(wrapper) != item.version,
+        moves_version=moved,
         requires_grad_after=wrapper.requires_grad,
         mutates_metadata=internals.has_metadata_mutation(wrapper)
         or final.shape != item.fake.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -609,6 +611,59 @@ def test_a_tensor_is_written_that_is_seen_in_windows(windows, requires_grad):
     same(program, make())
     same(intermediate, make())
     same(through, make(), eagerly=True)
+
+
+def test_unseen_writes_to_views_that_autograd_does_not_let_be_written():
+    """What a view of a leaf does not allow is a write that autograd sees; one through `detach` or `.data` is none."""
+
+    def detached(a):
+        a.detach().mul_(2)
+        return a * 3
+
+    def data(a):
+        a.data.mul_(2)
+        return a * 3
+
+    def beside(a, b):
+        b.detach().mul_(2)
+        return a * 3, b * b
+
+    def part(whole):
+        return whole[1:4]
+
+    leaf_ = torch.arange(6.0).requires_grad_()
+    same(detached, part(leaf_))
+    same(data, part(leaf_))
+    same(beside, part(leaf_), leaf_[2:5])
+    same(beside, leaf_[:3], leaf_[3:])
+    hooked = part(leaf_ * 1)
+    hooked.register_hook(lambda gradient: gradient * 2)
+    one, other = ((leaf_.view(2, 3) * 1).unbind()[0] for _ in range(2))
+    cases = ((hooked, detached, 1), (one, lambda a: (a.detach().mul_(2), 1)[1], 1), (other, data, 0))
+    for view, program, eager in cases:
+        function = compiled(program)
+        with warnings.catch_warnings(action="error"):  # an entry that does not serve the very call would be warned of
+            function(view)
+        assert behind(function).calls.eager == eager
+
+
+def test_an_entry_for_unseen_writes_is_for_views_that_can_be_used_after_them():
+    """A view of several made at once raises in eager at the next look; an entry made for a view of a leaf misses it."""
+
+    def program(a):
+        a.detach().mul_(2)
+        return a * 3
+
+    function = compiled(program)
+    leaf_ = torch.arange(6.0).requires_grad_()
+    assert torch.equal(function(leaf_[:3]), torch.tensor([0.0, 6.0, 12.0]))
+    hooked = (leaf_ * 1)[:3]
+    hooked.register_hook(lambda gradient: gradient * 2)
+    function(hooked)
+    assert behind(function).calls.eager == 1
+    for run in (program, function):
+        with pytest.raises(RuntimeError, match="is a view and its base or another view of its base has been modified"):
+            run((torch.arange(6.0).requires_grad_().view(2, 3) * 1).unbind()[0])
 
 
 # --- which input an output is made of, and steps

@@ -51,6 +51,12 @@ def is_detached(info: InputAliasInfo) -> bool:
 
 def needs_leave_of_autograd(info: InputAliasInfo) -> bool:
     """Tell whether what happens to an input is something that autograd forbids for some views."""
-    if info.mutates_data and info.requires_grad and not info.mutations_under_no_grad_or_inference_mode:
+    unseen = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
+    if info.mutates_data and info.requires_grad and not unseen:
         return True
     return info.requires_grad and any(step.grad_mode for step in info.metadata_steps)
+
+
+def moves_unseen(info: InputAliasInfo) -> bool:
+    """Tell whether autograd does not see the writes to an input, which move its version in grad mode nevertheless."""
+    return info.mutations_hidden_from_autograd and info.moves_version

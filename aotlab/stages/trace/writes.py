@@ -94,4 +94,9 @@ def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         if _is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
             written.update(base.members)
-    return tuple(replace(info, mutates_data=True) if info.index in written else info for info in infos)
+    return tuple(
+        replace(info, mutates_data=True, mutations_hidden_from_autograd=info.requires_grad)
+        if info.index in written
+        else info
+        for info in infos
+    )
