@@ -84,6 +84,7 @@ def compile_call(
     journal = _Journal(number)
     pause = _GarbagePause()
     state = None
+    surroundings = internals.Surroundings()
     try:
         with journal.stage("capture"), pause:
             captured, call = capture.run(target, args, kwargs)
@@ -143,6 +144,10 @@ def compile_call(
     except trace.TraceFailed as failure:
         text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
         raise Declined(type(failure)(text), notice=text) from failure
+
+    except KeyboardInterrupt:
+        surroundings.restore()
+        raise
 
     mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
     if observe.listening():

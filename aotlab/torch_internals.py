@@ -450,6 +450,33 @@ def _called_by_checkpoint() -> bool:
 _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
 
 
+class Surroundings:
+    """What this thread has on around a call: to be put back where an interrupt hit between two of our own steps.
+
+    A ``KeyboardInterrupt`` may come while a context is entered or left, which Python then leaves half done.
+    """
+
+    def __init__(self) -> None:
+        self._function_modes = function_mode_count()
+        self._dispatch_modes = dispatch_mode_count()
+        self._functionalizes = _functionalizes()
+        self._grad_mode = torch.is_grad_enabled()
+
+    def restore(self) -> None:
+        """Take off what was put on since, innermost first."""
+        while function_mode_count() > self._function_modes:
+            torch._C._pop_torch_function_stack()
+        while dispatch_mode_count() > self._dispatch_modes:
+            torch._C._pop_torch_dispatch_stack(None)
+        if _functionalizes() and not self._functionalizes:
+            torch._disable_functionalization()
+        torch.set_grad_enabled(self._grad_mode)
+
+
+def _functionalizes() -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
+
+
 @contextlib.contextmanager
 def replace_unguarded(
     swap: Callable[..., Any],

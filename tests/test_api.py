@@ -14,10 +14,11 @@ from torch import nn
 
 import aotlab
 from aotlab import observe
+from aotlab import torch_internals as internals
 from aotlab.api import AotModule
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
-from tests.engine_helpers import compiled, events, leaf, metadata, nonleaf, record, same, targets
+from tests.engine_helpers import compiled, events, global_torch_state, leaf, metadata, nonleaf, record, same, targets
 
 
 def by_aot_function(function):
@@ -602,3 +603,21 @@ def test_a_call_that_is_left_to_eager_says_so_and_is_not_traced_again():
     assert len(caught) == 1
     assert traced == [True, False, True]
     assert (g.calls.eager, g.calls.compiled) == (3, 0)
+
+
+@pytest.mark.parametrize("where", ["replace_unguarded", "from_functional"])
+def test_an_interrupt_leaves_nothing_behind(monkeypatch, where):
+    """Wherever it hits while a call is compiled: torch is as it was, and the next call is compiled."""
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    f = compiled(lambda x: x * 2)
+    before = global_torch_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(internals, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            f(leaf(2))
+    assert global_torch_state() == before
+    f(leaf(2)).sum().backward()
+    assert (f.calls.compiled, f.calls.eager) == (1, 0)

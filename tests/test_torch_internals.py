@@ -635,6 +635,31 @@ def test_viewing_function():
         view.mul_(2)
 
 
+def test_surroundings_are_restored():
+    """Modes of both kinds, functionalization and grad mode, as an interrupt may leave them."""
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Dispatch(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def state():
+        functional = internals.is_functional(torch.ones(1) * 1)
+        return internals.function_mode_count(), internals.dispatch_mode_count(), torch.is_grad_enabled(), functional
+
+    before = state()
+    surroundings = internals.Surroundings()
+    Functions().__enter__()
+    Dispatch().__enter__()
+    torch._enable_functionalization(reapply_views=False)
+    torch.set_grad_enabled(False)
+    surroundings.restore()
+    assert state() == before == (0, 0, True, False)
+
+
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
     calls = []

@@ -150,8 +150,8 @@ class Draft:
         if grad_mode is None:
             w.add(line)
         else:
-            w.add(f"set_grad_mode({grad_mode})")
             w.add("try:")
+            w.add(f"    set_grad_mode({grad_mode})")  # in here, since an interrupt may come behind it
             w.add("    " + line)
             w.add("finally:")
             w.add(f"    set_grad_mode({not grad_mode})")
