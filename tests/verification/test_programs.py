@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -476,3 +477,20 @@ def test_the_engine_does_what_eager_does():
             outcome = run_program(program_of(seed), lambda function: api.compile(function, backend="eager"))
         found += [(seed, difference.sentence) for difference in outcome.differences]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "drawn"),
+    [
+        (lambda: torch.ones(2).resize_(4).fill_(1), True),
+        (lambda: torch.ones(4).resize_(2) * 2, True),
+        (lambda: torch.ones(2).resize_(4), False),
+        (lambda: torch.ones(2).resize_(4) * 2, False),
+        (lambda: torch.ones(2).expand(4, 2).resize_(8).mul_(2), False),
+    ],
+)
+def test_memory_that_nobody_has_written_is_not_shown(statement, drawn):
+    """What it holds differs from run to run, so that nothing could be compared."""
+    outcome = nullcontext() if drawn else pytest.raises(NotDefinedError, match="nobody has written")
+    with outcome, OnlyDefined(whole=True):
+        statement()

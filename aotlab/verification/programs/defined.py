@@ -24,15 +24,35 @@ class NotDefinedError(ValueError):
 
 
 class OnlyDefined(TorchDispatchMode):
-    """Raise `NotDefinedError` when an op does what eager leaves undefined."""
+    """Raise `NotDefinedError` when an op does what eager leaves undefined.
 
-    def __init__(self) -> None:
+    With ``whole`` it sees all of a program; then a tensor that is resized to more memory has to be filled at once.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._whole = whole
+        self._unwritten: torch.Tensor | None = None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Look whether the end shows memory that nobody has written."""
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # untyped in torch
+        if self._unwritten is not None and error is None:
+            raise NotDefinedError("not drawn: memory that nobody has written is shown")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._unwritten is not None and not (str(func).startswith("aten.fill_") and args[0] is self._unwritten):
+            raise NotDefinedError("not drawn: memory that nobody has written is read")
+        self._unwritten = None
+        if self._whole and func is torch.ops.aten.resize_.default:
+            before = args[0].untyped_storage().nbytes()
+            resized = func(*args, **kwargs)
+            grown = resized.untyped_storage().nbytes() > before
+            self._unwritten = resized if grown and resized.numel() else None
+            return resized
         written = _written(func)
         if not written:
             return func(*args, **kwargs)

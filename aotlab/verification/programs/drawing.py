@@ -186,7 +186,7 @@ def _trial(function: Callable[..., Any], setup: Setup) -> tuple[str, bool]:
     """Make a call and return the message with which it raises, and whether there is something to differentiate."""
     try:
         arguments = _make(setup)
-        with OnlyDefined(), torch.set_grad_enabled(setup.grad_mode):
+        with OnlyDefined(whole=True), torch.set_grad_enabled(setup.grad_mode):
             result = function(*arguments)
         # A view whose history an in-place write made invalid raises at the first look.
         tensors = [leaf for _, leaf in flatten((result, arguments), "")[1] if isinstance(leaf, torch.Tensor)]
