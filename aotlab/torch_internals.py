@@ -515,9 +515,9 @@ def replace_unguarded(
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
-    for (owner, name, replacement), original in zip(places, before, strict=True):
-        setattr(owner, name, here(replacement, original))
-    try:
+    try:  # before the first replacement, since an interrupt may come between two of them
+        for (owner, name, replacement), original in zip(places, before, strict=True):
+            setattr(owner, name, here(replacement, original))
         yield
     finally:
         for (owner, name, _), own in zip(places, before, strict=True):

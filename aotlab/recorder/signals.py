@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: nothing of it reaches the caller
+class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller gets eager's result
     """Raised in a trace when eager itself has to have its say, perhaps by raising its own error.
 
     ``passing`` says that the next call that looks the same need not be like this one.

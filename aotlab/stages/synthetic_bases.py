@@ -148,9 +148,3 @@ def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bo
         or info.given
         for info in members
     )
-
-
-def base_maker(base: Base) -> object:
-    """Return the function that makes the base of a call from its first member."""
-    shift, count, dtype = base.shift, base.count, base.dtype
-    return lambda first: internals.memory_window(first, shift, count, dtype)
