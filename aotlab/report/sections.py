@@ -249,7 +249,11 @@ def _autograd(nodes: Sequence[AutogradNode]) -> Markup | None:
         ]
         for node in nodes
     ]
-    about = "one for the whole call" if len(nodes) == 1 else f"{len(nodes)}, as the outputs hang on each other or reach different inputs"
+    about = (
+        "one for the whole call"
+        if len(nodes) == 1
+        else f"{len(nodes)}, as the outputs hang on each other or reach different inputs"
+    )
     return join(
         heading("Autograd nodes", about), grid(("node#", "what comes out of it", "where its gradients go"), rows)
     )
