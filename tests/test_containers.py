@@ -183,6 +183,8 @@ def portrait(value, seen=None):
     number = seen.setdefault(id(value), len(seen)) if not isinstance(value, tuple) else None
     seen[("alive", len(seen))] = value
     items = list(value) if hasattr(value, "__iter__") else []
+    if isinstance(value, (set, frozenset)):  # of colliding hashes the order is that of insertion: no promise of eager's
+        items.sort(key=repr)
     extra = (getattr(value, "default_factory", None), getattr(value, "maxlen", None))
     inside = [
         (repr(item), type(item), portrait(value[item], seen)) if isinstance(value, dict) else portrait(item, seen)
