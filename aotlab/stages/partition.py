@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import STAYS, line_of, output_args, placeholders
+from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.recorder import tensors_in
 from aotlab.stages.trace.live import Trace
@@ -166,16 +166,6 @@ def derive_backward(
     return trace.tape.graph("Backward", [*inputs, *defined], gradients), numbers
 
 
-def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    schema = node.target._schema
-    if not schema.arguments or len(schema.returns) != 1:
-        return False
-    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return first is not None and not first.is_write and result is not None and isinstance(node.meta.get("val"), Tensor)
-
-
 def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
     """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
@@ -230,7 +220,7 @@ def _must_stay(node: fx.Node) -> bool:
 
 
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
-    while _is_view(node):
+    while is_view(node):
         node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
         if node in visible:
             return node
