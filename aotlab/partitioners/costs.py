@@ -1,9 +1,9 @@
 """What it costs to keep a value for the backward, and what to compute it again.
 
-All costs are in bytes of memory traffic, which bounds the time of all ops but a few: a value that is kept is written once
-and read once, an op that runs again reads its inputs and writes its results. Matrix products and their kind cost their
-arithmetic besides. A pointwise op that runs again is fused with its reader, as Inductor does, so that only its arithmetic
-counts.
+All costs are in bytes of memory traffic, which bounds the time of all ops but a few: a value that is kept is written
+once and read once, an op that runs again reads its inputs and writes its results. Matrix products and their kind cost
+their arithmetic besides. A pointwise op that runs again is fused with its reader, as Inductor does, so that only its
+arithmetic counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
-from aotlab.ir.graphs import STAYS, is_view
+from aotlab.ir.graphs import STAYS, phase_of
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
@@ -66,7 +66,7 @@ def cost_of(node: fx.Node, *, in_forward: bool, static: bool = False, overwritte
         return Cost(keep=2 * held if overwritten or static else size, nbytes=held, again=None, kind="an input")
     if node.op == "get_attr":
         return Cost(keep=None, nbytes=0, again=0, kind="a constant")
-    recorded_in_backward = node.meta.get("phase", "forward") == "backward"
+    recorded_in_backward = phase_of(node) == "backward"
     keep = None if recorded_in_backward or not isinstance(value, Tensor | torch.SymInt | torch.SymFloat) else 2 * size
     if must_not_run_twice(node):
         return Cost(keep=keep, nbytes=size, again=None, kind="an op that must not run twice")
@@ -106,7 +106,7 @@ def _again(node: fx.Node, size: int) -> tuple[int, str]:
     target = node.target
     if not isinstance(target, OpOverload):  # an item of a result
         return 0, "an item of a result"
-    if is_view(node):
+    if _moves_nothing(target):
         return 1, "a view"
     if torch.Tag.pointwise in target.tags or not node.all_input_nodes:
         return size // FUSED + 1, "a pointwise op"
@@ -115,6 +115,14 @@ def _again(node: fx.Node, size: int) -> tuple[int, str]:
         # at least what it costs to keep it, so that it runs again only if memory is short
         return max(_flops(node) // FLOPS_PER_BYTE, 1) + traffic + 2 * size, "a product"
     return traffic + 1, "an op that reads all of its inputs"
+
+
+def _moves_nothing(target: OpOverload) -> bool:
+    """Tell whether an op's results are views, one or several, or would be if its schema said so."""
+    if target.overloadpacket is torch.ops.aten._unsafe_view:
+        return True
+    first = target._schema.arguments[0].alias_info if target._schema.arguments else None
+    return first is not None and not first.is_write
 
 
 def _flops(node: fx.Node) -> int:

@@ -66,7 +66,7 @@ class Network:
         return reaching
 
     def _levels(self) -> list[int]:
-        """Number the nodes by their distance to the source; -1 where nothing can flow."""
+        """Return the nodes' distances to the source; -1 where nothing can flow."""
         levels = [-1] * len(self._edges)
         levels[self.source] = 0
         todo = deque([self.source])

@@ -1,13 +1,13 @@
 """The rematerializing partitioner: what the backward can cheaply compute again is not kept.
 
-Of what the forward computes, the backward needs some values. Each can be *kept* or *computed again* from values that are
-kept further up. Both cost something (`aotlab.partitioners.costs`), and the cheapest choice for all values together is a
-minimum cut. Every value becomes an edge whose two ends say "it is there in the forward" and "it is there in the backward"::
+Of what the forward computes, the backward needs some values. Each can be *kept* or *computed again* from values that
+are kept further up. Both cost something (`aotlab.partitioners.costs`), and the cheapest choice for all values together
+is a minimum cut. Every value becomes an edge between "computed again" and "there in the backward"::
 
-    forward ──again──▶ value in ──keep──▶ value out ──∞──▶ in of each op that may run again with it ─ ─ ▶ backward
+    forward ──again──▶ value ──keep──▶ value' ──∞──▶ each value that can be computed from it ─ ─ ▶ backward
 
-Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again, and then its inputs must be there in the
-backward too. An op that must not run twice has no finite ``again``.
+Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again, and then its inputs must be there in
+the backward too. For an op that must not run twice ``again`` is infinite.
 
 A *memory budget* is a price on kept bytes. At a higher price fewer bytes are kept and more is computed again; both are
 monotone in the price, and so in the budget: 1 asks for what is fastest, 0 for the least that can be kept.
@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, fx
 
 from aotlab.errors import UsageError
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.graphs import output_args, phase_of, placeholders
 from aotlab.partitioners.costs import Cost, cost_of, must_not_run_twice
 from aotlab.partitioners.default import forward_nodes, is_tangent
 from aotlab.partitioners.extract import extract
 from aotlab.partitioners.flow import Network
 from aotlab.partitioners.same import common_subexpressions
 
-#: Of otherwise equal values those that were made late are kept rather: memory costs them up to one part in so many less.
+#: Of otherwise equal values those that were made late are kept rather: they count up to one part in so many less.
 _SPREAD = 32
 
 
@@ -89,11 +89,7 @@ def min_cut_rematerialization_partition(
     (['primals_1', 'exp'], ['primals_1'])
     """
     if not 0 <= memory_budget <= 1:
-        raise UsageError(
-            f"memory_budget is {memory_budget}",
-            why="it says which part of the memory may be used that the fastest partition keeps",
-            suggestion="give a number from 0 to 1",
-        )
+        raise UsageError(f"memory_budget is a number from 0 (least memory) to 1 (least time), not {memory_budget}")
     joint = _Joint.of(joint_module.graph, num_fwd_outputs, frozenset(static_lifetime_input_indices or ()))
     return joint.split(joint_module, joint.choose(memory_budget).kept)
 
@@ -112,7 +108,7 @@ class _Joint:
     """What the partitioner knows of a joint graph.
 
     ``same`` maps nodes to those that stand for them; ``needed`` are the values that the backward proper, ``backward``,
-    uses; ``costs`` are those of all values that it might use, in the graph's order, and ``scale`` makes weights of bytes.
+    uses; ``costs`` are those of all values that it might use, in the graph's order; ``scale`` makes weights of bytes.
     """
 
     graph: fx.Graph
@@ -134,7 +130,7 @@ class _Joint:
         # tangents reach them, or they draw and assert in the backward: they can run nowhere else
         bound: set[fx.Node] = set()
         for node in graph.nodes:
-            pinned = node.meta.get("phase") == "backward" and node.op == "call_function" and must_not_run_twice(node)
+            pinned = phase_of(node) == "backward" and node.op == "call_function" and must_not_run_twice(node)
             if is_tangent(node) or pinned or any(same.get(each, each) in bound for each in node.all_input_nodes):
                 bound.add(node)
         backward: set[fx.Node] = set()
@@ -204,7 +200,9 @@ class _Joint:
     def solve(self, time: int, weight: int) -> _Choice:
         """Choose what is kept so that ``time`` per byte of traffic and ``weight`` per byte that is held cost least."""
         positions = {node: 2 + 2 * i for i, node in enumerate(self.costs)}
-        finite = [time * ((cost.keep or 0) + (cost.again or 0)) + weight * self.weight(n) for n, cost in self.costs.items()]
+        finite = [
+            time * ((cost.keep or 0) + (cost.again or 0)) + weight * self.weight(n) for n, cost in self.costs.items()
+        ]
         network = Network(1 + sum(finite))
         for node, cost in self.costs.items():
             before, after = network.node(), network.node()
@@ -222,7 +220,8 @@ class _Joint:
         return _Choice(
             kept=tuple(kept),
             weight=sum(map(self.weight, kept)),
-            time=sum(self.costs[node].keep or 0 for node in kept) + sum(self.costs[node].again or 0 for node in again_too),
+            time=sum(self.costs[node].keep or 0 for node in kept)
+            + sum(self.costs[node].again or 0 for node in again_too),
         )
 
     def weight(self, node: fx.Node) -> int:
@@ -263,9 +262,13 @@ class _Joint:
             "Forward",
             same=self.same,
         )
+        others: dict[fx.Node, list[Any]] = {}
+        for other, node in self.same.items():
+            others.setdefault(node, []).append(other.meta.get("val"))
         for node, copy in zip(saved, output_args(forward.graph)[len(self.outputs) :], strict=True):
             assert copy is not None
             copy.meta["kept_because"] = self.reason(node)
+            copy.meta["stands_for"] = others.get(node, [])
         backward = extract(
             module, [*saved, *tangents], self.late_order(saved), self.gradients, "Backward", same=self.same
         )
@@ -294,10 +297,12 @@ class _Joint:
         if node.op == "placeholder":
             return "an input cannot be computed again"
         if cost.again is None:
-            return f"{cost.kind} is kept"
+            return f"it is {cost.kind}"
         keep, again = _bytes(cost.keep or 0), _bytes(cost.again)
         if cost.again >= (cost.keep or 0):
             return f"to keep it moves {keep}, to compute it again, as {cost.kind}, {again}"
+        if any(self.costs[each].again is None for each in self.inputs(node) if each.op != "placeholder"):
+            return f"computed again, as {cost.kind}, it would need the result of an op that must not run twice"
         inputs = ", ".join(f"`{each.name}`" for each in self.inputs(node))
         return f"computed again, as {cost.kind}, it would need {inputs}, which is not kept and costs more than this"
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab.ir.graphs import phase_of
 from aotlab.partitioners.costs import must_not_run_twice
 from aotlab.torch_internals import OpOverload
 
@@ -36,7 +37,7 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
         if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(_memory(node)):
             continue
         try:
-            key = (node.target, node.meta.get("phase"), _key(node.args, same), _key(node.kwargs, same))
+            key = (node.target, phase_of(node), _key(node.args, same), _key(node.kwargs, same))
             first = known.setdefault(key, node)
         except TypeError:  # an argument that cannot be hashed
             continue
@@ -55,9 +56,7 @@ def _memory(node: fx.Node) -> set[int]:
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else (value,)
     return {
-        each.untyped_storage()._cdata
-        for each in values
-        if isinstance(each, Tensor) and each.layout is torch.strided
+        each.untyped_storage()._cdata for each in values if isinstance(each, Tensor) and each.layout is torch.strided
     }
 
 
