@@ -367,6 +367,36 @@ def test_an_intermediate_that_is_kept():
     agree(program, history(2, 2), after=caller)
 
 
+OPERANDS = {
+    "mul_": lambda view, other: view.mul_(other),
+    "*=": lambda view, other: view.__imul__(other),
+    "pow_": lambda view, other: view.pow_(other),
+    "addcmul_": lambda view, other: view.addcmul_(other, other),
+    "scatter_": lambda view, other: view.scatter_(0, (other > 0).long(), 1.0),
+    "sub_": lambda view, other: view.sub_(other),
+}
+
+
+@pytest.mark.parametrize("caller", [write_afterwards, write_the_argument])
+@pytest.mark.parametrize("kind", ["input", "view", "intermediate"])
+@pytest.mark.parametrize("op", OPERANDS)
+def test_an_operand_that_a_write_to_a_view_keeps(op, kind, caller):
+    """A later write to it by the caller is an error in the backward where eager has one."""
+
+    def program(a, b):
+        a.relu_()
+        target = b * 1 if kind == "intermediate" else b
+        OPERANDS[op](target.view(-1) if kind == "view" else target.t(), a.view(-1) if kind == "view" else a)
+        return a.view(-1), target
+
+    def inputs():
+        leaf = data(2, 2).abs().requires_grad_()
+        base = leaf * 1
+        return (data(2, 2), base.t() if kind == "input" else base), {"leaf": leaf}
+
+    agree(program, inputs, inputs, before=lambda out, a: caller(out, a))
+
+
 # --- hooks between nodes
 
 
