@@ -10,6 +10,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.verification.fuzz.compare import differences
@@ -395,6 +396,42 @@ def test_an_operand_that_a_write_to_a_view_keeps(op, kind, caller):
         return (data(2, 2), base.t() if kind == "input" else base), {"leaf": leaf}
 
     agree(program, inputs, inputs, before=lambda out, a: caller(out, a))
+
+
+KEPT_BY_CHECKPOINT = {
+    "argument": lambda a, b: (a.t(), checkpointed(torch.sin, a * 1 + a)),
+    "written": lambda a, b: (a.mul_(2), checkpointed(lambda value: (value * 2).square(), a)),
+    "without grad mode": lambda a, b: (written_quietly(a), checkpointed(lambda value: (value * 2).square(), a)),
+    "unseen": lambda a, b: (checkpointed(lambda value: (value * 2).square(), a), a.data[0].add_(2), a)[::2],
+    "other": lambda a, b: (b.add_(1).t(), checkpointed(torch.mul, a, b)),
+    "intermediate": lambda a, b: (made := b * 2, checkpointed(lambda one, two: (one * two).exp(), a, made)),
+    "nested": lambda a, b: (b.add_(1), checkpointed(lambda one, two: checkpointed(torch.mul, one.sin(), two), a, b)),
+    "nothing": lambda a, b: (b.add_(1), checkpointed(torch.add, a, b)),
+}
+
+
+def checkpointed(function, *args):
+    """Use checkpoint, which keeps the arguments of the function to compute again."""
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def written_quietly(tensor):
+    """Write a tensor under no_grad."""
+    with torch.no_grad():
+        tensor.mul_(2)
+    return tensor
+
+
+@pytest.mark.parametrize("caller", [write_afterwards, write_the_argument, lambda out, a: [lambda: out[1].mul_(2)]])
+@pytest.mark.parametrize("kind", KEPT_BY_CHECKPOINT)
+def test_what_a_checkpoint_keeps(kind, caller):
+    """A later write to an argument of what is to be computed again is an error in the backward, as in eager."""
+
+    def inputs():
+        base = data(2, 2).requires_grad_()
+        return (base * 1, data(2, 2)), {"base": base}
+
+    agree(KEPT_BY_CHECKPOINT[kind], inputs, inputs, before=lambda out, a: caller(out, a))
 
 
 # --- hooks between nodes
