@@ -1008,10 +1008,11 @@ def kept_by_checkpoint(node: Any) -> list[Tensor]:
     Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
     """
     found: dict[int, Tensor] = {}
-    for name in _raw_names(type(node)):
+    kind: Any = type(node)
+    for name in _raw_names(kind):
         saved = getattr(node, name, None)
         for each in saved if isinstance(saved, (tuple, list)) else (saved,):
-            hook = getattr(each, "unpack_hook", None)
+            hook: Any = getattr(each, "unpack_hook", None)
             if getattr(hook, "__module__", None) != "torch.utils.checkpoint":
                 continue
             frames = [cell.cell_contents for cell in hook.__closure__ or ()]
