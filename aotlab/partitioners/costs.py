@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from aotlab.ir.graphs import STAYS, phase_of
-from aotlab.torch_internals import ASSERTIONS, OpOverload
+from aotlab.torch_internals import ASSERTIONS, UNSAFE_VIEW, OpOverload
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
 FLOPS_PER_BYTE = 32
@@ -119,7 +119,7 @@ def _again(node: fx.Node, size: int) -> tuple[int, str]:
 
 def _moves_nothing(target: OpOverload) -> bool:
     """Tell whether an op's results are views, one or several, or would be if its schema said so."""
-    if target.overloadpacket is torch.ops.aten._unsafe_view:
+    if target is UNSAFE_VIEW:
         return True
     first = target._schema.arguments[0].alias_info if target._schema.arguments else None
     return first is not None and not first.is_write

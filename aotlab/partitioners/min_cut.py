@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from aotlab.errors import UsageError
 from aotlab.ir.graphs import output_args, phase_of, placeholders
+from aotlab.ir.specs import StorageNumbers
 from aotlab.partitioners.costs import Cost, cost_of, must_not_run_twice
 from aotlab.partitioners.default import forward_nodes, is_tangent
 from aotlab.partitioners.extract import extract
@@ -230,15 +230,15 @@ class _Joint:
 
     def default_weight(self) -> int:
         """Return what the default partitioner keeps, memory that is shared counted once."""
-        held: dict[int, int] = {}
+        storages = StorageNumbers()
+        held: dict[object, int] = {}
         for node in self.forward:
             users = (user for user in node.users if user not in self.forward and self.same.get(user, user) is user)
             if node in self.costs and node.op == "call_function" and (node in self.needed or any(users)):
                 value = node.meta.get("val")
-                if isinstance(value, Tensor) and value.layout is torch.strided:
-                    held[value.untyped_storage()._cdata] = self.weight(node)
-                elif not isinstance(value, (list, tuple)):
-                    held[id(node)] = self.weight(node)
+                if not isinstance(value, (list, tuple)):
+                    number = storages.number(value) if isinstance(value, Tensor) else None
+                    held[node if number is None else number] = self.weight(node)
         return sum(held.values())
 
     def split(self, module: fx.GraphModule, kept: Sequence[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -6,10 +6,10 @@ import operator
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from aotlab.ir.graphs import phase_of
+from aotlab.ir.specs import StorageNumbers
 from aotlab.partitioners.costs import must_not_run_twice
 from aotlab.torch_internals import OpOverload
 
@@ -30,11 +30,12 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
     dict
         From each such node to the one that stands for it.
     """
-    kept = {memory for node in returned if node is not None for memory in _memory(node)}
+    storages = StorageNumbers()
+    kept = {memory for node in returned if node is not None for memory in _memory(node, storages)}
     same: dict[fx.Node, fx.Node] = {}
     known: dict[Hashable, fx.Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(_memory(node)):
+        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(_memory(node, storages)):
             continue
         try:
             key = (node.target, phase_of(node), _key(node.args, same), _key(node.kwargs, same))
@@ -52,12 +53,10 @@ def _is_pure(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and not must_not_run_twice(node)
 
 
-def _memory(node: fx.Node) -> set[int]:
+def _memory(node: fx.Node, storages: StorageNumbers) -> set[int | None]:
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else (value,)
-    return {
-        each.untyped_storage()._cdata for each in values if isinstance(each, Tensor) and each.layout is torch.strided
-    }
+    return {storages.number(each) for each in values if isinstance(each, Tensor)} - {None}
 
 
 def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
