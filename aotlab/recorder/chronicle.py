@@ -10,7 +10,7 @@ tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has t
 ``w`` after it. Which is which the graph does not say; the versions do.
 
 A write to a view hides from Python the node of the op in place, and with it that ``relu_`` and others keep their
-result, which the caller must not write any more before the backward. That is noted too.
+result, and ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chronicle:
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._written: dict[int, int] = {}
         self._detached: dict[int, int] = {}
-        self._keep_results: dict[Any, Tensor] = {}
+        self._kept: dict[Any, list[Tensor]] = {}
 
     def made(self, result: Any) -> None:
         """Note the version at which a view of an input is made."""
@@ -79,31 +79,37 @@ class Chronicle:
         return self._written.get(internals.storage_key(wrapper))
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the op in place on a view keeps, if that is its result."""
+        """Note what the op in place on a view keeps: its result, or tensors that it was given."""
         view = args[0]
         base = internals.base_of(view)
         if base is None or not base.requires_grad or not torch.is_grad_enabled():
             return
-        if _keeps_its_result(func, view.dtype, args[1:], kwargs):
-            self._keep_results[base.grad_fn] = base
+        kept = _kept_by(func, view, args[1:], kwargs)
+        if kept:
+            self._kept[base.grad_fn] = [base if tensor is view else tensor for tensor in kept]
 
     @property
-    def kept_by(self) -> dict[Any, Tensor]:
+    def kept_by(self) -> dict[Any, list[Tensor]]:
         """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
-        return self._keep_results
+        return self._kept
 
 
-def _keeps_its_result(
-    func: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Tell whether the backward of an op in place needs what the op computed, by a look at how it does elsewhere."""
-    if tensors_in((args, kwargs)):
-        return False
+def _kept_by(func: Callable[..., Any], view: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Say which tensors the backward of an op in place on ``view`` needs, by a look at how it does elsewhere."""
+    stand_ins: list[tuple[Tensor, Tensor]] = []
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            small = torch.ones(1, dtype=value.dtype, requires_grad=value.requires_grad)
+            stand_ins.append((value, small))
+            return small
+        return type(value)(map(stand_in, value)) if type(value) in (list, tuple) else value
+
     try:
         with internals.outside_of_trace(), torch.enable_grad():
-            probe = torch.ones(1, dtype=dtype, requires_grad=True).clone()
-            func(probe, *args, **kwargs)
-            kept = internals.saved_tensors_of(probe.grad_fn)
-            return any(internals.storage_key(tensor) == internals.storage_key(probe) for tensor in kept)
-    except Exception:  # noqa: BLE001  # an op that has other wishes for its argument
-        return False
+            probe = torch.ones(1, dtype=view.dtype, requires_grad=True).clone()
+            func(probe, *map(stand_in, args), **{key: stand_in(value) for key, value in kwargs.items()})
+            kept = {internals.storage_key(tensor) for tensor in internals.saved_tensors_of(probe.grad_fn)}
+            return [tensor for tensor, small in [(view, probe), *stand_ins] if internals.storage_key(small) in kept]
+    except Exception:  # noqa: BLE001  # an op that has other wishes for its arguments
+        return []
