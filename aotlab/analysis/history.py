@@ -382,7 +382,7 @@ def watches(
     found = [0] * len(tensors)
     for node, bit in bits.items():
         hidden = kept_by.get(node, ()) if kept_by else ()
-        for kept in [*internals.saved_tensors_of(node), *hidden]:
+        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *hidden]:
             for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
