@@ -29,7 +29,7 @@ def _plain_complex_numbers(module: fx.GraphModule) -> None:
     numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
     for call in list(numbers):
         for user in list(call.users):  # torch 2.11's Inductor cannot take the conjugate of a number
-            if user.target is torch.ops.aten._conj.default and all(each.op != "output" for each in user.users):
+            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
                 numbers[user] = numbers[call].conjugate()
     for call in reversed(numbers):
         for user in list(call.users):
