@@ -107,10 +107,10 @@ def check_passed(
 
 
 def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
-    """Leave to eager hooks that it may call with None.
+    """Leave to eager hooks that it may call with None, unless a compiled call does so too.
 
-    That happens to a hook on one of the outputs of a node when a gradient arrives at another only. A compiled call
-    has a node for each of them.
+    That happens to a hook on one of the results of a node when a gradient arrives at another only. At run time such
+    results have a node in common if all of them are views that the epilogue makes, or none is.
 
     Raises
     ------
@@ -127,14 +127,15 @@ def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Ent
         for edge in edges_behind([edge_of(start)]):
             if edge[0] in own:
                 arrives[edge[0]].setdefault(edge, set()).add(number)
+    made = {edge_of(t) for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
     for hook in hooks:
-        if hook.kind == "hook":
-            ways = arrives[hook.edge[0]]
-            if any(not numbers <= ways.get(hook.edge, set()) for numbers in ways.values()):
-                raise RunEagerly(
-                    f"a hook is on one of several results of a function, and may be called with None, registered at "
-                    f"{hook.line}"
-                )
+        ways = arrives.get(hook.edge[0], {})
+        always = all(numbers <= ways.get(hook.edge, set()) for numbers in ways.values())
+        in_common = hook.edge in ways and (made.issuperset(ways) or made.isdisjoint(ways))
+        if hook.kind == "hook" and not always and not in_common:
+            raise RunEagerly(
+                f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
+            )
 
 
 def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
