@@ -50,6 +50,8 @@ class ForwardCall:
     def _infer(self, inputs: Sequence[str]) -> None:
         """Write the call for a function of which nothing can be differentiated."""
         draft, count = self.draft, len(self.trace.forward_outputs)
+        # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
+        self._edges.register_hooks("input", "owner")
         requires = any(i.requires_grad for i in draft.meta.input_info)
         draft.in_context(
             f"out = forward([{draft.star(inputs)}])",
