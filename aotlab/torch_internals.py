@@ -1136,6 +1136,7 @@ def inductor_compile(
         config.patch(fallback_random=exact_random or config.fallback_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        _lowered(module),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -1147,6 +1148,22 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
 
 
 def inductor_source(compiled: Any) -> str | None:
