@@ -28,6 +28,9 @@ from torch import Tensor, fx
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
 
+# Lets a trace run a real kernel in its middle, to see what it gives.
+from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
+
 # The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
@@ -761,6 +764,20 @@ def keeps_through_writes(view: Tensor) -> bool:
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
+    kind = node.name()
+    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
+        return None
+    dim = node._saved_dim
+    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
+    if kind == "UnbindBackward0":
+        return "aten.unbind.int", (dim,)
+    if kind == "SplitBackward0":
+        return "aten.split.Tensor", (int(node._saved_split_size), dim)
+    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
 
 
 def is_view_by_custom_function(tensor: Tensor) -> bool:
