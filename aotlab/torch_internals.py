@@ -28,9 +28,6 @@ from torch import Tensor, fx
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
 
-# Lets a trace run a real kernel in its middle, to see what it gives.
-from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
-
 # The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
@@ -1025,6 +1022,11 @@ def storage_key(tensor: Tensor) -> int:
 def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo from looking into ``function``."""
     return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """Let a trace run a real kernel in its middle, to see what it gives."""
+    return _disable_current_modes()
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
