@@ -763,6 +763,20 @@ def is_one_of_several_views(tensor: Tensor) -> bool:
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
+def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
+    kind = node.name()
+    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
+        return None
+    dim = node._saved_dim
+    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
+    if kind == "UnbindBackward0":
+        return "aten.unbind.int", (dim,)
+    if kind == "SplitBackward0":
+        return "aten.split.Tensor", (int(node._saved_split_size), dim)
+    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
+
+
 def is_view_by_custom_function(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
@@ -1042,6 +1056,11 @@ def storage_key(tensor: Tensor) -> int:
 def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo from looking into ``function``."""
     return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """Let a trace run a real kernel in its middle, to see what it gives."""
+    return _disable_current_modes()
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
