@@ -590,6 +590,33 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
+class Environment:
+    """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    @classmethod
+    def now(cls) -> Environment:
+        """Take them as they are."""
+        return cls(dict(os.environ))
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for name in set(os.environ) - set(self._variables):
+            del os.environ[name]
+        os.environ.update(self._variables)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Environment) and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._variables.items()))
+
+    def __repr__(self) -> str:
+        return f"<environment of {len(self._variables)} variables>"
+
+
 def _switches() -> Iterator[Switch]:
     """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
     c = torch._C
@@ -643,7 +670,15 @@ def _switches() -> Iterator[Switch]:
         )
 
 
-SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: What a function reads by ``os.environ`` and `os.getenv` is guarded as the flags of torch's backends are.
+ENVIRONMENT = Switch(
+    name="os.environ",
+    read=Environment.now,
+    write=Environment.restore,
+    chooses=False,
+    read_as=frozenset(("environ", "getenv")),
+)
+SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
