@@ -22,7 +22,7 @@ _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
     "process_time_ns", "thread_time", "thread_time_ns",
 )  # fmt: skip
-_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "aotlab"}
+_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "aotlab"}
 
 
 @contextmanager
