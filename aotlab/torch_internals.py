@@ -714,6 +714,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -746,6 +749,28 @@ def give_own_node(tensor: Tensor) -> None:
     version = tensor._version  # `lift` has no derivative for complex numbers
     _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
     set_version(tensor, version)
+
+
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -1034,7 +1059,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
