@@ -590,6 +590,33 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
+class Environment:
+    """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    @classmethod
+    def now(cls) -> Environment:
+        """Take them as they are."""
+        return cls(dict(os.environ))
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for name in set(os.environ) - set(self._variables):
+            del os.environ[name]
+        os.environ.update(self._variables)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Environment) and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._variables.items()))
+
+    def __repr__(self) -> str:
+        return f"<environment of {len(self._variables)} variables>"
+
+
 def _switches() -> Iterator[Switch]:
     """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
     c = torch._C
@@ -643,7 +670,15 @@ def _switches() -> Iterator[Switch]:
         )
 
 
-SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: What a function reads by ``os.environ`` and `os.getenv` is guarded as the flags of torch's backends are.
+ENVIRONMENT = Switch(
+    name="os.environ",
+    read=Environment.now,
+    write=Environment.restore,
+    chooses=False,
+    read_as=frozenset(("environ", "getenv")),
+)
+SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
@@ -679,6 +714,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -711,6 +749,28 @@ def give_own_node(tensor: Tensor) -> None:
     version = tensor._version  # `lift` has no derivative for complex numbers
     _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
     set_version(tensor, version)
+
+
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -999,7 +1059,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
