@@ -705,6 +705,9 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
+#: What `torch.fft.rfftn` and its like call first.
+FFT_OF_REAL = torch.ops.aten._fft_r2c.default
+
 #: What `torch.softmax` calls.
 SOFTMAX = torch.ops.aten._softmax.default
 
