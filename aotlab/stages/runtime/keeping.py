@@ -44,6 +44,8 @@ class Keeping:
 
     def remember(self) -> None:
         """Write that the saved values remember the versions that they have now."""
+        for n, k in self._kept_in_inputs():
+            self._draft.w.add(f"saved.keep_in({n}, {self._draft.kept(k)})")
         if self.settles:
             self._draft.w.add("saved.remember_versions()")
 
@@ -51,6 +53,30 @@ class Keeping:
         """Write which tensors of the caller's the saved values have to watch besides."""
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
+
+    def _kept_in_inputs(self) -> list[tuple[int, int]]:
+        """Return which saved values are the new values of inputs that eager keeps: (saved value, input).
+
+        Of ``x.tanh_()`` eager keeps ``x`` itself; what is then done to ``x.data`` shows in its gradient.
+        """
+        draft, trace = self._draft, self._draft.trace
+        count = len(trace.forward_outputs)
+        returned = output_args(draft.parts.partition.forward.graph)
+        found = []
+        for source in self._watched:
+            at = next(
+                (n for n, w in enumerate(trace.writes) if (source.kind, w.index) == ("input", source.index)), None
+            )
+            if at is None or not trace.writes[at].counts or draft.base_with(source.index) is not None:
+                continue
+            info, own = draft.meta.input_info[source.index], trace.input_fakes[source.index]
+            like = trace.forward_outputs[at]
+            # the backward was written for the layout of the new value; a GPU's kernels for its alignment as well
+            fits = (like.shape, like.stride(), like.dtype) == (own.shape, own.stride(), own.dtype)
+            plain = not (info.is_changed or info.mutates_metadata or info.given) and own.device.type == "cpu"
+            if fits and plain:
+                found += [(n, source.index) for n, node in enumerate(returned[count:]) if node is returned[at]]
+        return found
 
     def _find_watched(self) -> dict[Source, int]:
         """Return the inputs and outputs of which another write would go unnoticed.

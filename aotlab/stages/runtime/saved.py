@@ -80,6 +80,11 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
+    def keep_in(self, n: int, tensor: Tensor) -> None:
+        """Keep the value ``n`` in the memory of the caller's ``tensor``, which has it by now."""
+        if self._values is not None and self._hooks is None:
+            self._values[n] = tensor.detach()
+
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:
