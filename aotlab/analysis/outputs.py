@@ -31,7 +31,7 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder import Chronicle, RunEagerly, Tape
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -55,9 +55,9 @@ def read_outputs(
     leaves: Sequence[Any],
     names: Sequence[str],
     inputs: Sequence[Entered],
-    precedes_a_write: Callable[[Tensor], bool],
+    chronicle: Chronicle,
 ) -> Outputs:
-    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
+    """Classify every output; ``chronicle`` tells what views were made of, and when inputs were written."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -134,7 +134,7 @@ def read_outputs(
 
     def early(output: Tensor, item: Entered) -> bool:
         steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
-        return output.requires_grad and not steps and precedes_a_write(output)
+        return output.requires_grad and not steps and chronicle.precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -149,7 +149,7 @@ def read_outputs(
         windows = of_storage.get(key)
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
-            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
+            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
@@ -180,6 +180,7 @@ def _nearest_inputs(
     members: Sequence[int],
     windows: Sequence[int],
     inputs: Sequence[Entered],
+    chronicle: Chronicle,
 ) -> dict[int, list[int]]:
     """Say for each output in the memory of some inputs from which of them it is to be made.
 
@@ -207,6 +208,8 @@ def _nearest_inputs(
         passed = _edges_passed(output)
         reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
+        origin = chronicle.origin_of(output)  # what the gradient goes to, at one place or not, through writes too
+        made_from = [*(k for k in [*reached, *around] if inputs[k].wrapper is origin), *made_from]
         if not (same or reached or around):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",

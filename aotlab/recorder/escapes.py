@@ -161,7 +161,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Let a function pass, or refuse it."""
         result = self._pass(func, args, kwargs)
-        self.chronicle.made(result)
+        self.chronicle.made(result, args)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -40,10 +40,13 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
     known.update({edge: Source("changed", stepped[edge]) for edge in changed})
     number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
     for k, item in enumerate(inputs):
-        # after a write to what it is a view of, a view's own edge is another
-        if id(item.base) in written and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
+        # after a write to what it is a view of, a view's own edge is another; after several, each makes it anew
+        if id(item.base) in written and item.wrapper.grad_fn is not None:
             edge = edge_of(item.wrapper)
-            known[edge] = Source("changed", k)
+            if edge not in known:
+                known[edge] = Source("changed", k)
+            elif known[edge].kind != "root":
+                continue
             changed[edge] = tuple(number[m] for m in item.base.members if m in number)
     parts = segments(
         edges,

@@ -109,9 +109,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         hooks = escapes.hooks.all
-        outputs, held = outputs_for_hooks(
-            recorder.tape, leaves, names, inputs, hooks, escapes.chronicle.precedes_a_write
-        )
+        outputs, held = outputs_for_hooks(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
