@@ -29,7 +29,7 @@ from aotlab.analysis.views import (
 )
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import Chronicle, RunEagerly, Tape
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
@@ -113,6 +113,9 @@ def read_outputs(
         precedes = item is not None and early(leaves[i], item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
+        if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
+            # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -155,6 +158,14 @@ def read_outputs(
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _is_changed_leaf(item: Entered) -> bool:
+    return (
+        item.real.is_leaf
+        and item.real.requires_grad
+        and any(step.method not in ("detach_", SET_TO_ITSELF) for step in item.steps)
+    )
 
 
 def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
@@ -309,9 +320,9 @@ def _read_input_aliases(
                 suggestion="call resolve_conj() or resolve_neg() first",
                 argument=item.name,
             )
-        if views is None and values[i].dtype != base_value.dtype:
+        if views is None and _reads_otherwise(values[i], base_value):
             raise OutputError(
-                f"`{names[i]}` views `{item.name}` as another dtype in a way that cannot be replayed",
+                f"`{names[i]}` views `{item.name}` as another dtype, conjugate or negative and cannot be replayed",
                 suggestion="return a clone",
                 argument=item.name,
             )
@@ -375,6 +386,12 @@ def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | No
         node = node.next_functions[0][0]
     ops = [step.target.split(".")[1].replace("_", "") for step in reversed(views)]
     return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
+
+
+def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
+    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
+    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
+    return ways[0] != ways[1]
 
 
 def _is_inference(output: Tensor) -> bool:
@@ -458,7 +475,9 @@ def _read_intermediate_group(
                 f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
                 suggestion="use the out-of-place form, as t() for t_()",
             )
-        if views is None and values[i].dtype != base.dtype:
-            raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
+        if views is None and _reads_otherwise(values[i], base):
+            raise OutputError(
+                f"`{names[i]}` views an intermediate as another dtype, conjugate or negative and cannot be replayed"
+            )
         info(i, first, where, with_detach(views, leaves[i], root))
         first = following

@@ -221,7 +221,10 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if written is None:
-            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            if func in _VIEWS_DTYPES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+                self.looks.as_dtype(args[0], result)
+            return result
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
@@ -488,6 +491,7 @@ def _is_captured(tensor: Tensor) -> bool:
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
+_VIEWS_DTYPES = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

@@ -140,7 +140,11 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
-    return EscapeGuard(grounds, Reshapes(inputs))
+    escapes = EscapeGuard(grounds, Reshapes(inputs))
+    for key, ground in grounds.items():
+        if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
+            escapes.looks.is_partly_bool(key)
+    return escapes
 
 
 def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]) -> SharedCounters | None:
