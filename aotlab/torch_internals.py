@@ -997,6 +997,40 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     return flat
 
 
+@functools.cache
+def _raw_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def kept_by_checkpoint(node: Any) -> list[Tensor]:
+    """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
+
+    Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
+    """
+    found: dict[int, Tensor] = {}
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        saved = getattr(node, name, None)
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook: Any = getattr(each, "unpack_hook", None)
+            if getattr(hook, "__module__", None) != "torch.utils.checkpoint":
+                continue
+            frames = [cell.cell_contents for cell in hook.__closure__ or ()]
+            found.update((id(t), t) for frame in frames for t in _arguments_of(frame))
+    return list(found.values())
+
+
+def _arguments_of(frame: Any) -> list[Tensor]:
+    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node."""
+    try:
+        if hasattr(frame, "saved_args"):
+            return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
+        # the first is checkpoint's own
+        return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
+    except RuntimeError:
+        return []  # one of them was written since: the backward raises
+
+
 def storage_key(tensor: Tensor) -> int:
     """Return a number that tensors on one storage share, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)

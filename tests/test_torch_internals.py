@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab import torch_internals as internals
@@ -567,6 +568,19 @@ def test_version_base_and_storage():
     assert internals.base_of(y.t()) is y
     assert internals.storage_key(x) == internals.storage_key(x[1])
     assert internals.storage_key(x) != internals.storage_key(torch.ones(2, 3))
+
+
+def test_kept_by_checkpoint():
+    """What checkpoint keeps of its arguments is found from the nodes that would have it computed again."""
+    x, y = leaf(2) * 1, leaf(2)
+    made = checkpoint(lambda a, n, b: (a * n).sin() * b, x, 2, y, use_reentrant=False)
+    kept = internals.kept_by_checkpoint(made.grad_fn)
+    assert len(kept) == 2
+    assert internals.share_version(kept[0], x)
+    assert internals.share_version(kept[1], y)
+    assert internals.kept_by_checkpoint((x * y).grad_fn) == []
+    x.mul_(2)
+    assert internals.kept_by_checkpoint(made.grad_fn) == []
 
 
 def test_saves_tensors():

@@ -387,6 +387,8 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         ground = self.grounds.get(internals.storage_key(tensor))
         known = None if ground is None or ground.is_base else ground
+        if func in _RESIZES and tensor.requires_grad:  # an error, whatever the size, but not under inference_mode
+            raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:

@@ -48,3 +48,26 @@ def test_a_write_after_other_sizes_is_compiled(shape):
 def test_a_view_of_a_leaf_with_other_sizes_is_eagers(shape):
     """The sizes of its gradient hang on whether something still knows the leaf from before."""
     same(viewed_while_known, leaf(*shape), calls=1, eagerly=True)
+
+
+@pytest.mark.parametrize("grad_mode", [True, False], ids=["grad mode", "no_grad"])
+def test_resizing_what_requires_grad_is_an_error_whatever_the_size(grad_mode):
+    """Eager raises its error, also where the size is the one that it has."""
+
+    def program(x):
+        with torch.set_grad_enabled(grad_mode):
+            return x.view(-1).resize_(4)
+
+    same(program, leaf(2, 2), eagerly=True)
+
+
+@pytest.mark.parametrize("size", [4, 2])
+def test_resizing_under_inference_mode_is_eagers(size):
+    """There eager has no such error."""
+
+    def program(x):
+        with torch.inference_mode():
+            x.resize_(size)
+        return x * 1
+
+    same(program, leaf(2, 2), calls=1, eagerly=True)
