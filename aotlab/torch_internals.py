@@ -713,6 +713,28 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
+
+
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
     """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
 
@@ -1114,6 +1136,7 @@ def inductor_compile(
         config.patch(fallback_random=exact_random or config.fallback_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        _lowered(module),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -1125,6 +1148,22 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
 
 
 def inductor_source(compiled: Any) -> str | None:
