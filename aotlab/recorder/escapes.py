@@ -392,9 +392,11 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         ground = self.grounds.get(internals.storage_key(tensor))
         known = None if ground is None or ground.is_base else ground
-        if func in _RESIZES and tensor.requires_grad:  # an error, whatever the size, but not under inference_mode
+        same_size = func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs)
+        if func in _RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
+            # an error also if the size is the same, and none under inference_mode
             raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
-        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+        if same_size:
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:
             if torch.is_inference_mode_enabled():
