@@ -679,6 +679,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -1007,7 +1010,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
