@@ -590,6 +590,33 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
+class Environment:
+    """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    @classmethod
+    def now(cls) -> Environment:
+        """Take them as they are."""
+        return cls(dict(os.environ))
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for name in set(os.environ) - set(self._variables):
+            del os.environ[name]
+        os.environ.update(self._variables)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Environment) and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._variables.items()))
+
+    def __repr__(self) -> str:
+        return f"<environment of {len(self._variables)} variables>"
+
+
 def _switches() -> Iterator[Switch]:
     """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
     c = torch._C
@@ -643,7 +670,15 @@ def _switches() -> Iterator[Switch]:
         )
 
 
-SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: What a function reads by ``os.environ`` and `os.getenv` is guarded as the flags of torch's backends are.
+ENVIRONMENT = Switch(
+    name="os.environ",
+    read=Environment.now,
+    write=Environment.restore,
+    chooses=False,
+    read_as=frozenset(("environ", "getenv")),
+)
+SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
@@ -786,6 +821,20 @@ def keeps_through_writes(view: Tensor) -> bool:
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
+    kind = node.name()
+    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
+        return None
+    dim = node._saved_dim
+    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
+    if kind == "UnbindBackward0":
+        return "aten.unbind.int", (dim,)
+    if kind == "SplitBackward0":
+        return "aten.split.Tensor", (int(node._saved_split_size), dim)
+    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
 
 
 def is_view_by_custom_function(tensor: Tensor) -> bool:
@@ -1082,6 +1131,11 @@ def storage_key(tensor: Tensor) -> int:
 def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo from looking into ``function``."""
     return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """Let a trace run a real kernel in its middle, to see what it gives."""
+    return _disable_current_modes()
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

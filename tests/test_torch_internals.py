@@ -894,3 +894,21 @@ def test_what_enters_modes_in_dynamos_graphs():
     with torch.no_grad():
         internals.SET_GRAD_ENABLED(True)
         assert torch.is_grad_enabled()
+
+
+def test_no_dispatch_modes():
+    """A kernel runs on real tensors in the middle of a block under a mode."""
+    with FakeTensorMode(), internals.no_dispatch_modes():
+        assert not isinstance(torch.ones(1), FakeTensor)
+
+
+def test_call_of_several_views():
+    """Autograd's nodes tell the call that made several views, with a dimension as it was given; others tell nothing."""
+    x = leaf(3, 4)
+    found = [internals.call_of_several_views(views[0].grad_fn) for views in (x.split(2, -1), x.unbind(1))]
+    found += [
+        internals.call_of_several_views(x.split([1, 2])[0].grad_fn),
+        internals.call_of_several_views(x[0].grad_fn),
+    ]
+    expected = [("aten.split.Tensor", (2, -1)), ("aten.unbind.int", (1,))]
+    assert found == [*expected, ("aten.split_with_sizes.default", ([1, 2], 0)), None]

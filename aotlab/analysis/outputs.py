@@ -26,6 +26,7 @@ from aotlab.analysis.views import (
     views_between,
     views_from_window,
     with_detach,
+    with_several,
 )
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
@@ -125,7 +126,7 @@ def read_outputs(
             spec=spec_of(leaves[i], storages),
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
-            views=views,
+            views=with_several(views, leaves[i]),
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),

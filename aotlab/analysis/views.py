@@ -133,6 +133,32 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
     return views
 
 
+_PARTS = ("aten.slice.Tensor", "aten.select.int")
+
+
+def with_several(views: tuple[ViewStep, ...] | None, output: Tensor) -> tuple[ViewStep, ...] | None:
+    """Write a view that was made together with others as autograd knows it, which forbids to write it in place.
+
+    Functionalization of torch 2.15 makes such views anew, after a write, by a `slice` or a `select` each.
+    """
+    if not views or not output.requires_grad or not internals.is_one_of_several_views(output):
+        return views
+    node, number = output.grad_fn, output.output_nr
+    for at in reversed(range(len(views))):
+        if node is None:
+            break
+        call = internals.call_of_several_views(node)
+        if call is not None:
+            if views[at].target not in _PARTS:
+                break
+            target, args = call
+            return (*views[:at], ViewStep(target=target, args=args, item=number), *views[at + 1 :])
+        if len(node.next_functions) != 1:
+            break
+        node, number = node.next_functions[0]
+    return views
+
+
 def _ends_on_the_way(output: Tensor) -> bool:
     """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
     node = output.grad_fn

@@ -14,6 +14,7 @@ its outputs need. One tape serves the joint graph and every later backward::
 """
 
 from aotlab.recorder.chronicle import Chronicle
+from aotlab.recorder.clocks import clocks_watched
 from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard, overlaps_itself
 from aotlab.recorder.held import HookCopies, held_tensors
@@ -28,7 +29,7 @@ from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
     "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "Operation", "Place", "Recorder",
-    "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape", "ends_its_storage",
-    "held_tensors", "is_tracing", "locate", "overlaps_itself", "replayed", "tensors_in", "user_line", "user_place",
-    "warn_again", "would_raise",
+    "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape", "clocks_watched",
+    "ends_its_storage", "held_tensors", "is_tracing", "locate", "overlaps_itself", "replayed", "tensors_in",
+    "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

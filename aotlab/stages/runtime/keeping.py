@@ -73,7 +73,11 @@ class Keeping:
             self._draft.w.add("saved.remember_versions()")
 
     def _takes(self) -> list[str]:
-        """Write which new values are kept as the tensors that they were copied into, if eager keeps those."""
+        """Write which new values are kept as the tensors that they were copied into, if eager keeps those.
+
+        Of ``x.tanh_()`` eager keeps ``x``; what is then done to ``x.data`` shows in its gradient. A GPU's kernels
+        are written for the alignment of the new value, too, which the caller's tensor need not have.
+        """
         trace, meta, values = self._draft.trace, self._draft.meta, self._draft.parts.call.values
         tensors = [values[position] for position in self._draft.parts.dedupe.kept]
         saved = output_args(self._draft.parts.partition.forward.graph)[len(trace.forward_outputs) :]
@@ -82,14 +86,15 @@ class Keeping:
             info, real, base = meta.input_info[write.index], tensors[write.index], self._draft.base_with(write.index)
             together = [write.index] if base is None else base.members
             kept = [k for k in together if self._watched.get(Source("input", k)) and _count_together(tensors[k], real)]
-            if not kept or info.is_changed or info.mutates_metadata or not _lie_alike(final, real):
+            plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
+            if not kept or not plain or not write.counts or not _lie_alike(final, real):
                 continue
             for n, node in enumerate(saved):
                 value = None if node is None or "saved_value" in node.meta else node.meta["val"]
                 if n not in found and value is not None and _is_part(value, final):
                     shape, stride = tuple(value.shape), tuple(value.stride())
                     shift = value.storage_offset() - final.storage_offset()
-                    found[n] = f"saved.take({n}, {self._draft.kept(write.index)}, {shape}, {stride}, {shift})"
+                    found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {shape}, {stride}, {shift})"
         return list(found.values())
 
     def watch(self, edges: Edges) -> None:

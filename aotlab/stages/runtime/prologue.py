@@ -93,8 +93,10 @@ class Prologue:
                 read, expected = f"{self.w.constant(name, switch.read)}()", settings[switch.name]
                 if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
                     conditions.append(f"not {read}" if expected else read)
-                else:
+                elif isinstance(expected, (str, list)):
                     conditions.append(f"{read} != {expected!r}")
+                else:
+                    conditions.append(f"{read} != {self.w.constant('expected', expected)}")
         self.draft.miss(conditions)
 
     def _attributes(self) -> None:

@@ -80,7 +80,7 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
-    def take(self, n: int, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], shift: int) -> None:
+    def keep_in(self, n: int, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], shift: int) -> None:
         """Keep a window of the caller's ``tensor``, which by now holds the value too, in place of the ``n``-th.
 
         Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward.

@@ -28,6 +28,7 @@ from aotlab.recorder import (
     SharedCounters,
     Warned,
     WarningTape,
+    clocks_watched,
     would_raise,
 )
 from aotlab.stages.capture import Call
@@ -92,7 +93,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         try:
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
-            with warned, escapes, nullcontext() if counters is None else counters:
+            with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
                 result = call.target.run(lifted, args, kwargs)
             left_grad_mode = torch.is_grad_enabled()
         finally:
@@ -175,8 +176,15 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
     for info, item in zip(infos, inputs, strict=True):
         if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
             # the epilogue, outside of the function's inference mode, could not write it
-            text = f"`{item.name}` was made under inference_mode and is written"
-            raise RefusedError(text, argument=item.name)
+            made = recorder.tape.producer(internals.from_functional(item.wrapper))
+            place = None if made is None else made[0].place
+            raise RefusedError(
+                f"`{item.name}` was made under inference_mode and is written",
+                argument=item.name,
+                line=None if place is None else place(),
+                why="a compiled call writes it at its end, outside of the inference mode that the function was in",
+                suggestion="call the function under torch.inference_mode(), or pass a clone that was made outside",
+            )
     return infos
 
 
