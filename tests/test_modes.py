@@ -244,6 +244,21 @@ def test_inference_mode_around(program):
     assert outside(inside[0]).is_inference() is False
 
 
+def test_a_view_of_an_inference_tensor_is_one_whatever_was_viewed_before():
+    """What is remembered of a view of an ordinary tensor does not count for one of an inference tensor."""
+
+    def f(x):
+        y = x.view(-1)
+        with torch.inference_mode():
+            z = x * x
+        return y, z.view(-1)
+
+    x = torch.ones(2, 2)
+    assert [out.is_inference() for out in f(x)] == [False, True]
+    assert [out.is_inference() for out in compiled(f)(x)] == [False, True]
+    same(f, x)
+
+
 def test_parts_of_inference_tensors_that_leave_are_refused():
     """A part of what is made under inference mode inside: we say that we cannot."""
 

@@ -195,6 +195,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         raise RunEagerly(f"`{item.name}` is a view, given other memory and written: its history is made again")
     if visible and item.whole is not None:
         raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
+    if visible and item.steps and not _fits_its_history(wrapper):
+        raise RunEagerly(f"`{item.name}` is written, and then gets other sizes in a way that autograd does not see")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
@@ -258,6 +260,11 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _fits_its_history(wrapper: Tensor) -> bool:
+    """Tell whether autograd takes a tensor to have the sizes that it has; steps under ``no_grad`` it does not see."""
+    return wrapper.grad_fn is None or internals.edge_metadata(*edge_of(wrapper))[0] == tuple(wrapper.shape)
 
 
 def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:

@@ -30,9 +30,9 @@ from aotlab.analysis.views import (
 )
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder import Chronicle, RunEagerly, Tape
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -56,9 +56,9 @@ def read_outputs(
     leaves: Sequence[Any],
     names: Sequence[str],
     inputs: Sequence[Entered],
-    precedes_a_write: Callable[[Tensor], bool],
+    chronicle: Chronicle,
 ) -> Outputs:
-    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
+    """Classify every output; ``chronicle`` tells what views were made of, and when inputs were written."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -114,6 +114,9 @@ def read_outputs(
         precedes = item is not None and early(leaves[i], item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
+        if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
+            # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -136,7 +139,7 @@ def read_outputs(
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        return output.requires_grad and not steps and precedes_a_write(output)
+        return output.requires_grad and not steps and chronicle.precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -151,13 +154,21 @@ def read_outputs(
         windows = of_storage.get(key)
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
-            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
+            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
                 early_ones = {i for i in own if early(leaves[i], inputs[k])}
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _is_changed_leaf(item: Entered) -> bool:
+    return (
+        item.real.is_leaf
+        and item.real.requires_grad
+        and any(step.method not in ("detach_", SET_TO_ITSELF) for step in item.steps)
+    )
 
 
 def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
@@ -183,6 +194,7 @@ def _nearest_inputs(
     members: Sequence[int],
     windows: Sequence[int],
     inputs: Sequence[Entered],
+    chronicle: Chronicle,
 ) -> dict[int, list[int]]:
     """Say for each output in the memory of some inputs from which of them it is to be made.
 
@@ -210,6 +222,8 @@ def _nearest_inputs(
         passed = _edges_passed(output)
         reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
+        origin = chronicle.origin_of(output)  # what the gradient goes to, at one place or not, through writes too
+        made_from = [*(k for k in [*reached, *around] if inputs[k].wrapper is origin), *made_from]
         if not (same or reached or around):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
@@ -314,9 +328,9 @@ def _read_input_aliases(
                 suggestion="call resolve_conj() or resolve_neg() first",
                 argument=item.name,
             )
-        if views is None and values[i].dtype != base_value.dtype:
+        if views is None and _reads_otherwise(values[i], base_value):
             raise OutputError(
-                f"`{names[i]}` views `{item.name}` as another dtype in a way that cannot be replayed",
+                f"`{names[i]}` views `{item.name}` as another dtype, conjugate or negative and cannot be replayed",
                 suggestion="return a clone",
                 argument=item.name,
             )
@@ -380,6 +394,12 @@ def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | No
         node = node.next_functions[0][0]
     ops = [step.target.split(".")[1].replace("_", "") for step in reversed(views)]
     return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
+
+
+def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
+    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
+    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
+    return ways[0] != ways[1]
 
 
 def _is_inference(output: Tensor) -> bool:
@@ -473,8 +493,10 @@ def _read_intermediate_group(
                 f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
                 suggestion="use the out-of-place form, as t() for t_()",
             )
-        if views is None and values[i].dtype != base.dtype:
-            raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
+        if views is None and _reads_otherwise(values[i], base):
+            raise OutputError(
+                f"`{names[i]}` views an intermediate as another dtype, conjugate or negative and cannot be replayed"
+            )
         info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following
 

@@ -15,6 +15,7 @@ from aotlab.torch_internals import OpOverload
 
 _view_ops: dict[OpOverload, bool] = {}
 _ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
+_ALIAS_NAMES = frozenset(map(str, _ALIAS_OPS))
 
 
 def _is_view_op(target: Any) -> bool:
@@ -79,9 +80,18 @@ def views_from_window(
     """
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
-    if (top is not other_top and not rewritten) or to_value[: len(to_window)] != to_window:
+    if top is not other_top and not rewritten:
         return None
-    return tuple(to_value[len(to_window) :])
+    if to_value[: len(to_window)] == to_window:
+        return tuple(to_value[len(to_window) :])
+    if top is not other_top:
+        return None
+    # windows with other histories go by other aliases of the base; what is detached behind the window says so itself
+    wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
+    for count in range(len(to_value), -1, -1):
+        if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
+            return tuple(to_value[count:])
+    return None
 
 
 def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:

@@ -9,6 +9,9 @@ Autograd makes the history of a view anew when the memory below it has been writ
 tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
 ``w`` after it. Which is which the graph does not say; the versions do.
 
+Of views in memory that several inputs share, it notes which of these inputs the program made them from: their gradients
+pass that one, and the graph, in which a write makes all windows anew, does not tell.
+
 A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
 ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
 """
@@ -38,23 +41,41 @@ class Chronicle:
     def __init__(self, storages: Collection[int] = ()) -> None:
         self._storages = storages
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
 
-    def made(self, result: Any) -> None:
-        """Note the version at which a view of an input is made."""
+    def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
+        """Note at which version a view of an input is made, and from which of the ``args``."""
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
-            if (
-                internals.is_functional(tensor)
-                and internals.base_of(tensor) is not None
-                and internals.storage_key(tensor) in self._storages
-            ):
+            if not internals.is_functional(tensor) or internals.storage_key(tensor) not in self._storages:
+                continue
+            self._note_origin(tensor, args)
+            if internals.base_of(tensor) is not None:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+
+    def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
+        known = self._origins.get(id(view))
+        if known is not None and known[0]() is view:
+            return
+        key = internals.storage_key(view)
+        for tensor in tensors_in(args):
+            if tensor is view:  # an op in place, or one that returns its argument
+                return
+            if internals.is_functional(tensor) and internals.storage_key(tensor) == key:
+                self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
+                return
+
+    def origin_of(self, tensor: Tensor) -> Tensor:
+        """Return the input of which the program made a view, by one op or several; else the tensor itself."""
+        view, origin = self._origins.get(id(tensor), (None, None))
+        found = origin() if origin is not None and view is not None and view() is tensor else None
+        return tensor if found is None else found
 
     def precedes_a_write(self, view: Tensor) -> bool:
         """Tell whether an input was written, or detached in place, after this view of it was made."""

@@ -162,7 +162,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         """Let a function pass, or refuse it."""
         result = self._pass(func, args, kwargs)
-        self.chronicle.made(result)
+        self.chronicle.made(result, args)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -226,7 +226,10 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if written is None:
-            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            if func in _VIEWS_DTYPES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+                self.looks.as_dtype(args[0], result)
+            return result
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
@@ -389,7 +392,11 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         ground = self.grounds.get(internals.storage_key(tensor))
         known = None if ground is None or ground.is_base else ground
-        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+        same_size = func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs)
+        if func in _RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
+            # an error also if the size is the same, and none under inference_mode
+            raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
+        if same_size:
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:
             if torch.is_inference_mode_enabled():
@@ -506,6 +513,7 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
+_VIEWS_DTYPES = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 

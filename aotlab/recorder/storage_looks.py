@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
@@ -168,6 +169,19 @@ class StorageLooks:
             self._unfolded.add(internals.storage_key(result))
             self._pinned.append(result)  # the number of its memory is not to be another's
         return result
+
+    def as_dtype(self, tensor: Tensor, view: Any) -> None:
+        """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
+
+        A write through the one would put bytes other than 0 and 1 into a bool tensor, and copies of it take them for 1.
+        """
+        if isinstance(view, Tensor) and (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
+            self.is_partly_bool(internals.storage_key(tensor))
+            self._pinned.append(view)
+
+    def is_partly_bool(self, key: int) -> None:
+        """Note that some of the tensors in a memory are of bools."""
+        self._fixed[key] = "is seen as bool and as another dtype"
 
     def check_window(self, window: Tensor) -> None:
         """Refuse a window that reaches memory which is not part of its input.

@@ -110,9 +110,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         hooks = escapes.hooks.all
-        outputs, held = outputs_for_hooks(
-            recorder.tape, leaves, names, inputs, hooks, escapes.chronicle.precedes_a_write
-        )
+        outputs, held = outputs_for_hooks(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
@@ -143,7 +141,11 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
-    return EscapeGuard(grounds, Reshapes(inputs))
+    escapes = EscapeGuard(grounds, Reshapes(inputs))
+    for key, ground in grounds.items():
+        if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
+            escapes.looks.is_partly_bool(key)
+    return escapes
 
 
 def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]) -> SharedCounters | None:
