@@ -679,6 +679,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -1007,7 +1010,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
@@ -1136,6 +1140,7 @@ def inductor_compile(
         config.patch(fallback_random=exact_random or config.fallback_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        _lowered(module),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -1147,6 +1152,22 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
 
 
 def inductor_source(compiled: Any) -> str | None:

@@ -743,6 +743,18 @@ def test_inductor_parts_exist():
     assert internals.inductor_source(object()) is None
 
 
+def test_ops_that_inductor_decomposes_are_lowered():
+    """While a graph with such an op is compiled there is a lowering for it, and then there is none again."""
+    from torch._inductor.lowering import lowerings
+
+    graph = fx.Graph()
+    op = torch.ops.aten.bernoulli.default
+    graph.output((graph.call_function(op, (graph.placeholder("x"),)),))
+    with internals._lowered(fx.GraphModule(torch.nn.Module(), graph)):
+        assert callable(lowerings[op])
+    assert op not in lowerings
+
+
 # --- torch's databases of samples --------------------------------------------------------------------------------
 
 
