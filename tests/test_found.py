@@ -278,3 +278,71 @@ def test_a_backward_that_cannot_be_traced_leaves_the_call_to_eager():
     assert table.weight.grad.is_sparse
     assert torch.equal(torch.tensor([1.0, 2, 0, 0, 0]), table.weight.grad.to_dense()[:, 0])
     assert g.compiled.calls.eager == 1
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["input", "intermediate"])
+@pytest.mark.parametrize("change", [torch.Tensor.as_strided, torch.Tensor.as_strided_])
+def test_a_write_beyond_the_view_in_between(change, own):
+    """A window may show more than the view that it was made of; a write to it reaches all of that."""
+
+    def f(a):
+        a = a * 2 if own else a
+        change(a[:, 0], (2,), (1,)).neg_()
+        return a * 1
+
+    def quiet(a):
+        a = a * 2 if own else a
+        return change(a[:, 0], (2,), (1,)) * 3
+
+    same(f, torch.arange(4.0).view(2, 2), eagerly=True)
+    same(quiet, torch.arange(4.0).view(2, 2))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["input", "intermediate"])
+def test_a_write_within_the_view(own):
+    """A view that is restrided in place and shows no more than before is written in the graph."""
+
+    def f(a):
+        a = a * 2 if own else a
+        a[0].as_strided_((2, 1), (1, 1)).neg_()
+        return a * 1
+
+    same(f, torch.arange(4.0).view(2, 2))
+
+
+ALIASES = {
+    "detach": lambda t: t.detach(),
+    "data": lambda t: t.data,
+    "numpy": lambda t: torch.from_numpy(t.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_a_write_through_an_alias_keeps_strides(alias):
+    """What is written through an alias that does not know its base is strided as it was, as seen through others."""
+
+    def f(a):
+        made = torch.cat([a, a], 0)
+        alias(made.permute(1, 0).unfold(0, 1, 1)).mul_(2)
+        return made, made.as_strided((2,), (1,))
+
+    same(f, torch.arange(4.0).view(2, 2))
+
+
+def test_one_of_several_views_between_a_write_and_a_detachment():
+    """The epilogue makes views before all changes or after all; between them eager has to."""
+
+    def several(a):
+        a.detach().mul_(3)
+        view = a.split(1)[0]
+        a.detach_()
+        return view
+
+    def one(a):
+        a.detach().mul_(3)
+        view = a[0]
+        a.detach_()
+        return view
+
+    same(several, leaf(2, 2), eagerly=True, backward=None)
+    same(one, leaf(2, 2), backward=None)

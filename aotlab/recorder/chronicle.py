@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 
@@ -78,9 +79,21 @@ class Chronicle:
         return tensor if found is None else found
 
     def precedes_a_write(self, view: Tensor) -> bool:
-        """Tell whether an input was written, or detached in place, after this view of it was made."""
+        """Tell whether an input was written, or detached in place, after this view of it was made.
+
+        Raises
+        ------
+        RunEagerly
+            It was detached after it, and written before: the epilogue makes views before all changes or after them,
+            and one of several views must not be made before a write.
+        """
         known = self._made.get(id(view))
-        return known is not None and known[0]() is view and known[1] != self._moment(view)
+        if known is None or known[0]() is not view or known[1] == self._moment(view):
+            return False
+        written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
+        if written and internals.is_one_of_several_views(view):
+            raise RunEagerly("one of several views is returned, made between a write and a detachment in place")
+        return True
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)

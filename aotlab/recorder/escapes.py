@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
@@ -156,11 +157,14 @@ class EscapeGuard(TorchFunctionMode):
         self.chronicle = Chronicle(set(self.grounds))
         self.sets_saved_hooks = False
         self._inference = torch.is_inference_mode_enabled()
+        self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
+            self._note_owner(args[0])
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result, args)
         return result
@@ -269,6 +273,7 @@ class EscapeGuard(TorchFunctionMode):
         self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
+        unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
         shapes = [tensor.shape for tensor in written]
         before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
         views = any(
@@ -308,10 +313,27 @@ class EscapeGuard(TorchFunctionMode):
             if not internals.is_functional(owner):
                 continue
             keep_strides(owner, *kept[n])
+            for other in unknown:
+                keep_strides(*other)
             self.reshapes.written(tensor)
             if resized[n] and self.reshapes.is_input(tensor):
                 self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _note_owner(self, tensor: Tensor) -> None:
+        """Note what an alias is made of that will not know it as its base."""
+        base = internals.base_of(tensor)
+        self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
+
+    def _owners_unknown_to(self, owners: Sequence[Tensor]) -> list[Tensor]:
+        """Return what `_note_owner` noted of the memory of tensors, as far as it is none of these."""
+        found = {}
+        for tensor in owners if self._owners else ():
+            noted = self._owners.get(internals.storage_key(tensor)) if internals.is_functional(tensor) else None
+            other = None if noted is None else noted()
+            if other is not None and not any(other is each for each in owners):
+                found[id(other)] = other
+        return list(found.values())
 
     def _is_hidden(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has the memory of an input without being it."""
@@ -412,9 +434,13 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion="return a new tensor",
                 argument=known.name,
             )
+        of_part = func in _WINDOWS and not self.reshapes.is_input(tensor)
+        before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
             self.looks.check_window(tensor)
+        if before is not None:
+            self.looks.check_reach(before, tensor)
         return result
 
 
@@ -535,6 +561,10 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
 
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+#: What makes aliases that autograd does not take for views.
+_PARTS_FROM_ITS_BASE = frozenset(
+    (Tensor.detach, torch.detach, Tensor.numpy, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
+)
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 _RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (

@@ -12,6 +12,7 @@ caller's tensor has it, and the entry is guarded to be for inputs with that offs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,27 @@ class StorageLooks:
         result = func(*args, **kwargs)
         self.check_window(result)
         return result
+
+    def place_of(self, tensor: Tensor) -> _Place:
+        """Return where a tensor lies in its memory, for `check_reach`."""
+        return _place(tensor)
+
+    def check_reach(self, before: _Place, window: Tensor) -> None:
+        """Let nobody write memory that is seen through a view which ``as_strided_`` has made to show more.
+
+        Functionalization hands a write on from view to view, and what the view did not show before is lost.
+        """
+        own = _place(window)
+        if not window.numel():
+            return
+        inside = before.start <= own.start and own.stop <= before.stop
+        if inside and before.has_gaps:
+            small = max(window.numel(), math.prod(before.shape)) <= _MOST_ELEMENTS and own.itemsize == before.itemsize
+            shift = own.start - before.start
+            inside = small and {byte + shift for byte in own.elements()} <= before.elements()
+        if not inside:
+            self._fixed[internals.storage_key(window)] = "is viewed by `as_strided_` beyond what a view of it showed"
+            self._pinned.append(window)  # the number of its memory is not to be another's
 
     def _as_strided_in_base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> Any:
         """Take a window of a tensor in memory that inputs share; of nothing but what that tensor shows."""
