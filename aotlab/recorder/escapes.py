@@ -23,6 +23,7 @@ from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -96,6 +97,9 @@ class Reshaper(Protocol):
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a tensor is resized to its first elements."""
 
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage."""
+
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Let ``run`` give a tensor the memory that it has."""
 
@@ -124,6 +128,9 @@ class _NoInputs:
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
 
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         return run()
 
@@ -151,6 +158,7 @@ class EscapeGuard(TorchFunctionMode):
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
+        self.memory = WholeStorages(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
@@ -208,6 +216,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
+            if self.memory.ground(args[0]) is not None:
+                return self.memory.as_strided(args, kwargs or {})
             return self.looks.as_strided(func, args, kwargs or {})
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
@@ -224,10 +234,14 @@ class EscapeGuard(TorchFunctionMode):
             return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if any(self.memory.ground(each) is not None for each in tensors_in(outs)):
+                raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             if outs and all(isinstance(each, Tensor) for each in outs):
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
             for each in tensors_in(written):
                 self.chronicle.writes(each)
+                if self.memory.ground(each) is not None:
+                    raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             self.looks.check_writes(tensors_in(written))
             self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
@@ -236,6 +250,10 @@ class EscapeGuard(TorchFunctionMode):
             for each in tensors_in(written):
                 _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
+        in_memory = self.memory.ground(written) is not None
+        if in_memory and func is Tensor.__setitem__ and overlaps_itself(written):
+            args = (_part(func, args), Ellipsis, args[2])
+            written = args[0]
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
@@ -244,7 +262,30 @@ class EscapeGuard(TorchFunctionMode):
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
+        if in_memory:
+            return self._write_memory(func, args, kwargs or {}, written, correction, in_place=in_place)
         return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
+
+    def _write_memory(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Tensor,
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
+        """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
+        window = self.memory.window(written)
+        version = internals.version_of(window)
+        if in_place:
+            args = (window, *args[1:])
+        else:
+            kwargs = {**kwargs, "out": window}
+        result = self._write(func, args, kwargs, [window], correction, in_place=in_place)
+        self.memory.wrote(written, window, version)
+        return written if result is window else result
 
     def _write(
         self,
@@ -386,6 +427,8 @@ class EscapeGuard(TorchFunctionMode):
         known = None if ground is None or ground.is_base else ground
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
+        if self.memory.ground(tensor) is not None:
+            return self.reshapes.run_in(self.memory, func, args, kwargs)
         if func in _DETACHES:
             self.chronicle.detaches(tensor)
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
@@ -616,4 +659,6 @@ def overlaps_partly(written: Tensor, operand: Tensor) -> bool:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 0 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -32,6 +32,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
 from aotlab.recorder.alive import MadeTensors
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
@@ -109,6 +110,22 @@ class Reshapes:
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage, and write it down if it is on an input."""
+        tensor = args[0]
+        item = self._items.get(id(tensor))
+        step = _step(func, args[1:], kwargs)
+        if func in _RESIZES:
+            memory.resize(tensor, _sizes(step))
+        elif step.method == "as_strided_":
+            memory.restride(tensor, step.args, dict(step.kwargs))
+        else:
+            func(*args, **kwargs)
+            internals.refresh_count(tensor)
+        if item is not None:
+            item.steps.append(step)
+        return tensor
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""

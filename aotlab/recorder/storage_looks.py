@@ -64,7 +64,8 @@ class Ground:
     """Memory that inputs have in the trace.
 
     ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
-    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages).
+    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages). ``room``
+    says that it is a base which is all of their storage, and how many bytes that has at the beginning.
     """
 
     members: tuple[int, ...]
@@ -72,6 +73,7 @@ class Ground:
     wrapper: Tensor
     is_base: bool = False
     start: int | None = None
+    room: int | None = None
     place: _Place = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +166,8 @@ class StorageLooks:
         names = ("dimension", "size", "step")
         dimension, size, step = (given[i] if i < len(given) else kwargs[name] for i, name in enumerate(names))
         length = tensor.shape[dimension] if tensor.dim() else 1
-        if size != step or length % size:
+        ground = self.grounds.get(internals.storage_key(result))
+        if (size != step or length % size) and not (ground is not None and ground.room is not None):
             self._unfolded.add(internals.storage_key(result))
             self._pinned.append(result)  # the number of its memory is not to be another's
         return result

@@ -54,6 +54,8 @@ class Draft:
         Which of the trace's writes are done, and which of the inputs are changed as the function did.
     carriers
         The names of the carriers that are there.
+    bases
+        First member → the name of the synthetic base.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -69,6 +71,7 @@ class Draft:
         self.written: set[int] = set()
         self.changed: set[int] = set()
         self.carriers: set[str] = set()
+        self.bases: dict[int, str] = {}
 
     # --- what is there
 

@@ -141,7 +141,8 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         first = inputs[base.members[0]]
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+        room = None if not base.whole else base.nbytes if base.grows_from is None else base.grows_from
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start, room=room)
     return EscapeGuard(grounds, Reshapes(inputs))
 
 

@@ -56,7 +56,7 @@ def placeholders_of(
             sources.append(position)
             continue
         base = inputs[k].base
-        if base is None or id(base) not in written:
+        if base is None or (id(base) not in written and not base.whole):
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:
