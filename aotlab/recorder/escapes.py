@@ -17,7 +17,6 @@ from aotlab.errors import (
     HooksError,
     RandomOpError,
     RefusedError,
-    StorageMutationError,
 )
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
@@ -434,13 +433,7 @@ class EscapeGuard(TorchFunctionMode):
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None
-            raise StorageMutationError(
-                f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion="return a new tensor",
-                argument=known.name,
-            )
+            raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
             self.looks.check_window(tensor)

@@ -70,7 +70,7 @@ class WholeStorages:
         RunEagerly
             It has a history now.
         """
-        if window.requires_grad or window.shape != tensor.shape:
+        if window.shape != tensor.shape:
             raise RunEagerly(f"memory of an input is written with something that requires grad, at {user_line()}")
         for _ in range(0 if tensor.is_inference() else max(1, internals.version_of(window) - version)):
             torch.autograd.graph.increment_version(tensor)
@@ -126,11 +126,11 @@ class WholeStorages:
             raise RunEagerly(f"memory of an input is viewed as another dtype and used in place, at {user_line()}")
         return ground
 
-    def _check_room(
-        self, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int
-    ) -> None:
+    def _check_room(self, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if offset < 0 or (0 not in size and (last + 1) * tensor.element_size() > self._room[internals.storage_key(tensor)]):
+        if offset < 0 or (
+            0 not in size and (last + 1) * tensor.element_size() > self._room[internals.storage_key(tensor)]
+        ):
             raise RunEagerly(f"`as_strided` reaches beyond the storage, at {user_line()}")
 
 

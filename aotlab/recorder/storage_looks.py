@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.errors import EscapeError
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 
@@ -119,7 +118,10 @@ class StorageLooks:
         tensor = args[0]
         ground = self._look(tensor)
         if ground is None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if _place(result).stop > tensor.untyped_storage().nbytes():  # fake tensors do not look
+                raise RunEagerly(f"`as_strided` reaches beyond the storage, at {user_line()}")
+            return result
         key, given = internals.storage_key(tensor), kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
         if ground.is_base:
             return self._as_strided_in_base(func, args, kwargs, given)
@@ -173,12 +175,12 @@ class StorageLooks:
         return result
 
     def check_window(self, window: Tensor) -> None:
-        """Refuse a window that reaches memory which is not part of its input.
+        """Look at a window of an input.
 
         Raises
         ------
-        EscapeError
-            It does.
+        RunEagerly
+            It reaches memory that the graph does not see.
         """
         ground = self._look(window)
         if ground is None or not window.numel():
@@ -191,13 +193,7 @@ class StorageLooks:
             shift = own.start + moved - place.start
             inside = {byte + shift for byte in own.elements()} <= place.elements()
         if not inside:
-            raise EscapeError(
-                f"`as_strided` reaches memory of `{ground.name}`'s storage that is not part of `{ground.name}`",
-                line=user_line(),
-                why="the graph sees the input only",
-                suggestion="pass the tensor that owns the memory",
-                argument=ground.name,
-            )
+            raise RunEagerly(f"`as_strided` reaches memory beside `{ground.name}`, at {user_line()}")
 
     def note_writes(self, written: Sequence[Tensor]) -> None:
         """Note which bytes of a base were written."""
