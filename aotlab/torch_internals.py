@@ -997,6 +997,40 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     return flat
 
 
+@functools.cache
+def _raw_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def kept_by_checkpoint(node: Any) -> list[Tensor]:
+    """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
+
+    Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
+    """
+    found: dict[int, Tensor] = {}
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        saved = getattr(node, name, None)
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook: Any = getattr(each, "unpack_hook", None)
+            if getattr(hook, "__module__", None) != "torch.utils.checkpoint":
+                continue
+            frames = [cell.cell_contents for cell in hook.__closure__ or ()]
+            found.update((id(t), t) for frame in frames for t in _arguments_of(frame))
+    return list(found.values())
+
+
+def _arguments_of(frame: Any) -> list[Tensor]:
+    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node."""
+    try:
+        if hasattr(frame, "saved_args"):
+            return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
+        # the first is checkpoint's own
+        return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
+    except RuntimeError:
+        return []  # one of them was written since: the backward raises
+
+
 def storage_key(tensor: Tensor) -> int:
     """Return a number that tensors on one storage share, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)
@@ -1080,6 +1114,7 @@ def inductor_compile(
         config.patch(fallback_random=exact_random or config.fallback_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        _lowered(module),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -1091,6 +1126,22 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
 
 
 def inductor_source(compiled: Any) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab import torch_internals as internals
@@ -569,6 +570,19 @@ def test_version_base_and_storage():
     assert internals.storage_key(x) != internals.storage_key(torch.ones(2, 3))
 
 
+def test_kept_by_checkpoint():
+    """What checkpoint keeps of its arguments is found from the nodes that would have it computed again."""
+    x, y = leaf(2) * 1, leaf(2)
+    made = checkpoint(lambda a, n, b: (a * n).sin() * b, x, 2, y, use_reentrant=False)
+    kept = internals.kept_by_checkpoint(made.grad_fn)
+    assert len(kept) == 2
+    assert internals.share_version(kept[0], x)
+    assert internals.share_version(kept[1], y)
+    assert internals.kept_by_checkpoint((x * y).grad_fn) == []
+    x.mul_(2)
+    assert internals.kept_by_checkpoint(made.grad_fn) == []
+
+
 def test_saves_tensors():
     """Nodes that hold tensors are told from those that do not, and asking does no harm after a write."""
     x = leaf(3)
@@ -727,6 +741,18 @@ def test_inductor_parts_exist():
         assert internals.TracingContext.get().fake_mode is mode
     assert internals.TracingContext.try_get() is None
     assert internals.inductor_source(object()) is None
+
+
+def test_ops_that_inductor_decomposes_are_lowered():
+    """While a graph with such an op is compiled there is a lowering for it, and then there is none again."""
+    from torch._inductor.lowering import lowerings
+
+    graph = fx.Graph()
+    op = torch.ops.aten.bernoulli.default
+    graph.output((graph.call_function(op, (graph.placeholder("x"),)),))
+    with internals._lowered(fx.GraphModule(torch.nn.Module(), graph)):
+        assert callable(lowerings[op])
+    assert op not in lowerings
 
 
 # --- torch's databases of samples --------------------------------------------------------------------------------

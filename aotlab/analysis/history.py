@@ -367,7 +367,7 @@ def _dependencies(starts: Mapping[Any, Any], segment: Segment, stops: set[Edge])
 
 
 def watches(
-    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Tensor] | None = None
+    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]] | None = None
 ) -> list[int]:
     """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
 
@@ -381,8 +381,8 @@ def watches(
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
     found = [0] * len(tensors)
     for node, bit in bits.items():
-        hidden = kept_by.get(node) if kept_by else None
-        for kept in [*internals.saved_tensors_of(node), *([] if hidden is None else [hidden])]:
+        hidden = kept_by.get(node, ()) if kept_by else ()
+        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *hidden]:
             for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit

@@ -21,6 +21,7 @@ class Parts:
     """What the generator puts together.
 
     ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, made while the call's own settings were in force.
+    ``repeatable`` says that a call whose compiled forward raises can be run again from its beginning.
     """
 
     call: Call
@@ -33,6 +34,7 @@ class Parts:
     tensors_hold: Callable[..., bool]
     entry: int
     debug: bool
+    repeatable: bool = False
 
 
 class Draft:

@@ -19,6 +19,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.windows import Base
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
+from aotlab.stages.runtime.failing import watched
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.saved import SavedValues
@@ -49,11 +50,7 @@ class ForwardCall:
         """Write the call for a function of which nothing can be differentiated."""
         draft, count = self.draft, len(self.trace.forward_outputs)
         requires = any(i.requires_grad for i in draft.meta.input_info)
-        draft.in_context(
-            f"out = forward([{draft.star(inputs)}])",
-            grad_mode=False if draft.grad_on and requires else None,
-            autocast_off=draft.casts,
-        )
+        call_forward(draft, inputs, grad_mode=False if draft.grad_on and requires else None)
         draft.results.update({i: f"out[{i}]" for i in range(count)})
         for i in filter(draft.needs_detach, range(count)):
             draft.results[i] = self.w.local(draft.label(i))
@@ -69,13 +66,13 @@ class ForwardCall:
         names = draft.results
         for i in range(len(trace.forward_outputs)):
             names[i] = w.local(draft.label(i))
-        self._mutations.require_grad()
         w.add(f"box = [{', '.join(beside)}]")
         anchored = not through
         if anchored:  # the outputs require grad, but no input gets any; something has to say so
             through = [anchor(draft)]
         results = ", ".join(names[i] for i in trace.roots)
-        draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
+        with self._mutations.requiring_grad():
+            draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         own_nodes(draft, trace.roots, names, len(trace.roots))
         others = [names[i] for i in self._others()] + ["saved"] * self._keeping.settles
         if others:
@@ -94,10 +91,11 @@ class ForwardCall:
         listed, boxed_inputs = self._graph_arguments(inputs)
         lines = ["class Compiled(Function):", "    @staticmethod", "    def forward(ctx, box, *inputs):"]
         lines.append("        ctx.set_materialize_grads(False)")
-        if draft.casts:
-            lines += ["        with disable_autocast():", f"            out = forward({listed})"]
-        else:
-            lines.append(f"        out = forward({listed})")
+        with watched(draft, lines, "        ") as indent:
+            if draft.casts:
+                lines += [f"{indent}with disable_autocast():", f"{indent}    out = forward({listed})"]
+            else:
+                lines.append(f"{indent}out = forward({listed})")
         lines.append(f"        ctx.values = SavedValues({self._keeping.expression()})")
         boxed = [f"out[{i}]{'.detach()' if draft.needs_detach(i) else ''}" for i in self._others()]
         boxed += ["ctx.values"] * self._keeping.settles
@@ -122,6 +120,14 @@ class ForwardCall:
         if not box_index and len(through) == inputs:
             return "list(inputs)" if through else "[]", box_index
         return f"[{', '.join(order)}]", box_index
+
+
+def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:
+    """Write the call of the compiled forward in this grad mode (None: the one that is on)."""
+    with watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
+        depth, draft.w.depth = draft.w.depth, len(indent) // 4
+        draft.in_context(f"out = forward([{draft.star(inputs)}])", grad_mode=grad_mode, autocast_off=draft.casts)
+        draft.w.depth = depth
 
 
 def graph_inputs(draft: Draft) -> list[str]:

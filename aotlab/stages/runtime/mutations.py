@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -10,6 +11,7 @@ from aotlab import torch_internals as internals
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.failing import ForwardFailed
 from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.trace.records import Write
 
@@ -47,6 +49,24 @@ class Mutations:
         """Make those inputs require grad that the function made so, and that get gradients."""
         for info in filter(self._requires_grad_first, self.draft.meta.input_info):
             self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
+
+    @contextmanager
+    def requiring_grad(self) -> Iterator[None]:
+        """Write what `require_grad` does, and takes back if what is written meanwhile raises."""
+        names = [self.draft.kept(info.index) for info in self.draft.meta.input_info if self._requires_grad_first(info)]
+        self.require_grad()
+        if not names or not self.draft.parts.repeatable:
+            yield
+            return
+        self.w.namespace["ForwardFailed"] = ForwardFailed
+        self.w.add("try:")
+        self.w.depth += 1
+        yield
+        self.w.depth -= 1
+        self.w.add("except ForwardFailed:")
+        for name in names:
+            self.w.add(f"    {name}.requires_grad_(False)")
+        self.w.add("    raise")
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that something else than the lines of `write` writes."""

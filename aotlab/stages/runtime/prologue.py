@@ -19,7 +19,7 @@ from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.nesting import Given
-from aotlab.recorder import ends_its_storage, warn_again, would_raise
+from aotlab.recorder import ends_its_storage, would_raise
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.arguments import Arguments
 from aotlab.stages.runtime.draft import Draft
@@ -55,7 +55,9 @@ class Prologue:
         self._storages()
         self._overlaps()
         given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
-        self._warnings()
+        if self.draft.trace.warned:
+            noted = self.w.constant("noted", self.draft.trace.warned)
+            self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
         return given
 
     def _surroundings(self) -> None:
@@ -158,13 +160,6 @@ class Prologue:
             own = ", ".join(self.draft.kept(k) for k in base.members)
             others = ", ".join(self.draft.kept(k) for k in kept if k not in base.members)
             self.draft.miss([f"{check}([{own}], [{others}])"])
-
-    def _warnings(self) -> None:
-        warned, w = self.draft.trace.warned, self.w
-        if warned:
-            noted = w.constant("noted", warned)
-            self.draft.miss([f"{w.constant('would_raise', would_raise)}({noted})"])
-            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
 
     # --- memory that inputs share
 
