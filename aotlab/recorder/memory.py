@@ -70,7 +70,7 @@ class WholeStorages:
         RunEagerly
             It has a history now.
         """
-        if window.shape != tensor.shape:
+        if window.requires_grad or window.shape != tensor.shape:
             raise RunEagerly(f"memory of an input is written with something that requires grad, at {user_line()}")
         for _ in range(0 if tensor.is_inference() else max(1, internals.version_of(window) - version)):
             torch.autograd.graph.increment_version(tensor)
