@@ -168,8 +168,7 @@ class StorageLooks:
         names = ("dimension", "size", "step")
         dimension, size, step = (given[i] if i < len(given) else kwargs[name] for i, name in enumerate(names))
         length = tensor.shape[dimension] if tensor.dim() else 1
-        ground = self.grounds.get(internals.storage_key(result))
-        if (size != step or length % size) and not (ground is not None and ground.room is not None):
+        if size != step or length % size:
             self._unfolded.add(internals.storage_key(result))
             self._pinned.append(result)  # the number of its memory is not to be another's
         return result

@@ -61,6 +61,13 @@ def grown_twice(a, b):
     return w, v, a
 
 
+def grown_and_seen(a, b):
+    """Look at what a view has grown over."""
+    a[:1].resize_(30).fill_(2.0)
+    a.as_strided((3,), (1,), a.storage_offset() + 20).mul_(2)
+    return a.as_strided((20,), (1,)) * 1, a, b
+
+
 def viewed_and_grown(a, b):
     """Let a tensor grow of which there are views."""
     v = a.unsqueeze(0)
@@ -96,7 +103,7 @@ def unseen(a, b):
 @pytest.mark.parametrize(
     "function",
     [
-        part_of_expanded, strided_behind_a_view, grown_view, grown_twice, viewed_and_grown, shrunk_and_grown, restrided,
+        part_of_expanded, strided_behind_a_view, grown_view, grown_twice, grown_and_seen, viewed_and_grown, shrunk_and_grown, restrided,
         unseen,
     ],
 )  # fmt: skip
@@ -180,7 +187,7 @@ def test_other_inputs_in_the_storage_are_guarded():
 
     g = compiled(f)
     g(torch.arange(8.0)[4:], torch.zeros(2))
-    for make in (lambda s: (s[4:], s[2:4]), lambda s: (s[4:], s[:2])):
+    for make in (lambda s: (s[4:], s.data[2:4]), lambda s: (s[4:], s.data[:2])):
         expected, found = torch.arange(8.0), torch.arange(8.0)
         f(*make(expected))
         g(*make(found))
