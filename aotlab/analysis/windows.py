@@ -58,8 +58,8 @@ class Base:
         The bytes of it, from here to there, that the function wrote; None where some write was not seen.
     whole
         Whether it is all of the members' storage, into which they look by ``as_strided``; none of them requires grad.
-    grows_from
-        How many bytes the storage has, if the function makes it larger.
+    grows
+        Whether the function makes the storage as large as that.
     """
 
     members: tuple[int, ...]
@@ -72,7 +72,7 @@ class Base:
     wrapper: Tensor | None = None
     written: list[tuple[int, int]] | None = None
     whole: bool = False
-    grows_from: int | None = None
+    grows: bool = False
 
     @property
     def is_lone(self) -> bool:
@@ -156,7 +156,7 @@ def plan_whole(members: Sequence[int], tensors: Sequence[Tensor], room: int = 0)
         nbytes=max(nbytes, -(-room // dtype.itemsize) * dtype.itemsize),
         dtype=dtype,
         whole=True,
-        grows_from=nbytes if room > nbytes else None,
+        grows=room > nbytes,
     )
 
 

@@ -47,8 +47,7 @@ class WholeStorages:
     """What a trace does with tensors in such bases."""
 
     def __init__(self, grounds: Mapping[int, Ground]) -> None:
-        self._grounds = {key: ground for key, ground in grounds.items() if ground.room is not None}
-        self._room = {key: ground.room or 0 for key, ground in self._grounds.items()}  # as the storage grows
+        self._grounds = {key: ground for key, ground in grounds.items() if ground.whole}
 
     def ground(self, tensor: Any) -> Ground | None:
         """Return the base that a tensor lies in; None if it lies in none of these."""
@@ -82,18 +81,18 @@ class WholeStorages:
         size, stride, given = _window_arguments(args[1:], kwargs)
         _, _, offset = _layout(tensor)
         offset = offset if given is None else given
-        self._check_room(tensor, size, stride, offset)
+        self._check_room(ground, tensor, size, stride, offset)
         if not internals.share_version(tensor, ground.wrapper):
             raise RunEagerly(f"`as_strided` of an alias that counts its writes apart, at {user_line()}")
         return place_in(ground.wrapper.detach(), tensor.dtype, size, stride, offset)
 
     def restride(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take ``as_strided_``."""
-        self._ground_of(tensor)
+        ground = self._ground_of(tensor)
         size, stride, given = _window_arguments(args, kwargs)
         _, _, offset = _layout(tensor)
         offset = offset if given is None else given
-        self._check_room(tensor, size, stride, offset)
+        self._check_room(ground, tensor, size, stride, offset)
         tensor.as_strided_(size, stride, offset)
         internals.refresh_count(tensor)
 
@@ -109,9 +108,7 @@ class WholeStorages:
         _, _, offset = _layout(tensor)
         end = (offset + math.prod(size)) * tensor.element_size() if math.prod(size) else 0
         if end > ground.place.stop:
-            raise NeedsRoom(ground.members[0], end)
-        key = internals.storage_key(tensor)
-        self._room[key] = max(self._room[key], end)
+            raise NeedsRoom(ground.members[0], end)  # and all before it has been seen to fit into what there was
         with internals.outside_of_trace():
             stride = torch.empty(size, device="meta").stride()
         tensor.as_strided_(size, stride, offset)
@@ -126,11 +123,11 @@ class WholeStorages:
             raise RunEagerly(f"memory of an input is viewed as another dtype and used in place, at {user_line()}")
         return ground
 
-    def _check_room(self, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+    def _check_room(
+        self, ground: Ground, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+    ) -> None:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if offset < 0 or (
-            0 not in size and (last + 1) * tensor.element_size() > self._room[internals.storage_key(tensor)]
-        ):
+        if offset < 0 or (0 not in size and (last + 1) * tensor.element_size() > ground.place.stop):
             raise RunEagerly(f"`as_strided` reaches beyond the storage, at {user_line()}")
 
 

@@ -63,8 +63,8 @@ class Ground:
     """Memory that inputs have in the trace.
 
     ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
-    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages). ``room``
-    says that it is a base which is all of their storage, and how many bytes that has at the beginning.
+    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages). ``whole``
+    says that it is a base which is all of their storage.
     """
 
     members: tuple[int, ...]
@@ -72,7 +72,7 @@ class Ground:
     wrapper: Tensor
     is_base: bool = False
     start: int | None = None
-    room: int | None = None
+    whole: bool = False
     place: _Place = field(init=False)
 
     def __post_init__(self) -> None:

@@ -103,8 +103,8 @@ def unseen(a, b):
 @pytest.mark.parametrize(
     "function",
     [
-        part_of_expanded, strided_behind_a_view, grown_view, grown_twice, grown_and_seen, viewed_and_grown, shrunk_and_grown, restrided,
-        unseen,
+        part_of_expanded, strided_behind_a_view, grown_view, grown_twice, grown_and_seen, viewed_and_grown,
+        shrunk_and_grown, restrided, unseen,
     ],
 )  # fmt: skip
 def test_what_is_done_to_memory(function, make):

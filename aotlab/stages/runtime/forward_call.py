@@ -138,7 +138,7 @@ def graph_inputs(draft: Draft) -> list[str]:
             name = draft.w.local("base")
             maker = draft.w.constant("memory_of", _base_maker(source))
             first = draft.kept(source.members[0])
-            if source.grows_from is not None:
+            if source.grows:
                 draft.w.add(f"{first}.untyped_storage().resize_({source.nbytes})  # as the function does")
             draft.w.add(f"{name} = {maker}({first})")
             draft.bases[source.members[0]] = name

@@ -141,8 +141,9 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         first = inputs[base.members[0]]
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        room = None if not base.whole else base.nbytes if base.grows_from is None else base.grows_from
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start, room=room)
+        grounds[first.storage] = Ground(
+            base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
+        )
     return EscapeGuard(grounds, Reshapes(inputs))
 
 
