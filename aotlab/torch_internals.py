@@ -713,6 +713,28 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
+
+
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
     """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
 

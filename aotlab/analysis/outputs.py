@@ -427,7 +427,9 @@ def _read_intermediate_group(
     under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
     # one that may not be written in place is made by the very view, so that autograd says so again
     several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad and not several:
+    cut = lone.requires_grad and internals.base_of(lone) is not None and _ends_nowhere(lone)
+    apart = under_no_grad or several or cut
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not apart:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
@@ -444,11 +446,19 @@ def _read_intermediate_group(
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
     root = next(iter(bases.values()), None)
-    connected = root is None or all(is_view_of(o, root) for o in differentiable)
     if base is not None and root is not None:
         top = value_of(root, "a base")
         if all(views_between(tape, top, values[i]) is not None for i in distinct):
             base = top  # also where it is an alias of something else, or was made a part of its memory in place
+    no_grad_views = (
+        {} if base is None else _made_under_no_grad(tape, base, {i: (leaves[i], values[i]) for i in distinct})
+    )
+    connected = root is None or all(
+        is_view_of(leaves[i], root) or i in no_grad_views for i in distinct if leaves[i].requires_grad
+    )
+    if cut and len(distinct) == 1 and not no_grad_views:
+        raise RunEagerly(f"`{names[distinct[0]]}` is a view of a view that was made under no_grad")
+    read.cut += no_grad_views
     if base is None or not connected or (root is not None and value_of(root, "a base") is not base):
         listed = ", ".join(f"`{names[i]}`" for i in distinct)
         raise OutputError(
@@ -476,5 +486,19 @@ def _read_intermediate_group(
             )
         if views is None and values[i].dtype != base.dtype:
             raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
-        info(i, first, where, with_detach(views, leaves[i], root))
+        info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following
+
+
+def _made_under_no_grad(tape: Tape, base: Tensor, found: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, int]:
+    """Say of the outputs whose gradients end at a view made under ``no_grad`` by how many views that was made.
+
+    ``found`` has each output with its value, ``base`` is the value of what they are views of.
+    """
+    counts: dict[int, int] = {}
+    for i, (output, value) in found.items():
+        views = views_between(tape, base, value) if output.requires_grad and output.grad_fn is not None else None
+        count = _made_without_history(output, views) if views else None
+        if count:
+            counts[i] = count
+    return counts

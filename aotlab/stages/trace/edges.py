@@ -12,7 +12,7 @@ from typing import Any
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
-from aotlab.analysis.history import Edge, Segment, edge_of, next_edges, segments
+from aotlab.analysis.history import Edge, Segment, edge_of, edges_behind, next_edges, segments
 from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.recorder import Hook, HookKind
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
@@ -49,11 +49,22 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
         edges,
         list(stands_for),
         {**{edge: base for edge, (_, base) in seen.items()}, **changed},
-        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
+        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward),
         alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
     return known, parts
+
+
+def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
+    """Return the edges at which gradients come into the node of an output, or of a hook, beside it.
+
+    Whatever comes in there, the node calls the hooks that are on any of its results, the caller's too.
+    """
+    edges = forward.edges
+    own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
+    own.update(hook.edge[0] for hook in hooks if hook.kind == "hook")
+    return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
 
 
 def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:
