@@ -224,9 +224,12 @@ class StorageLooks:
         RunEagerly
             It would not.
         """
-        for tensor in written if self._fixed or self._unfolded else ():
+        for tensor in written:
             if not internals.is_functional(tensor):
                 continue
+            if internals.is_seen_through(tensor, "expand"):
+                # functionalization adds the difference to what was there, which rounds
+                raise RunEagerly(f"a part of an expanded tensor is written, at {user_line()}")
             key = internals.storage_key(tensor)
             why = self._fixed.get(key)
             if why is None and key in self._unfolded and internals.is_seen_through(tensor, "unfold"):

@@ -219,3 +219,21 @@ def test_windows_beyond_the_storage_of_an_intermediate():
     """Eager's error too, though nothing uses the window."""
     same(lambda x: ((y := x * 2).as_strided((2,), (2,)), y)[1], leaf(2), eagerly=True)
     same(lambda x: (x * 2).as_strided((2,), (1,)), leaf(2))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_part_of_an_expanded_tensor_is_written_exactly(grad):
+    """Functionalization would add the difference to what was there, which rounds: here, to zero."""
+
+    def of_input(x):
+        x.expand(2, 1)[1].fill_(0.1)
+        return x * 1
+
+    def of_intermediate(x):
+        y = x * 1
+        y.expand(2, 1)[1].fill_(0.1)
+        return y
+
+    x = torch.tensor([1e8], requires_grad=grad) * 1
+    same(of_input, x, eagerly=grad)
+    same(of_intermediate, x, eagerly=True)
