@@ -516,8 +516,10 @@ def test_narrowing_to_memory_outside():
         return x * 3
 
     x = torch.arange(8.0)[2:5]
-    same(f, x, 5)
     same(f, x, 1)
+    g = compiled(f)
+    assert g(x, 5).tolist() == [15.0, 18.0]
+    assert (x.tolist(), behind(g).calls.eager) == ([5.0, 6.0], 0)
     same(f, nonleaf(8)[2:5], 5, eagerly=True)
     same(f, nonleaf(8)[2:5], 1, eagerly=True)
 
