@@ -321,6 +321,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
     """Take the steps on a tensor without memory that has the place of ``real`` in its storage."""
     offset = real.storage_offset()
     room = offset + 1 + sum((size - 1) * step for size, step in zip(real.shape, real.stride(), strict=True))
+    room = max(room, real.untyped_storage().nbytes() // real.element_size())
     with internals.outside_of_trace(), torch.no_grad():
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)
