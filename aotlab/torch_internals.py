@@ -679,6 +679,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -886,6 +889,20 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+_exchange = torch._C._swap_tensor_impl  # taken here, as a trace refuses it to the program
+
+
+def exchange(a: Tensor, b: Tensor) -> None:
+    """Let two tensor objects change places: each is from now on what the other was, also for those that hold it."""
+    _exchange(a, b)
+
+
+def same_view(view: Tensor, source: Tensor) -> Tensor:
+    """Return the view of ``source`` that ``view`` is of its base, by the same view ops."""
+    result: Tensor = view._view_func_unsafe(source)
+    return result
+
+
 def share_version(a: Tensor, b: Tensor) -> bool:
     """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
     if a is b or a.is_inference() or b.is_inference() or a._version != b._version:
@@ -1007,7 +1024,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same

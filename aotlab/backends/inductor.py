@@ -28,7 +28,11 @@ def is_random(op: Any) -> bool:
 def _plain_complex_numbers(module: fx.GraphModule) -> None:
     """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
     numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
-    for call in numbers:
+    for call in list(numbers):
+        for user in list(call.users):  # torch 2.11's Inductor cannot take the conjugate of a number
+            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
+                numbers[user] = numbers[call].conjugate()
+    for call in reversed(numbers):
         for user in list(call.users):
             user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
         module.graph.erase_node(call)
