@@ -256,7 +256,12 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    if item.base is not None and (item.steps or _requires_grad_set(item) is not None) and not _only_moves(item):
+    in_memory = item.base is not None and item.base.whole and _requires_grad_set(item) is None
+    if (
+        item.base is not None
+        and (item.steps or _requires_grad_set(item) is not None)
+        and not (in_memory or _only_moves(item))
+    ):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")

@@ -25,6 +25,7 @@ from aotlab.analysis.views import (
     view_parent,
     views_between,
     views_from_window,
+    views_past_detaches,
     with_detach,
     with_several,
 )
@@ -224,13 +225,25 @@ def _nearest_inputs(
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
         origin = chronicle.origin_of(output)  # what the gradient goes to, at one place or not, through writes too
         made_from = [*(k for k in [*reached, *around] if inputs[k].wrapper is origin), *made_from]
-        if not (same or reached or around):
+        past = [] if same or reached or around else _past_detaches(tape, output, values[i], windows, inputs)
+        if not (same or reached or around or past):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *made_from, *reached, *around][0], []).append(i)
+        found.setdefault([*same, *made_from, *reached, *around, *past][0], []).append(i)
     return found
+
+
+def _past_detaches(
+    tape: Tape, output: Tensor, value: Tensor, windows: Sequence[int], inputs: Sequence[Entered]
+) -> list[int]:
+    """Return the inputs of which an output without a gradient is a view, if detaches are left out of account."""
+    if output.requires_grad:
+        return []
+    return [
+        k for k in windows if views_past_detaches(tape, internals.from_functional(inputs[k].wrapper), value) is not None
+    ]
 
 
 def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[int]:
@@ -320,6 +333,8 @@ def _read_input_aliases(
                 raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
         elif between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
+            if between is None and not output.requires_grad:
+                between = views_past_detaches(tape, base_value, values[i])
         views = with_detach(between, output, item.wrapper)
         if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
             raise OutputError(
@@ -421,11 +436,11 @@ def _read_intermediate_group(
     ``roots`` are all tensors that the caller can differentiate.
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
-    made_there = next((i for i in distinct if _is_inference(leaves[i])), None)
-    if made_there is not None and (len(distinct) > 1 or not covers_storage(values[made_there])):
+    made_there = [i for i in distinct if _is_inference(leaves[i])]
+    if made_there and len(made_there) < len(distinct):
         raise OutputError(
-            f"`{names[made_there]}` was made under inference_mode inside the function, and shares memory",
-            why="a compiled call can make inference tensors of whole results only",
+            f"`{names[made_there[0]]}` was made under inference_mode inside the function, and shares memory",
+            why="a compiled call can make inference tensors of whole results and their views only",
             suggestion="use no_grad inside, or inference_mode around the call",
         )
     new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
@@ -459,6 +474,10 @@ def _read_intermediate_group(
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
     root = next(iter(bases.values()), None)
+    if base is not None and root is not None:
+        top = value_of(root, "a base")
+        if all(views_between(tape, top, values[i]) is not None for i in distinct):
+            base = top  # also where it is an alias of something else, or was made a part of its memory in place
     no_grad_views = (
         {} if base is None else _made_under_no_grad(tape, base, {i: (leaves[i], values[i]) for i in distinct})
     )

@@ -94,6 +94,24 @@ def views_from_window(
     return None
 
 
+def views_past_detaches(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the same as `views_from_window` also where a write left another number of detaches on the two ways."""
+    (to_window, top), (to_value, other_top) = _steps_from_top(tape, window), _steps_from_top(tape, value)
+    if top is not other_top:
+        return None
+    rest = list(to_value)
+    for step in (step for step in to_window if not _changes_nothing(step)):
+        while rest and _changes_nothing(rest[0]):
+            rest.pop(0)
+        if not rest or rest.pop(0) != step:
+            return None
+    return tuple(step for step in rest if not _changes_nothing(step))
+
+
+def _changes_nothing(step: ViewStep) -> bool:
+    return step.target in _ALIAS_NAMES
+
+
 def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
     steps: list[ViewStep] = []
     while (parent := view_parent(tape, value)) is not None:

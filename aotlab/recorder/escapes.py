@@ -18,12 +18,12 @@ from aotlab.errors import (
     HooksError,
     RandomOpError,
     RefusedError,
-    StorageMutationError,
 )
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -97,6 +97,9 @@ class Reshaper(Protocol):
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a tensor is resized to its first elements."""
 
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage."""
+
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Let ``run`` give a tensor the memory that it has."""
 
@@ -125,6 +128,9 @@ class _NoInputs:
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
 
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         return run()
 
@@ -152,6 +158,7 @@ class EscapeGuard(TorchFunctionMode):
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
+        self.memory = WholeStorages(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
@@ -213,6 +220,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
+            if self.memory.ground(args[0]) is not None:
+                return self.memory.as_strided(args, kwargs or {})
             return self.looks.as_strided(func, args, kwargs or {})
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
@@ -236,11 +245,15 @@ class EscapeGuard(TorchFunctionMode):
             return result
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if any(self.memory.ground(each) is not None for each in tensors_in(outs)):
+                raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             if outs and all(isinstance(each, Tensor) for each in outs):
                 refuse_overlaps(func, args, kwargs or {}, outs, in_place=False)
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
             for each in tensors_in(written):
                 self.chronicle.writes(each)
+                if self.memory.ground(each) is not None:
+                    raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             self.looks.check_writes(tensors_in(written))
             self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
@@ -249,6 +262,10 @@ class EscapeGuard(TorchFunctionMode):
             for each in tensors_in(written):
                 _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
+        in_memory = self.memory.ground(written) is not None
+        if in_memory and func is Tensor.__setitem__ and overlaps_itself(written):
+            args = (_part(func, args), Ellipsis, args[2])
+            written = args[0]
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         refuse_overlaps(func, args, kwargs or {}, [written], in_place=in_place)
@@ -256,7 +273,30 @@ class EscapeGuard(TorchFunctionMode):
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
+        if in_memory:
+            return self._write_memory(func, args, kwargs or {}, written, correction, in_place=in_place)
         return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
+
+    def _write_memory(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Tensor,
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
+        """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
+        window = self.memory.window(written)
+        version = internals.version_of(window)
+        if in_place:
+            args = (window, *args[1:])
+        else:
+            kwargs = {**kwargs, "out": window}
+        result = self._write(func, args, kwargs, [window], correction, in_place=in_place)
+        self.memory.wrote(written, window, version)
+        return written if result is window else result
 
     def _write(
         self,
@@ -420,6 +460,8 @@ class EscapeGuard(TorchFunctionMode):
             raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
         if same_size:
             return tensor  # nothing happens, whatever its strides
+        if self.memory.ground(tensor) is not None:
+            return self.reshapes.run_in(self.memory, func, args, kwargs)
         if func in _DETACHES:
             if torch.is_inference_mode_enabled():
                 return tensor  # autograd is out of the way there, and nobody else does anything
@@ -427,13 +469,7 @@ class EscapeGuard(TorchFunctionMode):
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None
-            raise StorageMutationError(
-                f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion="return a new tensor",
-                argument=known.name,
-            )
+            raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
         of_part = func in _WINDOWS and not self.reshapes.is_input(tensor)
         before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
@@ -722,4 +758,6 @@ def overlaps_partly(written: Tensor, operand: Tensor) -> bool:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 0 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

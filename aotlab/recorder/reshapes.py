@@ -33,6 +33,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
 from aotlab.recorder.alive import MadeTensors
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
@@ -117,6 +118,22 @@ class Reshapes:
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage, and write it down if it is on an input."""
+        tensor = args[0]
+        item = self._items.get(id(tensor))
+        step = _step(func, args[1:], kwargs)
+        if func in _RESIZES:
+            memory.resize(tensor, _sizes(step))
+        elif step.method == "as_strided_":
+            memory.restride(tensor, step.args, dict(step.kwargs))
+        else:
+            func(*args, **kwargs)
+            internals.refresh_count(tensor)
+        if item is not None:
+            item.steps.append(step)
+        return tensor
 
     def _keeps_histories(self, tensor: Tensor) -> bool:
         """Tell whether the histories of ``tensor`` and its views can be made again as in eager after a move."""
@@ -344,6 +361,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
     """Take the steps on a tensor without memory that has the place of ``real`` in its storage."""
     offset = real.storage_offset()
     room = offset + 1 + sum((size - 1) * step for size, step in zip(real.shape, real.stride(), strict=True))
+    room = max(room, real.untyped_storage().nbytes() // real.element_size())
     with internals.outside_of_trace(), torch.no_grad():
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)

@@ -29,6 +29,7 @@ from aotlab.stages.runtime.memory_checks import (
     owner_checker,
     pattern_checker,
     share_a_base,
+    storage_checker,
 )
 from aotlab.stages.runtime.nests import write_given_guards
 
@@ -51,6 +52,7 @@ class Prologue:
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
         self._offsets()
+        self._storages()
         self._overlaps()
         given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
         if self.draft.trace.warned:
@@ -150,6 +152,16 @@ class Prologue:
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
+
+    def _storages(self) -> None:
+        """Write the checks that inputs look into a storage that the graph takes as a whole as they did."""
+        kept = range(len(self.parts.dedupe.kept))
+        for base in (s for s in self.draft.trace.placeholder_sources if isinstance(s, Base) and s.whole):
+            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
+            check = self.w.constant("looks_otherwise", storage_checker(members))
+            own = ", ".join(self.draft.kept(k) for k in base.members)
+            others = ", ".join(self.draft.kept(k) for k in kept if k not in base.members)
+            self.draft.miss([f"{check}([{own}], [{others}])"])
 
     # --- memory that inputs share
 

@@ -140,7 +140,9 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         first = inputs[base.members[0]]
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+        grounds[first.storage] = Ground(
+            base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
+        )
     escapes = EscapeGuard(grounds, Reshapes(inputs))
     for key, ground in grounds.items():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
