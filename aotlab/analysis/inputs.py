@@ -281,6 +281,7 @@ def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:
 def _only_moves(item: Entered) -> bool:
     """Tell whether what was done to an input shows in no other tensor, unless in a history that the trace follows."""
     followed = _requires_grad_set(item) is None and not item.real.is_leaf and all(s.grad_mode for s in item.steps)
+    followed = followed and item.base.dtype == item.real.dtype  # autograd has other views between dtypes
     moves = all(step.method in MOVES for step in item.steps)
     return moves and (followed or not (item.real.requires_grad or item.wrapper.requires_grad))
 

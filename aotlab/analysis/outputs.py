@@ -130,7 +130,7 @@ def read_outputs(
             views=with_several(views, leaves[i]),
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
-            under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+            under_no_grad=views != () and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=precedes,

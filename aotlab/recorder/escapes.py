@@ -88,6 +88,8 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 class Reshaper(Protocol):
     """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
 
+    unseen: list[tuple[Tensor, tuple[Any, int], int]]
+
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself."""
 
@@ -118,6 +120,9 @@ class Reshaper(Protocol):
 
 class _NoInputs:
     """Knows no inputs: for the backward, which has none."""
+
+    def __init__(self) -> None:
+        self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
 
     def is_input(self, tensor: Tensor) -> bool:
         return False

@@ -757,7 +757,7 @@ def test_steps_of_buffers():
 
 
 def test_a_step_under_no_grad_on_a_view_with_a_history():
-    """Eager makes the history of such a view again, from what it is then; a wrapper makes another."""
+    """Eager makes the history of such a view again, from what it is then."""
 
     def f(x):
         v = x[...]
@@ -766,9 +766,58 @@ def test_a_step_under_no_grad_on_a_view_with_a_history():
             v.t_()
         return v.max(0).values
 
+    def g(x):
+        v = (x * 2)[0]
+        with torch.no_grad():
+            v.unsqueeze_(0)
+        v.mul_(3)
+        return v, v * 2
+
     leaf = torch.tensor([[1.0, 3, 2], [4, 0, 5]], requires_grad=True)
-    same(f, leaf * 1, eagerly=True)
+    same(f, leaf * 1)
     same(f, leaf.detach())
+    same(g, leaf)
+
+
+def test_a_step_under_no_grad_on_an_intermediate():
+    """Its history does not fit it afterwards, which matters only where a gradient goes there."""
+
+    def used_before(x):
+        y = x.exp()
+        z = y * 3
+        with torch.no_grad():
+            y.t_()
+            after = y * 5
+        return z, after, y.detach()
+
+    def used_after(x):
+        y = x * 2
+        with torch.no_grad():
+            y.t_()
+        return y * 3
+
+    def returned(x):
+        y = x * 2
+        with torch.no_grad():
+            y.t_()
+        return y[0]
+
+    same(used_before, leaf(2, 3))
+    same(used_after, leaf(3, 3), eagerly=True)
+    same(returned, leaf(3, 3), eagerly=True)
+
+
+@steps
+@pytest.mark.parametrize("make_input", [INPUTS["nonleaf"], INPUTS["view of a nonleaf"]], ids=["nonleaf", "view"])
+def test_a_detached_view_from_before_a_step(step, make_input):
+    """It has no history, also where only its sizes and strides say what view of the changed input it is."""
+
+    def f(x):
+        view, row = x.detach(), x.detach()[0]
+        step(x)
+        return view, row
+
+    same(f, make_input())
 
 
 def test_a_step_and_a_write_where_the_gradient_is_retained():

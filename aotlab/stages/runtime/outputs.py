@@ -99,6 +99,8 @@ class Outputs:
                 end, base, replace(output, views=output.views[:count]), False if self.draft.grad_on else None
             )
             base, output = end, replace(output, views=output.views[count:])
+        if output.views is None and base_requires and not output.requires_grad:
+            base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
         want = not output.under_no_grad
         toggle = want if base_requires and want != self.draft.grad_on else None
         self._views.write(name, base, output, toggle)

@@ -13,6 +13,7 @@ from torch import Tensor
 from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
+from aotlab.analysis.history import Edge
 from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
@@ -59,6 +60,8 @@ class Findings:
         When it made views of inputs, and wrote them.
     sets_saved_hooks
         Whether it sets ``saved_tensors_hooks``.
+    moved_unseen
+        The intermediates that it moved under ``no_grad``; see `Reshapes`.
     visible, held
         How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
@@ -76,6 +79,7 @@ class Findings:
     hooks: Sequence[Hook]
     chronicle: Chronicle
     sets_saved_hooks: bool
+    moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     visible: int
     held: list[Tensor]
 
@@ -129,6 +133,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         chronicle=escapes.chronicle,
         hooks=hooks,
         sets_saved_hooks=escapes.sets_saved_hooks,
+        moved_unseen=escapes.reshapes.unseen,
         visible=len(leaves),
         held=held,
     )

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Survey, reachable
+from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly, Untraceable
+from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
@@ -66,6 +67,15 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
         if info.changes_unseen and internals.base_of(item.real) is not None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:
+    """Leave to eager what autograd makes of a gradient for a tensor that was moved without its knowledge."""
+    outputs = findings.outputs.tensors.values()
+    for tensor, edge, first in findings.moved_unseen:
+        returned = any(output is tensor or internals.base_of(output) is tensor for output in outputs)
+        if returned or any(internals.sequence_of(node) >= first for node in users_of(edge, roots)):
+            raise RunEagerly("a tensor with a history is moved under no_grad and used")
 
 
 def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
