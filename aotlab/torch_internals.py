@@ -758,6 +758,17 @@ def keeps_through_writes(view: Tensor) -> bool:
     return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
 
 
+def hangs_on_its_base(view: Tensor) -> bool:
+    """Tell whether there is no other view, which may have hooks, on the way of the gradient from ``view`` to its base.
+
+    A write leads the gradient straight to the base. What is no view is fine too.
+    """
+    base = view._base
+    if base is None or not base.requires_grad or view.grad_fn is None:
+        return True
+    return [node for node, _ in view.grad_fn.next_functions] == [base.grad_fn]
+
+
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)

@@ -114,9 +114,15 @@ class InputAliasInfo:
     def must_not_overlap(self) -> bool:
         """Whether what the function did to it would show in another input on the same memory.
 
-        A change of sizes shows there only to autograd, which takes it for a write.
+        A change of its sizes, or of those of a view of it, shows there only to autograd, which takes it for a write.
         """
-        return self.mutates_data or (self.requires_grad and self.mutates_metadata)
+        return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
+
+    @property
+    def only_moves_history(self) -> bool:
+        """Whether nothing happens to it but that autograd, if it is a view, makes its history anew."""
+        moves = self.moves_version and self.requires_grad and not self.is_leaf
+        return moves and not self.mutates_data and not self.metadata_steps
 
     @property
     def changes_history_twice(self) -> bool:

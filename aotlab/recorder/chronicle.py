@@ -9,6 +9,9 @@ Autograd makes the history of a view anew when the memory below it has been writ
 tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
 ``w`` after it. Which is which the graph does not say; the versions do.
 
+The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
+view's sizes.
+
 A write to a view hides from Python the node of the op in place, and with it that ``relu_`` and others keep their
 result, which the caller must not write any more before the backward. That is noted too.
 """
@@ -39,6 +42,8 @@ class Chronicle:
         self._storages = storages
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._written: dict[int, int] = {}
+        self._moved_unseen: dict[int, int] = {}
+        self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._keep_results: dict[Any, Tensor] = {}
 
@@ -61,6 +66,17 @@ class Chronicle:
         known = self._made.get(id(view))
         return known is not None and known[0]() is view and known[1] != self._moment(view)
 
+    def uses(self, given: Any) -> None:
+        """Note which views of an input that were made before a write are used after it."""
+        if self._made:
+            for tensor in tensors_in(given):
+                if self.precedes_a_write(tensor):
+                    self._used_late.add(internals.storage_key(tensor))
+
+    def used_late(self, storage: int) -> bool:
+        """Tell whether a view of an input was made before a write to its memory and used after it."""
+        return storage in self._used_late
+
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
 
@@ -73,6 +89,16 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            if not (torch.is_grad_enabled() and written.requires_grad):
+                self.moves_unseen(written)
+
+    def moves_unseen(self, tensor: Tensor) -> None:
+        """Note that the version of an input's memory moves without a node of autograd's that says so."""
+        self._moved_unseen.setdefault(internals.storage_key(tensor), internals.sequence_number())
+
+    def moved_unseen(self, storage: int) -> int | None:
+        """Return the number that the next autograd node would have had when an input first moved like that."""
+        return self._moved_unseen.get(storage)
 
     def first_write(self, wrapper: Tensor) -> int | None:
         """Return the number that the next autograd node would have had at the first write to an input's memory."""

@@ -160,6 +160,7 @@ class EscapeGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result)
         return result
@@ -370,6 +371,8 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
             if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
                 raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            if not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+                self.chronicle.moves_unseen(tensor)
             return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
 
     def _can_give(self, source: Tensor) -> bool:
@@ -388,6 +391,8 @@ class EscapeGuard(TorchFunctionMode):
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:
             self.chronicle.detaches(tensor)
+        elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+            self.chronicle.moves_unseen(tensor)
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None

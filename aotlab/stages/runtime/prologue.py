@@ -134,6 +134,8 @@ class Prologue:
             draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])
+        if self._stands_for_its_owner(info):
+            draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
@@ -163,6 +165,7 @@ class Prologue:
             return
         bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
         several = len(self.parts.dedupe.kept) > 1
+        bases += self.draft.trace.moved_bases
         if bases:  # such an entry is for calls that share memory in the very same way
             if several:
                 self._same_pattern()
@@ -206,10 +209,17 @@ class Prologue:
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
         """Tell whether the entry is for inputs in this place that are no views."""
         tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-        with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
+        written = info.mutates_data or info.only_moves_history
+        with_history = info.requires_grad and not info.is_leaf and written and info.moves_version
         is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.must_not_overlap and with_history and not is_view and grad_mode
+
+    def _stands_for_its_owner(self, info: InputAliasInfo) -> bool:
+        """Tell whether the entry writes a view of a tensor with a history as if it were no view."""
+        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+        is_view = info.requires_grad and not info.is_leaf and internals.base_of(tensor) is not None
+        return is_view and info.mutates_data and info.moves_version and self.draft.base_with(info.index) is None
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

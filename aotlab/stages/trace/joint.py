@@ -18,10 +18,11 @@ from aotlab.recorder import Recorder, overlaps_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
-from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
+from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.nodes import autograd_nodes
+from aotlab.stages.trace.owners import check_owners, moved_bases
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
@@ -54,6 +55,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         input_fakes=[i.fake for i in findings.inputs],
         placeholders=placeholders,
         placeholder_sources=placeholder_sources,
+        moved_bases=moved_bases(findings, placeholder_sources),
         forward_outputs=[item.value for item in forward.returned],
         writes=forward.writes,
         counted=[write.index for write in forward.counted],
@@ -91,7 +93,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         check_out_of_sight(seen, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
     if trace.training or torch.is_grad_enabled():
-        check_owners(trace, findings.inputs)
+        check_owners(trace, findings, forward.edges)
     return _record(trace, forward, gradients), trace
 
 
