@@ -139,7 +139,9 @@ class Prologue:
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
-            draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
+            based = draft.base_with(info.index) is not None
+            may = internals.may_be_written_with_base if based else internals.may_be_written
+            draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
         elif metadata.moves_unseen(info):
             draft.miss([f"not {w.constant('keeps_through_writes', internals.keeps_through_writes)}({tensor})"])
 
