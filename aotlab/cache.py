@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from aotlab.errors import GraphInvariantError, HooksError, RecompileLimitError, 
 from aotlab.guards import CallState, difference, distance
 from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
-from aotlab.stages.runtime import MISS, RuntimeRecord
+from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
 from aotlab.torch_internals import SettingsGuard, foreign_saved_tensor_hooks
 
-#: Serves a call or returns `MISS`.
+#: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -173,26 +174,40 @@ class CompiledFunction:
         if observe.listening():
             return self._observed_call(args, kwargs)
         for entry in self._entries:
-            result = entry.run(args, kwargs)
+            try:
+                result = entry.run(args, kwargs)
+            except ForwardFailed as failure:
+                error = failure.error
+                break
             if result is not MISS:
                 entry.calls += 1
                 self._recent.append((time.perf_counter_ns(), entry.number))
                 return result
-        return self._serve_new(args, kwargs)[0]
+        else:
+            return self._serve_new(args, kwargs)[0]
+        return self._run_again(error, args, kwargs)
 
     def _observed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for entry in self._entries:
             started = time.perf_counter_ns()
-            result = entry.run(args, kwargs)
+            try:
+                result = entry.run(args, kwargs)
+            except ForwardFailed as failure:
+                error = failure.error
+                break
             if result is not MISS:
                 duration = time.perf_counter_ns() - started
                 entry.calls += 1
                 self._recent.append((started, entry.number))
                 self._announce(entry.number, duration, compiled=False)
                 return result
-        started = time.perf_counter_ns()
-        result, number = self._serve_new(args, kwargs)
-        self._announce(number, time.perf_counter_ns() - started, compiled=number is not None)
+        else:
+            started = time.perf_counter_ns()
+            result, number = self._serve_new(args, kwargs)
+            self._announce(number, time.perf_counter_ns() - started, compiled=number is not None)
+            return result
+        result = self._run_again(error, args, kwargs)
+        self._announce(None, time.perf_counter_ns() - started, compiled=False)
         return result
 
     def _announce(self, entry: int | None, duration: int, *, compiled: bool) -> None:
@@ -250,7 +265,14 @@ class CompiledFunction:
         with self._lock:
             outcome = self._compile(args, kwargs)
         if isinstance(outcome, Entry):
-            result = outcome.run(args, kwargs)
+            try:
+                result = outcome.run(args, kwargs)
+            except ForwardFailed as failure:
+                error: Exception | None = failure.error
+            else:
+                error = None
+            if error is not None:  # not above: the error that eager raises has nothing to do with this one
+                return self._run_again(error, args, kwargs), None
             if result is MISS:
                 # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
                 text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
@@ -354,6 +376,28 @@ class CompiledFunction:
         self._eager_calls += 1
         self._recent.append((time.perf_counter_ns(), None))
         return self._target.eager(args, kwargs)
+
+    def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises.
+
+        Raises
+        ------
+        Exception
+            Whatever eager raises; ``error`` itself if whoever called sees to it that the call runs eagerly.
+        """
+        if self._on_refusal == "tell" and config.fallback == "auto":
+            raise error
+        text = (
+            f"`{self._target.name}` was compiled, but this call ran eagerly: its compiled form raised "
+            f"{type(error).__name__}: {error}"
+        )
+        traceback.clear_frames(error.__traceback__)  # they hold what the graph had computed by then
+        result = self._run_eagerly(args, kwargs)
+        if config.fallback == "error":
+            error.add_note("aotlab: eager did not raise this; the arguments are as eager left them")
+            raise error
+        self._warn(text)
+        return result
 
     def _run_under_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves.

@@ -125,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[], metavar="NAME", help="only these: add, nn.Linear, 'add out int64'"
     )
     ops.add_argument("--thorough", action="store_true", help="all samples instead of a few of each kind; takes hours")
+    ops.add_argument("--dynamo", action="store_true", help="behind torch.compile; what Dynamo alone does counts apart")
+    ops.add_argument(
+        "--errors",
+        action="store_true",
+        help="in place of values, the errors: each operator called as eager refuses it, with the result unused",
+    )
     ops.add_argument("--jobs", type=_jobs, default=1, help="how many processes (default: 1)")
     ops.add_argument("--json", type=Path, metavar="PATH", help="write the results here, too")
     ops.set_defaults(command=_verify_ops)
@@ -272,6 +278,8 @@ def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         jobs=options.jobs,
         json_path=options.json,
         out=sys.stdout,
+        dynamo=options.dynamo,
+        errors=options.errors,
     )
 
 

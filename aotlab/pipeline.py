@@ -133,7 +133,9 @@ def compile_call(
                 for segment in range(len(live.segments))
             ]
             settings = internals.SettingsGuard()
-            generated, run = runtime.run(_parts(call, deduped, live, split_record, forward, backward, settings, number))
+            generated, run = runtime.run(
+                _parts(options, call, deduped, live, split_record, forward, backward, settings, number)
+            )
         journal.announce("runtime", generated)
     except RefusedError as error:
         error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
@@ -308,6 +310,7 @@ def _backward(
 
 
 def _parts(
+    options: Options,
     call: Call,
     deduped: dedupe.DedupeRecord,
     live: trace.Trace,
@@ -329,4 +332,5 @@ def _parts(
         tensors_hold=internals.tensor_guards(tensors),
         entry=number,
         debug=config.debug_assert,
+        repeatable=runtime.can_be_repeated(live, writes_last=options.backend.writes_last),
     )

@@ -679,6 +679,9 @@ CAST = torch.ops.aten._to_copy.default
 #: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
 VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
 
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -711,6 +714,28 @@ def give_own_node(tensor: Tensor) -> None:
     version = tensor._version  # `lift` has no derivative for complex numbers
     _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
     set_version(tensor, version)
+
+
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -887,6 +912,20 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+_exchange = torch._C._swap_tensor_impl  # taken here, as a trace refuses it to the program
+
+
+def exchange(a: Tensor, b: Tensor) -> None:
+    """Let two tensor objects change places: each is from now on what the other was, also for those that hold it."""
+    _exchange(a, b)
+
+
+def same_view(view: Tensor, source: Tensor) -> Tensor:
+    """Return the view of ``source`` that ``view`` is of its base, by the same view ops."""
+    result: Tensor = view._view_func_unsafe(source)
+    return result
+
+
 def share_version(a: Tensor, b: Tensor) -> bool:
     """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
     if a is b or a.is_inference() or b.is_inference() or a._version != b._version:
@@ -1008,7 +1047,8 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return list(node.saved_tensors)
+            kept: tuple[Tensor | None, ...] = node.saved_tensors
+            return [tensor for tensor in kept if tensor is not None]
         kind: Any = type(node)
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
@@ -1018,6 +1058,40 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
         flat += [item] if isinstance(item, Tensor) else []
         flat += [t for t in item if isinstance(t, Tensor)] if isinstance(item, (tuple, list)) else []
     return flat
+
+
+@functools.cache
+def _raw_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def kept_by_checkpoint(node: Any) -> list[Tensor]:
+    """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
+
+    Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
+    """
+    found: dict[int, Tensor] = {}
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        saved = getattr(node, name, None)
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook: Any = getattr(each, "unpack_hook", None)
+            if getattr(hook, "__module__", None) != "torch.utils.checkpoint":
+                continue
+            frames = [cell.cell_contents for cell in hook.__closure__ or ()]
+            found.update((id(t), t) for frame in frames for t in _arguments_of(frame))
+    return list(found.values())
+
+
+def _arguments_of(frame: Any) -> list[Tensor]:
+    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node."""
+    try:
+        if hasattr(frame, "saved_args"):
+            return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
+        # the first is checkpoint's own
+        return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
+    except RuntimeError:
+        return []  # one of them was written since: the backward raises
 
 
 def storage_key(tensor: Tensor) -> int:
@@ -1103,6 +1177,7 @@ def inductor_compile(
         config.patch(fallback_random=exact_random or config.fallback_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        _lowered(module),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -1114,6 +1189,22 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
 
 
 def inductor_source(compiled: Any) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab import torch_internals as internals
@@ -154,6 +155,21 @@ def test_count_of_a_narrowed_wrapper():
         internals.refresh_count(x)
         assert (x.numel(), x.shape) == (2, (2,))
         assert not internals.has_data_mutation(x)
+
+
+def test_exchanged_tensors_and_the_same_view_of_another_source():
+    """Two tensor objects change places, for holders of views too; a view can be made again from another source."""
+    x = internals.to_functional(internals.FakeTensorMode().from_tensor(torch.ones(3, 2)))
+    with internals.functionalization(), internals.enable_python_dispatcher():
+        x.requires_grad_()
+        y = x * 1
+        row = y[1:]
+        moved = y.t()
+        internals.exchange(y, moved)
+        assert (y.shape, moved.shape, row._base is moved) == ((2, 3), (3, 2), True)
+        z = x * 2
+        again = internals.same_view(row, z)
+        assert (again.shape, again._base is z, again.grad_fn.next_functions[0][0]) == ((2, 2), True, z.grad_fn)
 
 
 def test_outside_of_trace():
@@ -584,6 +600,19 @@ def test_version_base_and_storage():
     assert internals.storage_key(x) != internals.storage_key(torch.ones(2, 3))
 
 
+def test_kept_by_checkpoint():
+    """What checkpoint keeps of its arguments is found from the nodes that would have it computed again."""
+    x, y = leaf(2) * 1, leaf(2)
+    made = checkpoint(lambda a, n, b: (a * n).sin() * b, x, 2, y, use_reentrant=False)
+    kept = internals.kept_by_checkpoint(made.grad_fn)
+    assert len(kept) == 2
+    assert internals.share_version(kept[0], x)
+    assert internals.share_version(kept[1], y)
+    assert internals.kept_by_checkpoint((x * y).grad_fn) == []
+    x.mul_(2)
+    assert internals.kept_by_checkpoint(made.grad_fn) == []
+
+
 def test_saves_tensors():
     """Nodes that hold tensors are told from those that do not, and asking does no harm after a write."""
     x = leaf(3)
@@ -742,6 +771,18 @@ def test_inductor_parts_exist():
         assert internals.TracingContext.get().fake_mode is mode
     assert internals.TracingContext.try_get() is None
     assert internals.inductor_source(object()) is None
+
+
+def test_ops_that_inductor_decomposes_are_lowered():
+    """While a graph with such an op is compiled there is a lowering for it, and then there is none again."""
+    from torch._inductor.lowering import lowerings
+
+    graph = fx.Graph()
+    op = torch.ops.aten.bernoulli.default
+    graph.output((graph.call_function(op, (graph.placeholder("x"),)),))
+    with internals._lowered(fx.GraphModule(torch.nn.Module(), graph)):
+        assert callable(lowerings[op])
+    assert op not in lowerings
 
 
 # --- torch's databases of samples --------------------------------------------------------------------------------

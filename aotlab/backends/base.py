@@ -49,6 +49,8 @@ class Backend:
     """Base of all backends; on its own it is abstract."""
 
     name = "backend"
+    #: Whether a compiled graph that writes inputs does so behind everything in it that may raise.
+    writes_last = False
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the ops that the trace shall replace, with their replacements."""

@@ -13,6 +13,7 @@ class EagerBackend(Backend):
     """Run graphs as they are."""
 
     name = "eager"
+    writes_last = True
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return the graph's own Python, boxed: each input dies when it was used last."""

@@ -16,6 +16,7 @@ from torch import fx
 
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
+from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
 from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
@@ -27,7 +28,11 @@ def is_random(op: Any) -> bool:
 def _plain_complex_numbers(module: fx.GraphModule) -> None:
     """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
     numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
-    for call in numbers:
+    for call in list(numbers):
+        for user in list(call.users):  # torch 2.11's Inductor cannot take the conjugate of a number
+            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
+                numbers[user] = numbers[call].conjugate()
+    for call in reversed(numbers):
         for user in list(call.users):
             user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
         module.graph.erase_node(call)
@@ -71,6 +76,8 @@ class _Apart:
 
     def __call__(self, inputs: list[Any]) -> Any:
         results = self._compiled(inputs)
+        if len(results) > len(self._groups):  # what is computed only because it may raise, or draws
+            results = results[: len(self._groups)]
         if self._copied is None:
             seen: dict[int, int | None] = {}
             actual = _memory(results)
@@ -94,18 +101,22 @@ class InductorBackend(Backend):
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return Inductor's table without random ops, which must draw as eager does."""
-        return {op: function for op, function in internals.inductor_decompositions().items() if not is_random(op)}
+        table = internals.inductor_decompositions()
+        return with_checks({op: function for op, function in table.items() if not is_random(op)})
 
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Run Inductor's pattern matching over the joint graph."""
+        count = keep_unused(module)
         with torch.no_grad(), internals.disable_autocast():
             internals.inductor_joint_passes(module, fake_mode, exact_random=draws_random(module))
+        drop_unused(module, count)
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Compile one graph; the callable is boxed."""
         module = request.module
         _plain_complex_numbers(module)
         _copied_constants(module)
+        count = keep_unused(module)
         output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         output.meta["user_visible_output_idxs"] = [
             i for i, node in enumerate(output.args[0][: request.visible_outputs]) if isinstance(node, fx.Node)
@@ -114,7 +125,9 @@ class InductorBackend(Backend):
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
             if request.kind == "inference":
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=random)
-            groups = _memory(node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0])
+            groups = _memory(
+                node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count]
+            )
             compiled = internals.inductor_compile(
                 module,
                 request.example_inputs,

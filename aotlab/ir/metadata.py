@@ -119,12 +119,6 @@ class InputAliasInfo:
         return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
 
     @property
-    def only_moves_history(self) -> bool:
-        """Whether nothing happens to it but that autograd, if it is a view, makes its history anew."""
-        moves = self.moves_version and self.requires_grad and not self.is_leaf
-        return moves and not self.mutates_data and not self.metadata_steps
-
-    @property
     def changes_history_twice(self) -> bool:
         """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
         recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)

@@ -8,6 +8,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from aotlab.cache import Entry
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
 from aotlab.partitioners import default_partition
-from aotlab.stages.runtime import MISS
+from aotlab.stages.runtime import MISS, ForwardFailed
 from aotlab.verification import Comparison, compare
 
 
@@ -258,11 +259,12 @@ class CapturedGraph:
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
-                result = entry.run(inputs, {})
-                if result is MISS:
+                with suppress(ForwardFailed):  # then eager serves such calls
+                    result = entry.run(inputs, {})
+                    if result is not MISS:
+                        return result
                     missed.append(True)
-                    return graph(*inputs)
-                return result
+                return graph(*inputs)
 
             return call
 

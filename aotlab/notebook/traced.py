@@ -20,7 +20,7 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partitioners import default_partition
 from aotlab.recorder import is_tracing
-from aotlab.stages.runtime import MISS
+from aotlab.stages.runtime import MISS, ForwardFailed
 from aotlab.verification import Comparison, compare
 
 
@@ -160,11 +160,12 @@ class TracedFunction:
 
         def by_entry(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any, **named: Any) -> Any:
-                result = entry.run(inputs, named)
-                if result is MISS:
+                with contextlib.suppress(ForwardFailed):  # then eager serves such calls
+                    result = entry.run(inputs, named)
+                    if result is not MISS:
+                        return result
                     missed.append(True)
-                    return function(*inputs, **named)
-                return result
+                return function(*inputs, **named)
 
             return call
 

@@ -12,8 +12,8 @@ tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has t
 The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
 view's sizes.
 
-A write to a view hides from Python the node of the op in place, and with it that ``relu_`` and others keep their
-result, which the caller must not write any more before the backward. That is noted too.
+A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
+``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Chronicle:
         self._moved_unseen: dict[int, int] = {}
         self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
-        self._keep_results: dict[Any, Tensor] = {}
+        self._kept_by: dict[Any, list[Tensor]] = {}
 
     def made(self, result: Any) -> None:
         """Note the version at which a view of an input is made."""
@@ -105,31 +105,39 @@ class Chronicle:
         return self._written.get(internals.storage_key(wrapper))
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the op in place on a view keeps, if that is its result."""
-        view = args[0]
-        base = internals.base_of(view)
+        """Note what the op in place on a view keeps."""
+        base = internals.base_of(args[0])
         if base is None or not base.requires_grad or not torch.is_grad_enabled():
             return
-        if _keeps_its_result(func, view.dtype, args[1:], kwargs):
-            self._keep_results[base.grad_fn] = base
+        kept = _kept(func, args, kwargs)
+        if kept:
+            self._kept_by[base.grad_fn] = kept
 
     @property
-    def kept_by(self) -> dict[Any, Tensor]:
+    def kept_by(self) -> dict[Any, list[Tensor]]:
         """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
-        return self._keep_results
+        return self._kept_by
 
 
-def _keeps_its_result(
-    func: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Tell whether the backward of an op in place needs what the op computed, by a look at how it does elsewhere."""
-    if tensors_in((args, kwargs)):
-        return False
+def _kept(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere."""
+    twins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in twins:
+                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                wanted = value is args[0] or value.requires_grad
+                twins[id(value)] = value, like.requires_grad_().clone() if wanted else like
+            return twins[id(value)][1]
+        if type(value) in (list, tuple):
+            return type(value)(map(twin, value))
+        return value
+
     try:
         with internals.outside_of_trace(), torch.enable_grad():
-            probe = torch.ones(1, dtype=dtype, requires_grad=True).clone()
-            func(probe, *args, **kwargs)
-            kept = internals.saved_tensors_of(probe.grad_fn)
-            return any(internals.storage_key(tensor) == internals.storage_key(probe) for tensor in kept)
-    except Exception:  # noqa: BLE001  # an op that has other wishes for its argument
-        return False
+            func(*map(twin, args), **{key: twin(value) for key, value in kwargs.items()})
+            keys = {internals.storage_key(kept) for kept in internals.saved_tensors_of(twin(args[0]).grad_fn)}
+            return [tensor for tensor, own in twins.values() if internals.storage_key(own) in keys]
+    except Exception:  # noqa: BLE001  # an op that has other wishes for its arguments
+        return []

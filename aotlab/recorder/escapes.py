@@ -155,6 +155,7 @@ class EscapeGuard(TorchFunctionMode):
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
         self.sets_saved_hooks = False
+        self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -212,6 +213,10 @@ class EscapeGuard(TorchFunctionMode):
             return self.looks.as_strided(func, args, kwargs or {})
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
+        inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
+        if inside and _changes_dtype(args, kwargs):
+            # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
+            raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -226,6 +231,7 @@ class EscapeGuard(TorchFunctionMode):
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
             if outs and all(isinstance(each, Tensor) for each in outs):
+                refuse_overlaps(func, args, kwargs or {}, outs, in_place=False)
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
             for each in tensors_in(written):
                 self.chronicle.writes(each)
@@ -239,9 +245,8 @@ class EscapeGuard(TorchFunctionMode):
             return result
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
+        refuse_overlaps(func, args, kwargs or {}, [written], in_place=in_place)
         operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
-        if any(overlaps_partly(written, other) and overlaps_partly(_part(func, args), other) for other in operands):
-            raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
@@ -390,6 +395,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:
+            if torch.is_inference_mode_enabled():
+                return tensor  # autograd is out of the way there, and nobody else does anything
             self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
             self.chronicle.moves_unseen(tensor)
@@ -441,6 +448,8 @@ def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         with internals.outside_of_trace(), torch.no_grad():
             others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
+            if not tensors_in((args, others)):
+                others["device"] = "meta"  # else an op that makes something would make it, and a random one would draw
             found = func(*map(without_memory, args), **others)
     except Exception:  # noqa: BLE001  # whatever the op makes of such arguments
         return None
@@ -490,6 +499,15 @@ def _is_captured(tensor: Tensor) -> bool:
     if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
         return False
     return not internals.is_transformed(tensor)
+
+
+_VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
+
+
+def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Tell whether ``view`` is called with a dtype, be it the same, and of a tensor that is no inference tensor."""
+    given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
+    return isinstance(given, torch.dtype) and isinstance(args[0], Tensor) and not args[0].is_inference()
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
@@ -603,6 +621,56 @@ def _part(func: Any, args: tuple[Any, ...]) -> Tensor:
             with torch.no_grad():
                 return written[args[1]]
     return written
+
+
+def refuse_overlaps(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Tensor], *, in_place: bool
+) -> None:
+    """Leave to eager a write to memory that the op reads: eager has an error for it, or reads what it wrote before.
+
+    Ops that go element by element may write the very window that they read.
+    """
+    others = {key: value for key, value in kwargs.items() if key != "out"}
+    # what there is in place, too, may be given its first operand as `out=`
+    first = in_place or hasattr(torch.ops.aten, f"{getattr(func, '__name__', '')}_")
+    operands = tensors_in((args[1:], others))
+    for tensor in written:
+        for operand in operands:
+            if overlaps_partly(tensor, operand):
+                if overlaps_partly(_part(func, args) if in_place else tensor, operand):
+                    raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
+            elif is_same_window(tensor, operand) and not _goes_by_element(func, args):
+                name = getattr(func, "__name__", "an op")
+                raise RunEagerly(f"`{name}` reads the tensor that it writes, at {user_line()}")
+        for operand in () if in_place else tensors_in(args[:1]):
+            if overlaps_partly(tensor, operand) or (is_same_window(tensor, operand) and not first):
+                raise RunEagerly(f"`out=` shares memory with an operand, at {user_line()}")
+
+
+#: What may write what it reads, beside ops with torch's tag for that.
+_COPIES = frozenset(("copy_", "set_", "resize_as_", "resize_as_sparse_"))
+
+
+def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
+    name = getattr(func, "__name__", "")
+    if func is Tensor.__setitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return not any(isinstance(key, Tensor | list) for key in keys)
+    if name in _COPIES or (name.startswith("__i") and name.endswith("__")):
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
+
+
+def is_same_window(written: Tensor, operand: Tensor) -> bool:
+    """Tell whether two tensors are the same window of one storage."""
+    if written.numel() == 0 or not internals.is_functional(operand) or not internals.is_functional(written):
+        return False
+    if internals.storage_key(written) != internals.storage_key(operand):
+        return False
+    windows = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (written, operand)]
+    return windows[0] == windows[1]
 
 
 def overlaps_partly(written: Tensor, operand: Tensor) -> bool:

@@ -38,6 +38,17 @@ _NEVER = frozenset(
 )  # fmt: skip
 _known: dict[OpOverload, tuple[bool, bool]] = {}
 
+#: Parts of the names of ops whose kernels refuse some values of what they take: on any device, and where kernels can
+#: say so to whoever called them, which those of a GPU cannot.
+_REFUSE = ("bincount", "cholesky", "hist", "inverse", "linalg_", "lu_", "triangular_solve")
+_REFUSE_ON_CPU = (
+    "_assert", "bernoulli", "binary_cross_entropy", "binomial", "ctc_loss", "dirichlet", "embedding", "fake_quant",
+    "gather", "index", "margin_loss", "multinomial", "nll_loss", "normal", "one_hot", "ormqr", "poisson", "put",
+    "repeat_interleave", "scatter", "segment_reduce", "take", "unpool",
+)  # fmt: skip
+_DIVIDES = ("div", "floor_divide", "fmod", "remainder")
+_OF_ONE_DTYPE = ("mm", "mv", "dot", "convolution")
+
 
 def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
     """Tell whether a kernel may refuse what its fake took.
@@ -62,3 +73,29 @@ def _kind(target: OpOverload) -> tuple[bool, bool]:
     name = target._schema.name.rpartition("::")[2]
     view = any(result.alias_info is not None for result in target._schema.returns)
     return view or name in _NEVER, any(part in name for part in _LOOK)
+
+
+def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a kernel may refuse at one call what it took at another, or what its fake takes at every call.
+
+    Compiled kernels do not run in the order of the program: what raises may do so when an input is half written.
+
+    Examples
+    --------
+    >>> may_raise_late(torch.ops.aten.index.Tensor, [torch.ones(1), torch.zeros(1, dtype=torch.int64)])
+    True
+    >>> may_raise_late(torch.ops.aten.add.Tensor, [torch.ones(1, dtype=torch.int64)])
+    False
+    """
+    if not isinstance(target, OpOverload) or not tensors:
+        return False
+    name = target._schema.name.rpartition("::")[2]
+    if (_known.get(target) or _known.setdefault(target, _kind(target)))[0] or target is torch.ops.aten.bernoulli.p:
+        return False
+    dtypes = {tensor.dtype for tensor in tensors}
+    if any(part in name for part in _REFUSE) or (len(dtypes) > 1 and any(part in name for part in _OF_ONE_DTYPE)):
+        return True
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return False
+    whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return any(part in name for part in _REFUSE_ON_CPU) or (whole and name in _DIVIDES)

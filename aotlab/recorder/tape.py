@@ -13,7 +13,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.graphs import STAYS, Phase
 from aotlab.recorder.places import Place, stack_trace
-from aotlab.recorder.raising import may_raise
+from aotlab.recorder.raising import may_raise, may_raise_late
 from aotlab.torch_internals import OpOverload
 
 
@@ -64,9 +64,17 @@ class Operation:
     @property
     def is_impure(self) -> bool:
         """Whether it must stay although nobody uses its result."""
-        if self.is_random or self.target in internals.ASSERTIONS:
-            return True
-        return may_raise(self.target, tensors_in((self.args, self.kwargs)))
+        return self.is_random or self.may_raise
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether its kernel may refuse what its fake took."""
+        return self.target in internals.ASSERTIONS or may_raise(self.target, tensors_in((self.args, self.kwargs)))
+
+    @property
+    def may_raise_late(self) -> bool:
+        """Whether its kernel may refuse some values of what it takes."""
+        return self.target in internals.ASSERTIONS or may_raise_late(self.target, tensors_in((self.args, self.kwargs)))
 
 
 #: Where a value comes from: an input or constant by name, or an op's result at a path.
@@ -134,6 +142,11 @@ class Tape:
         elif isinstance(value, (list, tuple)):
             for i, item in enumerate(value):
                 self._register(operation, item, (*path, i))
+
+    def draws(self, phase: Phase) -> set[torch.device]:
+        """Return the devices of the generators that the ops of a phase draw from."""
+        drawing = (operation for operation in self.operations if operation.phase == phase and operation.is_random)
+        return {tensor.device for operation in drawing for tensor in tensors_in(operation.result)}
 
     def needed(self, outputs: Sequence[Tensor | None], stop: set[int]) -> tuple[set[int], list[Tensor]]:
         """Return the indices of the ops that ``outputs`` need, and the values from outside that those use.

@@ -11,6 +11,9 @@ Which values to save is the partitioner's choice. Two things are this stage's, w
 - A saved *view* of an input or output is replaced by that tensor, and the view is made in the backward. Autograd counts
   writes per storage, and would not see a later write through a view that a compiler made.
 - A saved input that the epilogue will overwrite is saved as a clone.
+
+An op of the forward that nobody uses, and that stays since it may raise or draws random numbers, is unknown to most
+partitioners. While they work it is held by an output of its own.
 """
 
 from __future__ import annotations
@@ -95,12 +98,15 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split(saved_values=[], saved_names=[])
     joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
+    held = _hold_unused(trace_record.module, count)
     forward, backward = partitioner(
         trace_record.module,
         joint_inputs,
-        num_fwd_outputs=count,
+        num_fwd_outputs=count + held,
         static_lifetime_input_indices=list(trace.metadata.static_input_indices),
     )
+    for module in (trace_record.module, forward) if held else ():
+        _let_go(module, count, held)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
@@ -217,6 +223,52 @@ def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, coun
         first_op.prepend(placeholder)
     output.args = ((*returned[:count], *kept),)
     forward.graph.eliminate_dead_code(is_impure_node=_must_stay)
+
+
+def _holder(result: Any) -> Any:
+    """Stand for the result of an op that nobody uses; no graph that is run has it."""
+    return result
+
+
+def _hold_unused(joint: fx.GraphModule, count: int) -> int:
+    """Give each op of the forward that has to stay unused an output behind the forward's; return how many there are."""
+    graph = joint.graph
+    kept = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and not node.users
+        and node.meta.get("phase", "forward") == "forward"
+        and _must_stay(node)
+    ]
+    if not kept:
+        return 0
+    small = next(node.meta["val"] for node in placeholders(graph) if isinstance(node.meta.get("val"), torch.Tensor))
+    holders = []
+    for node in kept:
+        with graph.inserting_after(node):
+            holder = graph.call_function(_holder, (node,))
+        holder.meta.update(val=small, phase="forward")
+        holders.append(holder)
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    returned = output_args(graph)
+    output.args = ((*returned[:count], *holders, *returned[count:]),)
+    joint.recompile()
+    return len(holders)
+
+
+def _let_go(module: fx.GraphModule, count: int, held: int) -> None:
+    """Take away what `_hold_unused` gave."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    returned = output_args(module.graph)
+    output.args = ((*returned[:count], *returned[count + held :]),)
+    for holder in returned[count : count + held]:
+        assert holder is not None
+        (op,) = holder.all_input_nodes
+        op.meta[STAYS] = True
+        if not holder.users:
+            module.graph.erase_node(holder)
+    module.recompile()
 
 
 def _must_stay(node: fx.Node) -> bool:

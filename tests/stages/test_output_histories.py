@@ -10,6 +10,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.verification.fuzz.compare import differences
@@ -365,6 +366,72 @@ def test_an_intermediate_that_is_kept():
 
     agree(program, history(2, 2), before=caller)
     agree(program, history(2, 2), after=caller)
+
+
+OPERANDS = {
+    "mul_": lambda view, other: view.mul_(other),
+    "*=": lambda view, other: view.__imul__(other),
+    "pow_": lambda view, other: view.pow_(other),
+    "addcmul_": lambda view, other: view.addcmul_(other, other),
+    "scatter_": lambda view, other: view.scatter_(0, (other > 0).long(), 1.0),
+    "sub_": lambda view, other: view.sub_(other),
+}
+
+
+@pytest.mark.parametrize("caller", [write_afterwards, write_the_argument])
+@pytest.mark.parametrize("kind", ["input", "view", "intermediate"])
+@pytest.mark.parametrize("op", OPERANDS)
+def test_an_operand_that_a_write_to_a_view_keeps(op, kind, caller):
+    """A later write to it by the caller is an error in the backward where eager has one."""
+
+    def program(a, b):
+        a.relu_()
+        target = b * 1 if kind == "intermediate" else b
+        OPERANDS[op](target.view(-1) if kind == "view" else target.t(), a.view(-1) if kind == "view" else a)
+        return a.view(-1), target
+
+    def inputs():
+        leaf = data(2, 2).abs().requires_grad_()
+        base = leaf * 1
+        return (data(2, 2), base.t() if kind == "input" else base), {"leaf": leaf}
+
+    agree(program, inputs, inputs, before=lambda out, a: caller(out, a))
+
+
+KEPT_BY_CHECKPOINT = {
+    "argument": lambda a, b: (a.t(), checkpointed(torch.sin, a * 1 + a)),
+    "written": lambda a, b: (a.mul_(2), checkpointed(lambda value: (value * 2).square(), a)),
+    "without grad mode": lambda a, b: (written_quietly(a), checkpointed(lambda value: (value * 2).square(), a)),
+    "unseen": lambda a, b: (checkpointed(lambda value: (value * 2).square(), a), a.data[0].add_(2), a)[::2],
+    "other": lambda a, b: (b.add_(1).t(), checkpointed(torch.mul, a, b)),
+    "intermediate": lambda a, b: (made := b * 2, checkpointed(lambda one, two: (one * two).exp(), a, made)),
+    "nested": lambda a, b: (b.add_(1), checkpointed(lambda one, two: checkpointed(torch.mul, one.sin(), two), a, b)),
+    "nothing": lambda a, b: (b.add_(1), checkpointed(torch.add, a, b)),
+}
+
+
+def checkpointed(function, *args):
+    """Use checkpoint, which keeps the arguments of the function to compute again."""
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def written_quietly(tensor):
+    """Write a tensor under no_grad."""
+    with torch.no_grad():
+        tensor.mul_(2)
+    return tensor
+
+
+@pytest.mark.parametrize("caller", [write_afterwards, write_the_argument, lambda out, a: [lambda: out[1].mul_(2)]])
+@pytest.mark.parametrize("kind", KEPT_BY_CHECKPOINT)
+def test_what_a_checkpoint_keeps(kind, caller):
+    """A later write to an argument of what is to be computed again is an error in the backward, as in eager."""
+
+    def inputs():
+        base = data(2, 2).requires_grad_()
+        return (base * 1, data(2, 2)), {"base": base}
+
+    agree(KEPT_BY_CHECKPOINT[kind], inputs, inputs, before=lambda out, a: caller(out, a))
 
 
 # --- hooks between nodes

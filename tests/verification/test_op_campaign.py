@@ -44,7 +44,7 @@ def test_a_variant_that_never_ends(monkeypatch: pytest.MonkeyPatch):
     """After its time a worker is ended and its variant counted as one that does not end."""
     monkeypatch.setattr(campaign, "HARD_SECONDS", 0.0)
     monkeypatch.setattr(campaign, "_START", 0.0)
-    (only,) = campaign._results(["abs call int64"], thorough=False, jobs=1)
+    (only,) = campaign._results(["abs call int64"], campaign.Manner(), jobs=1)
     assert (only.name, only.outcome) == ("abs call int64", Outcome.OUT_OF_TIME)
 
 
@@ -65,6 +65,19 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "1 of 2 variants" in out.getvalue()
 
 
+def test_errors_and_dynamo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The options reach the workers: errors are counted, and behind Dynamo a function is compiled, too."""
+    path = tmp_path / "ops.json"
+    assert cli.main(["verify", "ops", "--errors", "--only", "addmv", "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["variants"]
+    assert (row["name"], row["outcome"]) == ("addmv errors float32", "equal")
+    assert f"{row['cases']} calls, of which eager refuses {row['cases'] - row['compiled']}" in capsys.readouterr().out
+    assert row["cases"] > row["compiled"] > 0
+    assert cli.main(["verify", "ops", "--dynamo", "--only", "addmv call float32", "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["variants"]
+    assert (row["outcome"], row["compiled"] > 0) == ("equal", True)
+
+
 def test_the_table_names_all_that_is_not_equal():
     """Counts by outcome first, then a line with its reason for each variant that is not equal."""
     assert campaign.table([EQUAL, REFUSED]).splitlines() == [
@@ -78,7 +91,12 @@ def test_the_table_names_all_that_is_not_equal():
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["--only", "no such op"], "has no operator, module or variant 'no such op'"), (["--jobs", "0"], "no number of")],
+    [
+        (["--only", "no such op"], "has no operator, module or variant 'no such op'"),
+        (["--jobs", "0"], "no number of"),
+        (["--errors", "--dynamo"], "errors are swept without Dynamo"),
+        (["--errors", "--only", "nn.Linear"], "has no operator, module or variant 'nn.Linear'"),
+    ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]):
     """A name that is nowhere and a wrong number of processes are told in a sentence."""

@@ -124,6 +124,21 @@ def test_a_broken_engine_is_noticed(mutant, by_name: dict[str, Variant]):
     assert "args[0]" in broken.reason
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_behind_dynamo(by_name: dict[str, Variant]):
+    """A broken engine is noticed there as well; what Dynamo alone does otherwise than eager is told apart."""
+    variant = by_name["mul in-place float32"]
+    whole = judge_variant(variant, limit=1, dynamo=True)
+    with next(each for each in MUTANTS if each.name == "epilogue skipped").installed():
+        broken = judge_variant(variant, limit=1, dynamo=True)
+    assert (broken.outcome, whole.outcome) == (Outcome.DIFFERENT, Outcome.EQUAL)
+    assert whole.compiled == whole.cases > 1
+    module = judge_variant(by_name["nn.Linear train float32"], limit=1, dynamo=True)
+    assert module.outcome is Outcome.EQUAL
+    refused = judge_variant(by_name["sin in-place int64"], limit=1, dynamo=True)
+    assert refused.outcome is Outcome.DYNAMOS  # its error has Dynamo's words around eager's
+
+
 def test_outcomes_that_are_not_equal(by_name: dict[str, Variant]):
     """Refusals, eager's own errors and memory that nobody wrote are told apart, with the reason."""
     outcomes = {

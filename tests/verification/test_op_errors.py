@@ -8,82 +8,42 @@ from __future__ import annotations
 import pytest
 import torch
 
-import aotlab
-from aotlab import torch_internals as internals
-from aotlab.errors import RefusedError
+from aotlab.recorder import tape
+from aotlab.verification.op_database import Outcome, Variant, campaign, error_variants, judge_errors
 from tests.engine_helpers import compiled, leaf, same
 
-#: Every so many of the ops are tried; all of them take a minute.
-_STEP = 12
-_flatten, _unflatten = torch.utils._pytree.tree_flatten, torch.utils._pytree.tree_unflatten
+#: Compiled, with eager's errors where eager raises; or refused as other calls of that operator are.
+RIGHT = (Outcome.EQUAL, Outcome.RAISES, Outcome.REFUSED, Outcome.NOT_COMPARED)
 
 
-def _raised(function, arguments):
-    try:
-        function(*arguments)
-    except Exception as error:  # noqa: BLE001  # whatever the op raises
-        return error
-    return None
+@pytest.fixture(scope="module")
+def by_entry() -> dict[str, Variant]:
+    """Load torch's database once."""
+    return {variant.entry: variant for variant in error_variants()}
 
 
-def _compare(op, flat, spec, convert):
-    """Return None if both sides do the same, else what they do."""
-    where = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
-
-    def unused(*tensors):
-        values = list(flat)
-        for i, tensor in zip(where, tensors, strict=True):
-            values[i] = tensor
-        args, kwargs = _unflatten(values, spec)
-        op(*args, **kwargs)
-        return torch.ones(1)
-
-    def fresh():
-        return [convert(i, flat[i].detach().clone()) for i in where]
-
-    expected = _raised(unused, fresh())
-    if expected is None:
-        return None
-    actual = _raised(aotlab.compile(unused, backend="eager"), fresh())
-    if isinstance(actual, RefusedError) or (type(actual) is type(expected) and str(actual) == str(expected)):
-        return None
-    return f"{op.name}: {actual!r}, eager {expected!r}"
+def test_a_twelfth_of_the_operators(by_entry: dict[str, Variant]):
+    """Erroneous calls, and operands of other dtypes, in inference and training: what eager refuses, ours does."""
+    results = [judge_errors(variant) for variant in list(by_entry.values())[:: campaign.STEP]]
+    assert [(result.name, result.reason) for result in results if result.outcome not in RIGHT] == []
+    assert sum(result.cases for result in results) > 300
+    assert sum(result.cases - result.compiled for result in results) > 100
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_error_inputs():
-    """The calls that the database gives as erroneous."""
-    found, tried = [], 0
-    for op in [op for op in internals.op_database() if op.error_inputs_func is not None][::_STEP]:
-        for case in op.error_inputs("cpu"):
-            sample = case.sample_input
-            flat, spec = _flatten(([sample.input, *sample.args], dict(sample.kwargs)))
-            tensors = [value for value in flat if isinstance(value, torch.Tensor)]
-            if all(type(t) is torch.Tensor and t.device.type == "cpu" and t.layout is torch.strided for t in tensors):
-                tried += 1
-                found.append(_compare(op, flat, spec, lambda _, tensor: tensor))
-    assert [text for text in found if text] == []
-    assert tried > 50
+def test_a_missed_error_is_noticed(by_entry: dict[str, Variant], monkeypatch: pytest.MonkeyPatch):
+    """Without what keeps unused ops in the graph the sweep says which call eager refuses, and how."""
+    monkeypatch.setattr(tape, "may_raise", lambda *_: False)
+    broken = judge_errors(by_entry["mm"])
+    assert broken.outcome is Outcome.DIFFERENT
+    assert "tensor 0 as int64: eager gives RuntimeError: " in broken.reason
+    assert "aotlab no error" in broken.reason
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_operands_of_other_dtypes():
-    """One operand of each op gets another dtype."""
-    found, tried = [], 0
-    for op in list(internals.op_database())[::_STEP]:
-        if torch.float32 not in op.supported_dtypes("cpu"):
-            continue
-        with internals.samples_do_not_seed():
-            samples = [s for s in op.sample_inputs("cpu", torch.float32) if isinstance(s.input, torch.Tensor)][:1]
-        for sample in samples:
-            flat, spec = _flatten(([sample.input, *sample.args], dict(sample.kwargs)))
-            where = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
-            for changed in where if len(where) > 1 else ():
-                for dtype in (torch.int64, torch.bool, torch.complex64):
-                    tried += 1
-                    found.append(_compare(op, flat, spec, lambda i, t, c=changed, d=dtype: t.to(d) if i == c else t))
-    assert [text for text in found if text] == []
-    assert tried > 100
+def test_each_operator_once(by_entry: dict[str, Variant]):
+    """The names are those that the table and ``--only`` know."""
+    variants = error_variants()
+    assert len(by_entry) == len(variants) > 500
+    assert by_entry["matmul"].name == "matmul errors float32"
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

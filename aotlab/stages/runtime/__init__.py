@@ -15,6 +15,9 @@ straight-line Python function per entry, with no case in it that the metadata ru
         out_0 = x.t()                    # an output that aliases an input
         return (out_0, out_2[0], out_2)
 
+A kernel that raises leaves everything as it was, where eager has written ``x`` by then; so the call of the compiled
+forward stands in a ``try``, and a call whose kernels raise is run eagerly, from its beginning (`failing`).
+
 Only inputs that can get a gradient go through ``apply``; everything else passes by it in a list. The text is kept in
 the record, and registered with `linecache`, so that tracebacks show it.
 
@@ -36,6 +39,7 @@ from typing import Any
 
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.draft import Parts
+from aotlab.stages.runtime.failing import ForwardFailed, can_be_repeated
 from aotlab.stages.runtime.generator import Generator, generate
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.runtime.writer import MISS, Miss
@@ -43,11 +47,13 @@ from aotlab.stages.runtime.writer import MISS, Miss
 __all__ = [
     "MISS",
     "Backward",
+    "ForwardFailed",
     "Generator",
     "Miss",
     "Parts",
     "RuntimeRecord",
     "SavedValues",
+    "can_be_repeated",
     "generate",
     "restride",
     "run",

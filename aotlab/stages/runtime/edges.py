@@ -24,7 +24,6 @@ class Edges:
         self._draft = draft
         self._outputs = outputs
         self._hooked: set[int] = set()  # which of the trace's hooks are registered
-        self._moved: set[int] = set()  # the inputs whose history autograd makes anew before the segments, if views
         self._copies = ""  # the name of the copies of the hooks that this call makes
 
     def through(self, source: Source, done: Collection[int]) -> str:
@@ -54,10 +53,7 @@ class Edges:
         draft, trace = self._draft, self._draft.trace
         # writes that autograd does not see come before all segments; they too give views another edge
         done = set(range(len(trace.writes))) - set(trace.roots)
-        later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
-        first = {i.index for i in draft.meta.input_info if i.metadata_steps and i.index not in later}
-        self._moved = {i.index for i in draft.meta.input_info if i.only_moves_history}
-        first |= self._moved
+        first = {k for i in draft.moved_first() for k in draft.together(i)}
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
@@ -116,8 +112,7 @@ class Edges:
     def _is_written(self, source: Source, done: Collection[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""
         draft = self._draft
-        info = draft.meta.input_info[source.index]
-        if (info.metadata_steps and source.index in draft.changed) or source.index in self._moved:
+        if not draft.moved.isdisjoint(draft.together(source.index)):
             return True
         writes = [draft.trace.writes[n] for n in done]
         base = draft.base_with(source.index)

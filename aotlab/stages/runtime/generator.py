@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotlab import torch_internals as internals
+from aotlab.recorder import warn_again
 from aotlab.stages.runtime.draft import Draft, Parts
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.forward_call import ForwardCall
@@ -52,6 +53,9 @@ class Generator:
             w.add("# epilogue: what the caller can see")
             self._mutations.write(draft.results)
         self._keeping.remember()
+        if draft.trace.warned:  # not before the graph ran: where that raises, eager warns
+            noted = w.constant("noted", draft.trace.warned)
+            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
         outputs = self._outputs.write()
         self._keeping.watch(edges)
         edges.register_hooks("input", "changed", "owner", "root", "output")

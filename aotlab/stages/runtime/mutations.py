@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -10,6 +11,7 @@ from aotlab import torch_internals as internals
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.draft import Draft
+from aotlab.stages.runtime.failing import ForwardFailed
 from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.trace.records import Write
 
@@ -34,7 +36,8 @@ class Mutations:
         self.without_writes()
         if len(draft.written) == len(writes) and not self._counted:
             self._counted = True
-            self._count()
+            for k in list(self._versions):
+                self._count(k)
 
     def without_writes(self) -> None:
         """Change those of the caller's tensors that get no new values."""
@@ -42,11 +45,33 @@ class Mutations:
         for info in self.draft.meta.input_info:
             if info.is_changed and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
+        for k in filter(self.draft.counts_first, list(self._versions)):
+            self._views_from_before(k)
+            self._count(k)
+            self.draft.moved.add(k)
 
     def require_grad(self) -> None:
         """Make those inputs require grad that the function made so, and that get gradients."""
         for info in filter(self._requires_grad_first, self.draft.meta.input_info):
             self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
+
+    @contextmanager
+    def requiring_grad(self) -> Iterator[None]:
+        """Write what `require_grad` does, and takes back if what is written meanwhile raises."""
+        names = [self.draft.kept(info.index) for info in self.draft.meta.input_info if self._requires_grad_first(info)]
+        self.require_grad()
+        if not names or not self.draft.parts.repeatable:
+            yield
+            return
+        self.w.namespace["ForwardFailed"] = ForwardFailed
+        self.w.add("try:")
+        self.w.depth += 1
+        yield
+        self.w.depth -= 1
+        self.w.add("except ForwardFailed:")
+        for name in names:
+            self.w.add(f"    {name}.requires_grad_(False)")
+        self.w.add("    raise")
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
@@ -71,18 +96,19 @@ class Mutations:
             for info in self.draft.meta.input_info
         )
 
-    def _count(self) -> None:
-        """Move those version counters that should have moved by now and have not."""
-        for k, version in self._versions.items():
-            bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
-            self.w.add(f"if {self.draft.kept(k)}._version == {version}:")
-            self.w.add(f"    {bump}({self.draft.kept(k)})")
+    def _count(self, k: int) -> None:
+        """Move the version counter of an input, which should have moved by now, if it has not."""
+        bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+        self.w.add(f"if {self.draft.kept(k)}._version == {self._versions.pop(k)}:")
+        self.w.add(f"    {bump}({self.draft.kept(k)})")
 
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.draft.kept(info.index)
         self._views_from_before(info.index)
         self.draft.changed.add(info.index)
+        if info.metadata_steps:
+            self.draft.moved.add(info.index)
         self._steps(target, info, metadata.before_write(info))
         if info.given:
             for line in metadata.gives(target, info, value):

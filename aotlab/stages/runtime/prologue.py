@@ -19,7 +19,7 @@ from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.nesting import Given
-from aotlab.recorder import ends_its_storage, warn_again, would_raise
+from aotlab.recorder import ends_its_storage, would_raise
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.arguments import Arguments
 from aotlab.stages.runtime.draft import Draft
@@ -53,7 +53,9 @@ class Prologue:
         self._offsets()
         self._overlaps()
         given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
-        self._warnings()
+        if self.draft.trace.warned:
+            noted = self.w.constant("noted", self.draft.trace.warned)
+            self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
         return given
 
     def _surroundings(self) -> None:
@@ -151,13 +153,6 @@ class Prologue:
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
 
-    def _warnings(self) -> None:
-        warned, w = self.draft.trace.warned, self.w
-        if warned:
-            noted = w.constant("noted", warned)
-            self.draft.miss([f"{w.constant('would_raise', would_raise)}({noted})"])
-            w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
-
     # --- memory that inputs share
 
     def _overlaps(self) -> None:
@@ -167,7 +162,6 @@ class Prologue:
             return
         bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
         several = len(self.parts.dedupe.kept) > 1
-        bases += self.draft.trace.moved_bases
         if bases:  # such an entry is for calls that share memory in the very same way
             if several:
                 self._same_pattern()
@@ -211,8 +205,7 @@ class Prologue:
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
         """Tell whether the entry is for inputs in this place that are no views."""
         tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-        written = info.mutates_data or info.only_moves_history
-        with_history = info.requires_grad and not info.is_leaf and written and info.moves_version
+        with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
         is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.must_not_overlap and with_history and not is_view and grad_mode

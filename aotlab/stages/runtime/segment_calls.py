@@ -19,7 +19,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
-from aotlab.stages.runtime.forward_call import anchor, graph_inputs, own_nodes
+from aotlab.stages.runtime.forward_call import anchor, call_forward, graph_inputs, own_nodes
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.outputs import Outputs
@@ -48,11 +48,7 @@ class SegmentCalls:
         w.add("# compiled forward")
         self._mutations.note_versions()
         inputs = graph_inputs(draft)
-        draft.in_context(
-            f"out = forward([{draft.star(inputs)}])",
-            grad_mode=False if draft.grad_on else None,
-            autocast_off=draft.casts,
-        )
+        call_forward(draft, inputs, grad_mode=False if draft.grad_on else None)
         w.namespace["SavedValues"] = SavedValues
         w.add(f"saved = SavedValues({self._keeping.expression()})")
         self._mutations.require_grad()
@@ -96,7 +92,7 @@ class SegmentCalls:
         self._segment_class(number, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
-        own_nodes(draft, positions, draft.results, len(results))
+        own_nodes(draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), results)
 
     def _value(self, i: int) -> str:
         """Return the expression of the forward output ``i`` as the node takes it.

@@ -73,7 +73,8 @@ class ForwardOutputs:
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
     """List what the forward graph returns.
 
-    With ``keep_input_mutations`` a graph without anything to differentiate writes the inputs itself where it can.
+    With ``keep_input_mutations`` a graph without anything to differentiate writes the inputs itself where it can, if
+    none of its ops may raise.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
     finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
@@ -98,7 +99,10 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     )
     if found.training:
         return replace(found, infos=with_moving_histories(findings, infos, found.edges))
-    return _written_in_graph(found, findings, finals) if keep_input_mutations else found
+    operations = findings.recorder.tape.operations
+    if not keep_input_mutations or any(o.may_raise_late for o in operations if o.phase == "forward"):
+        return found  # what raises must leave the inputs as they were: eager has to write them, and to raise its error
+    return _written_in_graph(found, findings, finals)
 
 
 def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:

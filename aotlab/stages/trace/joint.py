@@ -10,7 +10,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.backward_writes import unwritten
 from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
-from aotlab.analysis.hooked import check_passed
+from aotlab.analysis.hooked import check_partners, check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
@@ -22,7 +22,7 @@ from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, d
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.nodes import autograd_nodes
-from aotlab.stages.trace.owners import check_owners, moved_bases
+from aotlab.stages.trace.owners import check_owners
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
@@ -36,6 +36,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     through = made_through(findings.outputs)
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
     bits = node_bits(parts)
+    check_partners(findings.hooks, findings.outputs, findings.inputs)
     check_passed(findings.hooks, findings.outputs, findings.inputs, through)
     metadata = ViewAndMutationMeta(
         input_info=forward.infos,
@@ -55,7 +56,6 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         input_fakes=[i.fake for i in findings.inputs],
         placeholders=placeholders,
         placeholder_sources=placeholder_sources,
-        moved_bases=moved_bases(findings, placeholder_sources),
         forward_outputs=[item.value for item in forward.returned],
         writes=forward.writes,
         counted=[write.index for write in forward.counted],

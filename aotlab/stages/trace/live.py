@@ -34,8 +34,6 @@ class Trace:
     placeholders
         (name, fake) for each graph input, and ``placeholder_sources``: the flat argument that it is, or the synthetic
         base.
-    moved_bases
-        The synthetic bases that are no inputs of the graph, in which autograd makes histories anew all the same.
     forward_outputs
         The fake tensors that the forward graph returns; ``writes`` says where the first of them go. ``counted`` are the
         kept inputs whose version moves besides.
@@ -88,7 +86,6 @@ class Trace:
     input_fakes: list[Tensor]
     placeholders: list[tuple[str, Tensor]]
     placeholder_sources: list[int | Base]
-    moved_bases: list[Base]
     forward_outputs: list[Tensor]
     writes: list[Write]
     counted: list[int]

@@ -21,7 +21,6 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Edge, edge_of, users_of
-from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.function import Findings
@@ -41,9 +40,8 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
         if item.base is None and not only_steps and is_view and not _stands_for_its_owner(findings, info, item, roots):
             raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
-        others = [other for other in inputs if other.base is item.base and other.wrapper.requires_grad]
-        unseen = item.base in trace.moved_bases and item.wrapper.requires_grad
-        if unseen and not all(_is_done_with(findings, other, roots) for other in others):
+        unseen = item.base is not None and item.base not in trace.placeholder_sources
+        if unseen and item.wrapper.requires_grad:
             raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
 
 
@@ -55,24 +53,13 @@ def _stands_for_its_owner(findings: Findings, info: InputAliasInfo, item: Entere
     if any(internals.storage_key(hook.tensor) == item.storage for hook in findings.hooks):
         return False
     if not (info.mutates_data or info.metadata_steps):
-        return _is_done_with(findings, item, roots)
+        return False  # a view of it was moved, which makes its history anew without a word
     if info.metadata_steps and _returns_views_from_before(findings, item):
         return False
     between = item.written_visibly or bool(info.metadata_steps)
     if between and chronicle.moved_unseen(item.storage) is not None and item.wrapper.grad_fn is not None:
         return not users_of(edge_of(item.wrapper), roots)
     return True
-
-
-def _is_done_with(findings: Findings, item: Entered, roots: Sequence[Edge]) -> bool:
-    """Tell whether nothing of the trace hangs on the history that an input gets as its version moves unseen."""
-    moved = findings.chronicle.moved_unseen(item.storage)
-    if findings.chronicle.used_late(item.storage) or _returns_views_from_before(findings, item):
-        return False
-    now = edge_of(item.wrapper)
-    if item.edge is None or (now != item.edge and users_of(now, roots)):
-        return False
-    return moved is not None and all(internals.sequence_of(node) < moved for node in users_of(item.edge, roots))
 
 
 def _returns_views_from_before(findings: Findings, item: Entered) -> bool:
@@ -83,13 +70,3 @@ def _returns_views_from_before(findings: Findings, item: Entered) -> bool:
 def _is_early(findings: Findings, tensor: Tensor, item: Entered) -> bool:
     within = tensor is not item.wrapper and internals.storage_key(tensor) == item.storage
     return within and tensor.requires_grad and findings.chronicle.precedes_a_write(tensor)
-
-
-def moved_bases(findings: Findings, placeholder_sources: Sequence[int | Base]) -> list[Base]:
-    """Return the bases in which the version of a tensor with a history moved though nothing was written."""
-    found = {
-        id(item.base): item.base
-        for info, item in zip(findings.infos, findings.inputs, strict=True)
-        if item.base is not None and info.moves_version and info.requires_grad
-    }
-    return [base for base in found.values() if base not in placeholder_sources]

@@ -8,6 +8,7 @@ workers and shows what is known by then.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -23,6 +24,7 @@ import torch
 
 from aotlab._version import __version__
 from aotlab.errors import UsageError
+from aotlab.verification.op_database.errors import error_variants, judge_errors
 from aotlab.verification.op_database.outcome import Outcome, Result, judge_variant
 from aotlab.verification.op_database.sample import SAMPLE
 from aotlab.verification.op_database.variants import CASES, variants
@@ -31,11 +33,24 @@ from aotlab.verification.op_database.variants import CASES, variants
 #: ended and the variant counts as one that does not end.
 SECONDS, HARD_SECONDS = 20.0, 120.0
 
+#: With ``--sample``, each of so many operators has its errors swept.
+STEP = 12
+
 #: After so many variants a worker is replaced, so that what torch keeps of each does not pile up.
 _SHIFT = 400
 
 
-def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_path: Path | None, out: TextIO) -> int:
+def run(
+    *,
+    sample: bool,
+    only: Sequence[str],
+    thorough: bool,
+    jobs: int,
+    json_path: Path | None,
+    out: TextIO,
+    dynamo: bool = False,
+    errors: bool = False,
+) -> int:
     """Run the chosen variants, print the table and return the exit status: 1 if there is a wrong value or a crash.
 
     Parameters
@@ -50,19 +65,26 @@ def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_pa
         How many worker processes.
     json_path
         Where to write the results as JSON.
+    dynamo
+        Behind ``torch.compile``.
+    errors
+        In place of the variants, the calls that eager refuses, operator by operator.
 
     Raises
     ------
     UsageError
         A name that is not in the databases, or a package that they need is missing.
     """
-    names = _chosen(sample, only)
+    if dynamo and errors:
+        raise UsageError("errors are swept without Dynamo, which has errors of its own; leave out one of the options")
+    names = _chosen(sample, only, errors)
     started = time.perf_counter()
     results: dict[str, Result] = {}
     interrupted = False
+    manner = Manner(thorough=thorough, dynamo=dynamo)
     print(f"{len(names)} variants, {jobs} worker{'s' if jobs > 1 else ''}, torch {torch.__version__}", file=out)
     try:
-        for result in _results(names, thorough, jobs):
+        for result in _results(names, manner, jobs):
             results[result.name] = result
             _progress(results, len(names), started, result.name, out)
     except KeyboardInterrupt:
@@ -70,6 +92,9 @@ def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_pa
     ordered = [results[name] for name in names if name in results]
     _clear(out)
     print(table(ordered), file=out)
+    if errors:
+        calls = sum(result.cases for result in ordered)
+        print(f"{calls} calls, of which eager refuses {calls - sum(result.compiled for result in ordered)}", file=out)
     print(f"{len(ordered)} of {len(names)} variants in {time.perf_counter() - started:.0f} s", file=out)
     if json_path is not None:
         json_path.write_text(as_json(ordered, complete=not interrupted))
@@ -78,10 +103,20 @@ def run(*, sample: bool, only: Sequence[str], thorough: bool, jobs: int, json_pa
     return 1 if any(result.outcome.is_wrong for result in ordered) else 0
 
 
-def _chosen(sample: bool, only: Sequence[str]) -> list[str]:
-    every = variants()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How variants are judged."""
+
+    thorough: bool = False
+    dynamo: bool = False
+
+
+def _chosen(sample: bool, only: Sequence[str], errors: bool) -> list[str]:
+    every = error_variants() if errors else variants()
     names = [variant.name for variant in every]
-    if sample:
+    if sample and errors:
+        names = names[::STEP]
+    elif sample:
         there = set(names)
         names = [name for name in SAMPLE if name in there]
     if only:
@@ -158,10 +193,10 @@ class _Worker:
     done: int = 0
 
     @classmethod
-    def start(cls, thorough: bool) -> _Worker:
+    def start(cls, manner: Manner) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, thorough), daemon=True)
+        process = context.Process(target=_work, args=(theirs, manner), daemon=True)
         process.start()
         theirs.close()
         return cls(process=process, connection=ours)
@@ -176,16 +211,16 @@ class _Worker:
         self.process.join()
 
 
-def _results(names: Sequence[str], thorough: bool, jobs: int) -> Iterator[Result]:
+def _results(names: Sequence[str], manner: Manner, jobs: int) -> Iterator[Result]:
     """Give the results as they come."""
     waiting = list(reversed(names))
     workers: list[_Worker] = []
     try:
         while waiting or workers:
             while waiting and len(workers) < jobs:
-                workers.append(_Worker.start(thorough))
+                workers.append(_Worker.start(manner))
                 workers[-1].give(waiting.pop())
-            hard = None if thorough else HARD_SECONDS
+            hard = None if manner.thorough else HARD_SECONDS
             ready = wait([worker.connection for worker in workers], timeout=1.0)
             for worker in list(workers):
                 assert worker.name is not None
@@ -223,15 +258,20 @@ def _lost(worker: _Worker, outcome: Outcome, reason: str) -> Result:
     return Result(name=worker.name, outcome=outcome, reason=reason, cases=0, compiled=0, seconds=seconds)
 
 
-def _work(connection: Connection, thorough: bool) -> None:
+def _work(connection: Connection, manner: Manner) -> None:
     """Judge the variants that come by name, until no more come."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # a few samples print
+    logging.disable(logging.CRITICAL)  # and Dynamo logs each call that a fake refuses
     torch.set_num_threads(1)
-    known = {variant.name: variant for variant in variants()}
+    known = {variant.name: variant for variant in (*variants(), *error_variants())}
+    limits: dict[str, Any] = {} if manner.thorough else {"seconds": SECONDS}
     try:
         while True:
             variant = known[connection.recv()]
-            limits: dict[str, Any] = {"limit": None} if thorough else {"limit": CASES, "seconds": SECONDS}
-            connection.send(judge_variant(variant, **limits))
+            if variant.form == "errors":
+                connection.send(judge_errors(variant, **limits))
+            else:
+                limit = None if manner.thorough else CASES
+                connection.send(judge_variant(variant, limit=limit, dynamo=manner.dynamo, **limits))
     except (EOFError, KeyboardInterrupt):
         return

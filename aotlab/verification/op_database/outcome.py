@@ -12,20 +12,20 @@ import itertools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from aotlab import api, config, torch_internals
+from aotlab import config, torch_internals
 from aotlab import observe as events
 from aotlab.errors import RefusedError, UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored
 from aotlab.verification.differential import Candidate, Comparison, eager, judge
 from aotlab.verification.observables import Observation, observe
+from aotlab.verification.op_database.engines import BehindDynamo, Direct, DynamoAlone, Engine
 from aotlab.verification.op_database.variants import CASES, Case, Variant, cases_of
 
 
@@ -39,6 +39,7 @@ class Outcome(enum.Enum):
     EAGERLY = "ran eagerly"
     REFUSED = "refused"
     NOT_COMPARED = "not compared"
+    DYNAMOS = "different, but not from Dynamo alone"
     OUT_OF_TIME = "out of time"
     CRASHED = "crashed"
     DIFFERENT = "different"
@@ -93,7 +94,9 @@ _ROUNDING = 8
 _CALLS = 2
 
 
-def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float | None = None) -> Result:
+def judge_variant(
+    variant: Variant, *, limit: int | None = CASES, seconds: float | None = None, dynamo: bool = False
+) -> Result:
     """Run one variant and say what came of it.
 
     Parameters
@@ -102,6 +105,8 @@ def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float
         How many samples are taken; None for all.
     seconds
         After this time no further call is begun.
+    dynamo
+        Behind ``torch.compile``, where what Dynamo alone makes of a call is told apart.
     """
     started = time.perf_counter()
     found: list[tuple[Outcome, str]] = []
@@ -114,13 +119,18 @@ def judge_variant(variant: Variant, *, limit: int | None = CASES, seconds: float
         except Exception as error:  # noqa: BLE001  # samples are torch's own code: if it raises, there are none
             found.append((Outcome.NOT_COMPARED, f"torch cannot make its samples: {_first_line(error)}"))
             break
-        outcome, reason = _judge_case(case, variant.entry)
+        outcome, reason = _judge_case(case, variant.entry, dynamo)
         found.append((outcome, f"{case.label}: {reason}" if reason else ""))
         if seconds is not None and time.perf_counter() - started > seconds:
             break
+    return result_of(variant, found, started, nothing=_NO_CASES.get(variant.form, "torch has no samples of it"))
+
+
+def result_of(variant: Variant, found: list[tuple[Outcome, str]], started: float, *, nothing: str) -> Result:
+    """Sum up what came of the calls of a variant; ``nothing`` is the reason if there were none."""
     outcome, reason = _worst(found)
     if not found:
-        reason = _NO_CASES.get(variant.form, "torch has no samples of it")
+        reason = nothing
     return Result(
         name=variant.name,
         outcome=outcome,
@@ -142,31 +152,25 @@ def _worst(found: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     # That eager raises for one sample says nothing against the others.
     telling = [each for each in found if each[0] is not Outcome.RAISES] or found
     worst = max(telling, key=lambda each: order.index(each[0]))
+    if worst[0] is Outcome.EQUAL:
+        return worst[0], ""
     same = sum(each is worst[0] for each, _ in found)
-    more = f" ({same} of {len(found)} calls)" if worst[0] is not Outcome.EQUAL and same < len(found) else ""
+    more = f" ({same} of {len(found)} calls)" if same < len(found) else ""
     return worst[0], worst[1] + more
 
 
-def _judge_case(case: Case, entry: str) -> tuple[Outcome, str]:
-    made: list[Any] = []
+def _judge_case(case: Case, entry: str, dynamo: bool) -> tuple[Outcome, str]:
     values = entry not in _UNWRITTEN
-
-    def candidate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if isinstance(function, nn.Module):
-            made.append(api.aot_module(function, api.nop))
-        else:
-            made.append(api.aot_function(function, api.nop))
-        return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
-
+    engine = BehindDynamo() if dynamo else Direct()
     # checked as well: that what the graphs return is as the trace promised; torch itself lies of these ops' memory
     checks = config.patch(debug_assert=not entry.startswith("unsafe_"))
     with warnings.catch_warnings(), torch_internals.samples_do_not_seed(), checks:
         warnings.simplefilter("ignore")  # that a call runs eagerly is asked for below
         if isinstance(case.function, nn.Module) and any(is_lazy(held) for held in case.function.parameters()):
-            return _judge_lazy(case, candidate)
+            return (Outcome.NOT_COMPARED, "a lazy module") if dynamo else _judge_lazy(case, engine.candidate)
         try:
             expected = _observe(case, eager)
-            actual = _observe(case, candidate)
+            actual = _observe_by(case, engine)
         except UsageError as error:
             return Outcome.NOT_COMPARED, str(error)
         rows = _compare(expected, actual)
@@ -182,20 +186,29 @@ def _judge_case(case: Case, entry: str) -> tuple[Outcome, str]:
         refused = next((row for row in wrong if row.kind == "refused"), None)
         written = next((row for row in wrong if row.kind == "mutated before refusal"), None)
         if written is not None or (wrong and refused is None):
-            return Outcome.DIFFERENT, (written or wrong[0]).sentence
+            mistake = written or wrong[0]
+            if dynamo and _is_dynamos(case, expected, wrong):
+                return Outcome.DYNAMOS, mistake.sentence
+            return Outcome.DIFFERENT, mistake.sentence
         if refused is not None:
             return Outcome.REFUSED, _without_line(refused.actual)
         failure = expected[0].failure
         if failure is not None:
             return Outcome.RAISES, str(failure)
-        log = getattr(made[0], "compiled", made[0]).calls
-        if log.eager:
-            return Outcome.EAGERLY, _without_line(_why_eagerly(case, candidate))
+        if engine.ran_eagerly():
+            return Outcome.EAGERLY, _without_line(_why_eagerly(case, engine))
     if not values or unstable:
         return Outcome.SHAPES, "eager returns memory that nobody wrote" if not values else "eager is not deterministic"
     if rounded:
         return Outcome.ROUNDED, rounded
     return Outcome.EQUAL, ""
+
+
+def _is_dynamos(case: Case, expected: list[Observation], wrong: list[Comparison]) -> bool:
+    """Tell whether all that is wrong is also wrong where Dynamo alone runs the call."""
+    alone = _compare(expected, _observe_by(case, DynamoAlone()))
+    own = {(row.call, row.kind, row.subject) for row in alone if not row.equal}
+    return own >= {(row.call, row.kind, row.subject) for row in wrong}
 
 
 def _without_line(text: str) -> str:
@@ -224,6 +237,13 @@ def _observe(case: Case, make: Candidate) -> list[Observation]:
         ]
 
 
+def _observe_by(case: Case, engine: Engine) -> list[Observation]:
+    try:
+        return _observe(case, engine.candidate)
+    finally:
+        engine.close()
+
+
 def _compare(expected: list[Observation], actual: list[Observation], *, units: int = 0) -> list[Comparison]:
     numbered = enumerate(zip(expected, actual, strict=True), start=1)
     pages = [
@@ -237,11 +257,12 @@ def _agrees_with_itself(case: Case, expected: list[Observation]) -> bool:
     return all(row.equal for row in _compare(expected, _observe(case, eager)))
 
 
-def _why_eagerly(case: Case, candidate: Candidate) -> str:
+def _why_eagerly(case: Case, engine: Engine) -> str:
     """Run the call once more and listen to why it is not compiled."""
     with _failures() as heard:
-        _observe(case, candidate)
-    return str(heard[0]) if heard else "aotlab gave no reason"
+        _observe_by(case, engine)
+    nothing = "Dynamo captured nothing" if isinstance(engine, BehindDynamo) else "aotlab gave no reason"
+    return str(heard[0]) if heard else nothing
 
 
 @contextmanager

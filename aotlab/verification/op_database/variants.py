@@ -23,8 +23,8 @@ import torch
 from aotlab import torch_internals
 from aotlab.verification.clones import random_state_restored
 
-#: How an operator is called, or in which mode a module is.
-Form = Literal["call", "in-place", "out", "train", "eval"]
+#: How an operator is called, or in which mode a module is; `errors` has a form of its own.
+Form = Literal["call", "in-place", "out", "train", "eval", "errors"]
 
 #: The dtype with which an operator is run: the first of these that it supports.
 _FIRST = (
@@ -124,7 +124,7 @@ def cases_of(variant: Variant, *, limit: int | None = CASES) -> Iterator[Case]:
     limit
         How many samples are taken; None for all that there are.
     """
-    with _seeded(variant.name):
+    with seeded(variant.name):
         if variant.is_module:
             chosen = list(_module_samples(variant, limit))
         else:
@@ -133,7 +133,7 @@ def cases_of(variant: Variant, *, limit: int | None = CASES) -> Iterator[Case]:
 
 
 @contextmanager
-def _seeded(name: str) -> Iterator[None]:
+def seeded(name: str) -> Iterator[None]:
     """Let samples depend on nothing but the variant's name, and leave the random generators as they were."""
     seed = zlib.crc32(name.encode())
     python, numpy = random.getstate(), np.random.get_state()

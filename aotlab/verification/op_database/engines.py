@@ -1,0 +1,87 @@
+"""What is compared with eager: aotlab on the function itself, or behind Dynamo; and Dynamo alone.
+
+What differs from eager with Dynamo alone, which then runs its graphs as they are, is nothing that a backend could mend.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import fx, nn
+
+from aotlab import api
+from aotlab.cache import CompiledFunction
+from aotlab.frontends import dynamo as frontend
+
+Function = Callable[..., Any]
+
+
+class Engine(Protocol):
+    """Compiles one function or module, and tells afterwards what became of it."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+
+    def ran_eagerly(self) -> bool:
+        """Tell whether eager ran a call, or a part of one, or if nothing was compiled."""
+
+    def close(self) -> None:
+        """Forget what is kept of the function in the process."""
+
+
+class Direct:
+    """`aotlab.aot_function`, and `aotlab.aot_module` for modules."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function`` for torch's own kernels."""
+        if isinstance(function, nn.Module):
+            self._made: Any = api.aot_module(function, api.nop)
+        else:
+            self._made = api.aot_function(function, api.nop)
+        return cast(Function, self._made)
+
+    def ran_eagerly(self) -> bool:
+        """Tell whether eager ran a call."""
+        return bool(getattr(self._made, "compiled", self._made).calls.eager)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class BehindDynamo:
+    """``torch.compile(backend="aotlab")``, for torch's own kernels."""
+
+    def candidate(self, function: Function) -> Function:
+        """Compile ``function``."""
+        self._parts: list[CompiledFunction] = []
+
+        def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
+            call = frontend.backend(graph, inputs, options={"compiler": "eager"})
+            self._parts.append(call.compiled)  # type: ignore[attr-defined]  # set for those who look behind it
+            return call
+
+        return torch.compile(function, backend=backend)
+
+    def ran_eagerly(self) -> bool:
+        """Tell whether eager ran a part of a call, or Dynamo found nothing to compile."""
+        return not self._parts or any(part.calls.eager for part in self._parts)
+
+    def close(self) -> None:
+        """Reset Dynamo."""
+        torch.compiler.reset()
+
+
+class DynamoAlone(BehindDynamo):
+    """``torch.compile(backend="eager")``."""
+
+    def candidate(self, function: Function) -> Function:
+        """Let Dynamo capture ``function``."""
+        return torch.compile(function, backend="eager")
+
+    def close(self) -> None:
+        """Reset Dynamo, and let go of the modes that a graph has entered and, as it raised, not left."""
+        super().close()
+        gc.collect()

@@ -1,0 +1,101 @@
+"""Ops of the forward that nobody uses, but that may raise or that draw: they stay, whichever partitioner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+
+import aotlab
+from aotlab.ir.graphs import output_args
+from tests.engine_helpers import compiled, leaf, record, same, targets
+
+PARTITIONERS = [aotlab.default_partition, min_cut_rematerialization_partition]
+PART = pytest.mark.parametrize("partitioner", PARTITIONERS, ids=["default", "min cut"])
+GRAD = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+BAD = torch.tensor([5])
+
+
+def new_memory(x, i):
+    """Index what was made on the way."""
+    x.new_zeros(3)[i]
+    return x.sin() * x
+
+
+def embedding(x, i):
+    """Look rows up."""
+    torch.nn.functional.embedding(i, x.detach().reshape(3, 1))
+    return x.sin() * x
+
+
+def assertion(x, i):
+    """Assert, which has no result at all."""
+    torch._assert_async((i < 3).all())
+    return x.sin() * x
+
+
+def several(x, i):
+    """Have two results, and go through a multi-output op."""
+    torch.gather(torch.topk(x, 2)[0], 0, i)
+    torch.take(x, i)
+    return x.sin() * x
+
+
+def called(function, x, i, backward):
+    """Call and perhaps go back; return the type and text of the error, or None."""
+    try:
+        out = function(x, i)
+        if backward:
+            out.sum().backward()
+    except Exception as error:  # noqa: BLE001  # whatever eager raises
+        return type(error), str(error)
+    return None
+
+
+@PART
+@GRAD
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("function", [new_memory, embedding, assertion, several])
+def test_what_may_raise_stays(function, frontend, grad, partitioner):
+    """The second call has an index out of range: eager's error comes, in training as well."""
+    if frontend == "dynamo":
+        torch.compiler.reset()
+        stock = torch.compile(function, backend="eager")
+        if called(stock, torch.ones(3), BAD, False) is None:
+            pytest.skip("Dynamo itself leaves the op out of its graph")
+        torch.compiler.reset()
+
+    def x():
+        return leaf(3) if grad else torch.arange(3.0)
+
+    compiled_function = compiled(function, partitioner=partitioner, frontend=frontend)
+    assert called(compiled_function, x(), torch.tensor([1]), grad) is None
+    expected = called(function, x(), BAD, grad)
+    assert expected is not None
+    assert expected == called(compiled_function, x(), BAD, grad)
+
+
+@PART
+@GRAD
+def test_what_draws_stays(grad, partitioner):
+    """Numbers that nobody uses move the generator, so that the next ones are eager's."""
+
+    def f(x):
+        torch.rand_like(x)
+        return x.sin() * x * torch.rand_like(x)
+
+    same(f, leaf(3) if grad else torch.ones(3), make=lambda f: compiled(f, partitioner=partitioner))
+
+
+@PART
+def test_the_graphs_are_as_if_nothing_had_been_held(partitioner):
+    """The forward returns its outputs and what is saved; no op of ours is in any of the graphs."""
+    f = compiled(several, partitioner=partitioner)
+    f(leaf(3), torch.tensor([1]))
+    part, joint = record(f, "partition"), record(f, "trace").module
+    assert len(output_args(part.forward.graph)) == part.num_forward_outputs + len(part.saved)
+    assert len(output_args(joint.graph)) == part.num_forward_outputs + 2
+    for module in (joint, part.forward, part.backward):
+        assert not [name for name in targets(module) if "holder" in name]
+    assert {"aten.gather.default", "aten.take.default"} <= set(targets(part.forward))
+    assert not {"aten.gather.default", "aten.take.default"} & set(targets(part.backward))

@@ -1,0 +1,107 @@
+"""Writes to memory that the same op reads: eager raises, or reads what it has just written; ours leaves it the call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled, same
+
+
+def of_intermediate(op):
+    """Let ``op`` write a tensor that the function made."""
+
+    def f(x):
+        y = x * 1
+        op(y)
+        return y
+
+    return f
+
+
+def of_input(op):
+    """Let ``op`` write the input."""
+
+    def f(x):
+        op(x)
+        return x + 1
+
+    return f
+
+
+WHERE = pytest.mark.parametrize("where", [of_intermediate, of_input])
+
+
+@WHERE
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda y: torch.take(y, torch.zeros_like(y[1:], dtype=torch.int64), out=y[1:]),
+        lambda y: torch.sin(y.view(-1)[1:], out=y.view(-1)[:-1]),
+        lambda y: torch.mm(y, y, out=y),
+        lambda y: torch.sum(y, 0, out=y[0]),
+        lambda y: torch.cat([y[1:], y[:1]], out=y),
+        lambda y: torch.max(y, 0, out=(y[0], torch.zeros_like(y[0], dtype=torch.int64))),
+        lambda y: y.addmm_(y, y),
+        lambda y: y.masked_scatter_(y > 1, y),
+        lambda y: y.index_add_(0, torch.zeros_like(y[0], dtype=torch.int64), y),
+        lambda y: y.put_(torch.zeros_like(y, dtype=torch.int64), y),
+    ],
+    ids=["take", "sin", "mm", "sum", "cat", "max", "addmm_", "masked_scatter_", "index_add_", "put_"],
+)
+def test_what_reads_what_it_writes(op, where):
+    """Eager's value or error, whichever it is."""
+    same(where(op), torch.arange(1.0, 5.0).reshape(2, 2), eagerly=True)
+
+
+@WHERE
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda y: torch.mul(y, 2, out=y),
+        lambda y: torch.where(y > 1, y, y * 2, out=y),
+        lambda y: torch.addmm(y, y * 1, y * 2, out=y),
+        lambda y: torch.cumsum(y, 0, out=y),
+        lambda y: y.add_(y),
+        lambda y: y.__setitem__(slice(None), y),
+        lambda y: y.__imul__(y),
+    ],
+    ids=["mul", "where", "addmm", "cumsum", "add_", "setitem", "imul"],
+)
+def test_what_may_write_what_it_reads(op, where):
+    """Element by element, or as the op in place would: these are compiled."""
+    same(where(op), torch.arange(1.0, 5.0).reshape(2, 2))
+
+
+@pytest.mark.parametrize("device", [{}, {"device": "cpu"}])
+def test_a_random_op_draws_once(device):
+    """The trace asks for the shape of a result without drawing any number."""
+    f = compiled(lambda out: torch.normal(1.5, 0.3, [2, 3], **device, out=out))
+    drawn = []
+    for call in (f, f, lambda out: torch.normal(1.5, 0.3, [2, 3], **device, out=out)):
+        torch.manual_seed(0)
+        drawn.append((call(torch.zeros(2, 3)).tolist(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert (f.calls.compiled, f.calls.eager) == (2, 0)
+
+
+class KeepsNothing(torch.autograd.Function):
+    """Saves None beside a tensor."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Save both."""
+        ctx.save_for_backward(x, None)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Use the tensor."""
+        x, nothing = ctx.saved_tensors
+        assert nothing is None
+        return grad * x.cos()
+
+
+def test_a_function_that_saves_none():
+    """A tensor that is not there is no tensor whose writes are to be watched."""
+    same(KeepsNothing.apply, torch.ones(3, requires_grad=True))
