@@ -810,6 +810,14 @@ def may_be_written(view: Tensor) -> bool:
     return not base.is_leaf and keeps_through_writes(view)
 
 
+def may_be_written_with_base(view: Tensor) -> bool:
+    """Tell whether autograd lets ``view`` be written in grad mode, if its gradient is led to its base as eager does."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    return not base.is_leaf and _is_plain_view(view)
+
+
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
     base = view._base
@@ -817,8 +825,23 @@ def keeps_through_writes(view: Tensor) -> bool:
         return True
     if view._backward_hooks:
         return False  # eager's gradient goes straight to the base then, past these hooks, and ours would not
-    # the history of the other kinds is not made again: eager raises at the next look
+    return _is_plain_view(view)
+
+
+def _is_plain_view(view: Tensor) -> bool:
+    """Tell whether autograd makes the history of a view again after a write; for other kinds, eager raises then."""
     return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def hangs_on_its_base(view: Tensor) -> bool:
+    """Tell whether there is no other view, which may have hooks, on the way of the gradient from ``view`` to its base.
+
+    A write leads the gradient straight to the base. What is no view is fine too.
+    """
+    base = view._base
+    if base is None or not base.requires_grad or view.grad_fn is None:
+        return True
+    return [node for node, _ in view.grad_fn.next_functions] == [base.grad_fn]
 
 
 def is_one_of_several_views(tensor: Tensor) -> bool:

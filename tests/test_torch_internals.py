@@ -537,12 +537,27 @@ def test_foreign_saved_tensor_hooks():
         assert internals.saved_tensor_hooks_disabled()
 
 
+def test_views_that_hang_on_their_bases():
+    """The gradient of a view of a view passes the one in between, until the memory is written."""
+    base = torch.ones(3, requires_grad=True) * 1
+    part = base[1:]
+    whole = part[:]
+    assert internals.hangs_on_its_base(part)
+    assert internals.hangs_on_its_base(base)
+    assert not internals.hangs_on_its_base(whole)
+    base.mul_(2)
+    assert internals.hangs_on_its_base(whole)
+
+
 def test_views_with_hooks():
     """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
     view = leaf(3).clone()[1:]
     assert internals.may_be_written(view)
     handle = view.register_hook(lambda g: g)
     assert not internals.may_be_written(view)
+    assert internals.may_be_written_with_base(view)
+    assert not internals.may_be_written_with_base(leaf(3).clone().unbind()[0])
+    assert not internals.may_be_written_with_base(leaf(3)[1:])
     handle.remove()
     assert internals.may_be_written(view)
     alone = leaf(3).clone()

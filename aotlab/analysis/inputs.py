@@ -186,7 +186,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
-    allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
+    may = internals.may_be_written if item.base is None else internals.may_be_written_with_base
+    allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     if visible and item.given:

@@ -9,6 +9,9 @@ Autograd makes the history of a view anew when the memory below it has been writ
 tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
 ``w`` after it. Which is which the graph does not say; the versions do.
 
+The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
+view's sizes.
+
 Of views in memory that several inputs share, it notes which of these inputs the program made them from: their gradients
 pass that one, and the graph, in which a write makes all windows anew, does not tell.
 
@@ -44,6 +47,8 @@ class Chronicle:
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
+        self._moved_unseen: dict[int, int] = {}
+        self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
 
@@ -87,13 +92,28 @@ class Chronicle:
             It was detached after it, and written before: the epilogue makes views before all changes or after them,
             and one of several views must not be made before a write.
         """
-        known = self._made.get(id(view))
-        if known is None or known[0]() is not view or known[1] == self._moment(view):
+        if not self._is_older(view):
             return False
+        known = self._made[id(view)]
         written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
         if written and internals.is_one_of_several_views(view):
             raise RunEagerly("one of several views is returned, made between a write and a detachment in place")
         return True
+
+    def _is_older(self, view: Tensor) -> bool:
+        known = self._made.get(id(view))
+        return known is not None and known[0]() is view and known[1] != self._moment(view)
+
+    def uses(self, given: Any) -> None:
+        """Note which views of an input that were made before a write are used after it."""
+        if self._made:
+            for tensor in tensors_in(given):
+                if self._is_older(tensor):
+                    self._used_late.add(internals.storage_key(tensor))
+
+    def used_late(self, storage: int) -> bool:
+        """Tell whether a view of an input was made before a write to its memory and used after it."""
+        return storage in self._used_late
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
@@ -107,6 +127,16 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            if not (torch.is_grad_enabled() and written.requires_grad):
+                self.moves_unseen(written)
+
+    def moves_unseen(self, tensor: Tensor) -> None:
+        """Note that the version of an input's memory moves without a node of autograd's that says so."""
+        self._moved_unseen.setdefault(internals.storage_key(tensor), internals.sequence_number())
+
+    def moved_unseen(self, storage: int) -> int | None:
+        """Return the number that the next autograd node would have had when an input first moved like that."""
+        return self._moved_unseen.get(storage)
 
     def first_write(self, wrapper: Tensor) -> int | None:
         """Return the number that the next autograd node would have had at the first write to an input's memory."""

@@ -177,6 +177,7 @@ class EscapeGuard(TorchFunctionMode):
         """Let a function pass, or refuse it."""
         if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
             self._note_owner(args[0])
+        self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result, args)
         return result
@@ -445,6 +446,8 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
             if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
                 raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            if not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+                self.chronicle.moves_unseen(tensor)
             return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
 
     def _can_give(self, source: Tensor) -> bool:
@@ -471,6 +474,8 @@ class EscapeGuard(TorchFunctionMode):
             if torch.is_inference_mode_enabled():
                 return tensor  # autograd is out of the way there, and nobody else does anything
             self.chronicle.detaches(tensor)
+        elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+            self.chronicle.moves_unseen(tensor)
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None

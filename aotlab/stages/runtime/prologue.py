@@ -140,10 +140,14 @@ class Prologue:
             draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])
+        if self._stands_for_its_owner(info):
+            draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
-            draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
+            based = draft.base_with(info.index) is not None
+            may = internals.may_be_written_with_base if based else internals.may_be_written
+            draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
         elif metadata.moves_unseen(info):
             draft.miss([f"not {w.constant('keeps_through_writes', internals.keeps_through_writes)}({tensor})"])
 
@@ -220,6 +224,12 @@ class Prologue:
         is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.must_not_overlap and with_history and not is_view and grad_mode
+
+    def _stands_for_its_owner(self, info: InputAliasInfo) -> bool:
+        """Tell whether the entry writes a view of a tensor with a history as if it were no view."""
+        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+        is_view = info.requires_grad and not info.is_leaf and internals.base_of(tensor) is not None
+        return is_view and info.mutates_data and info.moves_version and self.draft.base_with(info.index) is None
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

@@ -78,21 +78,6 @@ def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:
             raise RunEagerly("a tensor with a history is moved under no_grad and used")
 
 
-def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
-    """Leave to eager changes of a view of a tensor with a history where the trace does not see that of the tensor.
-
-    That is so where the view has no base, and where a step on a view of it changed the history without a write.
-    """
-    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
-        only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
-        is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
-        if item.base is None and info.moves_version and not only_steps and is_view:
-            raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
-        unseen = item.base is not None and item.base not in trace.placeholder_sources
-        if unseen and info.moves_version and item.wrapper.requires_grad:
-            raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
-
-
 def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
     """Leave to eager what happens in a backward on its way to tensors that nobody can see.
 
