@@ -140,8 +140,6 @@ class Prologue:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
             draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
-        elif metadata.moves_unseen(info):
-            draft.miss([f"not {w.constant('keeps_through_writes', internals.keeps_through_writes)}({tensor})"])
 
     def _offsets(self) -> None:
         for k in self.draft.trace.offsets_read:
