@@ -716,6 +716,28 @@ def give_own_node(tensor: Tensor) -> None:
     set_version(tensor, version)
 
 
+class _CommonNode(torch.autograd.Function):
+    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+def give_common_node(*tensors: Tensor) -> None:
+    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
+    versions = versions_of(tensors)
+    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    for tensor, version in zip(tensors, versions, strict=True):
+        set_version(tensor, version)
+
+
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
     """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
 
@@ -865,6 +887,20 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
 def set_version(tensor: Tensor, version: int) -> None:
     """Set a tensor's version counter."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+_exchange = torch._C._swap_tensor_impl  # taken here, as a trace refuses it to the program
+
+
+def exchange(a: Tensor, b: Tensor) -> None:
+    """Let two tensor objects change places: each is from now on what the other was, also for those that hold it."""
+    _exchange(a, b)
+
+
+def same_view(view: Tensor, source: Tensor) -> Tensor:
+    """Return the view of ``source`` that ``view`` is of its base, by the same view ops."""
+    result: Tensor = view._view_func_unsafe(source)
+    return result
 
 
 def share_version(a: Tensor, b: Tensor) -> bool:

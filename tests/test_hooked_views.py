@@ -316,3 +316,23 @@ def test_a_second_hook_after_a_write_to_the_base():
     g = compiled(f)
     assert used(f, nonleaf=False, pick=None) == used(g, nonleaf=False, pick=None)
     assert behind(g).calls.eager == 2
+
+
+@pytest.mark.parametrize("write", [lambda a: a.__setitem__(..., a), lambda a: a.mul_(2), lambda a: a[:1].zero_()])
+def test_a_hook_on_a_view_that_is_written_without_grad_mode(write):
+    """It is registered before the write, as the function does: after it torch itself would crash."""
+
+    def f(a):
+        a.register_hook(hook("a", 2))
+        write(a)
+        return a.new_zeros(2)
+
+    for function in (f, compiled(f)):
+        base = leaf(4) * 1
+        a = base[1:]
+        with torch.no_grad():
+            function(a)
+        seen.clear()
+        base.sum().backward()
+        assert a.grad_fn is not None
+        assert seen == []

@@ -16,7 +16,7 @@ A program whose outputs do not hang on each other, and reach the same inputs, ha
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,21 @@ class _Look(torch.autograd.Function):
 def next_edges(node: Any) -> list[Edge]:
     """Return where a node sends gradients, each place once."""
     return list(dict.fromkeys(edge for edge in node.next_functions if edge[0] is not None))
+
+
+def edges_behind(starts: Iterable[Edge]) -> set[Edge]:
+    """Return the edges that gradients of ``starts`` pass, these included."""
+    found = set(starts)
+    todo = [node for node, _ in found]
+    entered: set[Any] = set()
+    while todo:
+        node = todo.pop()
+        if node not in entered:
+            entered.add(node)
+            edges = next_edges(node)
+            found.update(edges)
+            todo += [following for following, _ in edges]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +204,8 @@ def _keys(
 
     First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it, as
     bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not, a
-    backward from the latter would hand that input None, which its hooks would see. Where all roots reach all inputs,
-    nothing is gained by telling them apart.
+    backward from the latter would hand that input None, which its hooks would see. So it is with what the caller can
+    see in the middle. Where all roots reach all of that, nothing is gained by telling them apart.
     """
     depth = dict.fromkeys(order, 0)
     reached_by = dict.fromkeys(order, 0)
@@ -198,6 +213,7 @@ def _keys(
         if edge not in ends:
             reached_by[edge[0]] |= 1 << n
     arrived: dict[Edge, int] = {}
+    leaves: dict[int, dict[Edge, int]] = {}
     for node in order:
         for target, crossing in _following(node, visible, seen, ends, roots, cuts):
             depth[target] = max(depth[target], depth[node] + crossing)
@@ -205,7 +221,11 @@ def _keys(
         for edge in next_edges(node):
             if edge in ends or edge in cuts:
                 arrived[edge] = arrived.get(edge, 0) | reached_by[node]
+            if edge in ends or edge in cuts or edge in visible or edge in seen:
+                own = leaves.setdefault(depth[node], {})
+                own[edge] = own.get(edge, 0) | reached_by[node]
     alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
+    alike = alike and all(len(set(own.values())) < 2 for own in leaves.values())
     if alike or len(set(reached_by.values())) > _MOST_PARTS:
         return {node: (depth[node], 0) for node in order}
     return {node: (depth[node], reached_by[node]) for node in order}

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aotlab.analysis.history import Edge, edge_of, next_edges
+from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import HooksError, OutputError
@@ -104,6 +104,38 @@ def check_passed(
             j = made_through.get(j)
         if j is None:
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
+
+
+def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
+    """Leave to eager hooks that it may call with None, unless a compiled call does so too.
+
+    That happens to a hook on one of the results of a node when a gradient arrives at another only. At run time such
+    results have a node in common if all of them are views that the epilogue makes, or none is.
+
+    Raises
+    ------
+    RunEagerly
+        There is a way for gradients past such a hook into its node.
+    """
+    own = {hook.edge[0] for hook in hooks if hook.kind == "hook"}
+    if not own:
+        return
+    starts = [tensor for tensor in outputs.tensors.values() if tensor.grad_fn is not None]
+    starts += [item.wrapper for item in inputs if item.wrapper.grad_fn is not None]
+    arrives: dict[Any, dict[Edge, set[int]]] = {node: {} for node in own}
+    for number, start in enumerate(starts):
+        for edge in edges_behind([edge_of(start)]):
+            if edge[0] in own:
+                arrives[edge[0]].setdefault(edge, set()).add(number)
+    made = {edge_of(t) for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    for hook in hooks:
+        ways = arrives.get(hook.edge[0], {})
+        always = all(numbers <= ways.get(hook.edge, set()) for numbers in ways.values())
+        in_common = hook.edge in ways and (made.issuperset(ways) or made.isdisjoint(ways))
+        if hook.kind == "hook" and not always and not in_common:
+            raise RunEagerly(
+                f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
+            )
 
 
 def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:

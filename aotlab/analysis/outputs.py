@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +133,8 @@ def read_outputs(
         )
 
     def early(output: Tensor, item: Entered) -> bool:
-        steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
+        # the view ops are those from what the steps leave, unless it is a view itself
+        steps = item.base is None and any(step.method != "detach_" for step in item.steps)
         return output.requires_grad and not steps and precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
@@ -150,7 +151,8 @@ def read_outputs(
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
+                early_ones = {i for i in own if early(leaves[i], inputs[k])}
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
@@ -266,10 +268,11 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
+    early: Collection[int],
     read: Outputs,
     info: Callable[..., None],
 ) -> None:
-    """Classify outputs that live in the storage of input ``k``."""
+    """Classify outputs that live in the storage of input ``k``; ``early`` were made before its last change."""
     base_value = internals.from_functional(item.wrapper)
     made: list[int] = []
     for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
@@ -296,7 +299,11 @@ def _read_input_aliases(
                 argument=item.name,
             )
         between = views_between(tape, base_value, values[i])
-        if between is None and item.base is not None:
+        if item.steps and i in early:  # the epilogue makes it before it takes the steps
+            between = views_from_window(tape, item.fake, values[i], rewritten=True)
+            if between is None:
+                raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
+        elif between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
         views = with_detach(between, output, item.wrapper)
         if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
@@ -412,7 +419,9 @@ def _read_intermediate_group(
     under_no_grad = lone.requires_grad and lone.is_leaf and new_leaf is None
     # one that may not be written in place is made by the very view, so that autograd says so again
     several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
-    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not under_no_grad and not several:
+    cut = lone.requires_grad and internals.base_of(lone) is not None and _ends_nowhere(lone)
+    apart = under_no_grad or several or cut
+    if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not apart:
         i = distinct[0]
         made = tape.producer(values[i])
         unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
@@ -429,7 +438,15 @@ def _read_intermediate_group(
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
     root = next(iter(bases.values()), None)
-    connected = root is None or all(is_view_of(o, root) for o in differentiable)
+    no_grad_views = (
+        {} if base is None else _made_under_no_grad(tape, base, {i: (leaves[i], values[i]) for i in distinct})
+    )
+    connected = root is None or all(
+        is_view_of(leaves[i], root) or i in no_grad_views for i in distinct if leaves[i].requires_grad
+    )
+    if cut and len(distinct) == 1 and not no_grad_views:
+        raise RunEagerly(f"`{names[distinct[0]]}` is a view of a view that was made under no_grad")
+    read.cut += no_grad_views
     if base is None or not connected or (root is not None and value_of(root, "a base") is not base):
         listed = ", ".join(f"`{names[i]}`" for i in distinct)
         raise OutputError(
@@ -457,5 +474,19 @@ def _read_intermediate_group(
             )
         if views is None and values[i].dtype != base.dtype:
             raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
-        info(i, first, where, with_detach(views, leaves[i], root))
+        info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following
+
+
+def _made_under_no_grad(tape: Tape, base: Tensor, found: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, int]:
+    """Say of the outputs whose gradients end at a view made under ``no_grad`` by how many views that was made.
+
+    ``found`` has each output with its value, ``base`` is the value of what they are views of.
+    """
+    counts: dict[int, int] = {}
+    for i, (output, value) in found.items():
+        views = views_between(tape, base, value) if output.requires_grad and output.grad_fn is not None else None
+        count = _made_without_history(output, views) if views else None
+        if count:
+            counts[i] = count
+    return counts

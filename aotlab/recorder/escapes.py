@@ -155,6 +155,7 @@ class EscapeGuard(TorchFunctionMode):
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
         self.sets_saved_hooks = False
+        self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -211,6 +212,10 @@ class EscapeGuard(TorchFunctionMode):
             return self.looks.as_strided(func, args, kwargs or {})
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
+        inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
+        if inside and _changes_dtype(args, kwargs):
+            # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
+            raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
         written = kwargs.get("out") if kwargs else None
         in_place = _writes_in_place(func) and bool(args)
         if in_place:
@@ -387,6 +392,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
             return tensor  # nothing happens, whatever its strides
         if func in _DETACHES:
+            if torch.is_inference_mode_enabled():
+                return tensor  # autograd is out of the way there, and nobody else does anything
             self.chronicle.detaches(tensor)
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
@@ -487,6 +494,15 @@ def _is_captured(tensor: Tensor) -> bool:
     if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
         return False
     return not internals.is_transformed(tensor)
+
+
+_VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
+
+
+def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Tell whether ``view`` is called with a dtype, be it the same, and of a tensor that is no inference tensor."""
+    given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
+    return isinstance(given, torch.dtype) and isinstance(args[0], Tensor) and not args[0].is_inference()
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))

@@ -10,12 +10,14 @@ others pass by it in a list, in which results that cannot be differentiated come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.history import Edge, edge_of
 from aotlab.analysis.windows import Base
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -49,6 +51,8 @@ class ForwardCall:
     def _infer(self, inputs: Sequence[str]) -> None:
         """Write the call for a function of which nothing can be differentiated."""
         draft, count = self.draft, len(self.trace.forward_outputs)
+        # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
+        self._edges.register_hooks("input", "owner")
         requires = any(i.requires_grad for i in draft.meta.input_info)
         call_forward(draft, inputs, grad_mode=False if draft.grad_on and requires else None)
         draft.results.update({i: f"out[{i}]" for i in range(count)})
@@ -73,7 +77,8 @@ class ForwardCall:
         results = ", ".join(names[i] for i in trace.roots)
         with self._mutations.requiring_grad():
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
-        own_nodes(draft, trace.roots, names, len(trace.roots))
+        entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
+        own_nodes(draft, entries, [names[i] for i in trace.roots])
         others = [names[i] for i in self._others()] + ["saved"] * self._keeping.settles
         if others:
             w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
@@ -155,24 +160,36 @@ def anchor(draft: Draft) -> str:
     return draft.w.constant("anchor", torch.empty(0, requires_grad=True))
 
 
-def own_nodes(draft: Draft, positions: Sequence[int], names: Mapping[int, str], entries: int) -> None:
-    """Write what gives outputs that the caller gets as they are an autograd node of their own.
+def own_nodes(draft: Draft, entries: Sequence[tuple[Edge, int | None]], names: Sequence[str]) -> None:
+    """Write what gives outputs that the caller gets as they are autograd nodes like those that they have in eager.
 
     A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the
     others; and autograd's bookkeeping of a tensor that was detached fails if gradients are retained before a write.
+
+    ``entries`` are where gradients come into the node that was just called, each with the position of the forward
+    output that it is, None for a carrier; ``names`` are their expressions.
     """
     first = len(draft.trace.writes)
     last = first + len(draft.trace.returned_outputs)
+    together: dict[Any, list[str]] = {}
     own = []
-    for i in positions:
+    for ((node, _), i), name in zip(entries, names, strict=True):
+        if i is None:
+            together.setdefault(node, []).append(name)
+            continue
         if not first <= i < last or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
             continue
         function = draft.meta.output_info[draft.trace.returned_outputs[i - first]].made_by
         if function is not None:  # a view of which autograd knows that nobody may write it
             view = draft.w.constant(function, internals.viewing_function(function))
-            draft.with_grad(f"{names[i]} = {view}({names[i]})")
-        elif entries > 1 or draft.trace.is_view(i):
-            own.append(i)
-    if own:
-        draft.w.namespace["own_node"] = internals.give_own_node
-        draft.with_grad("; ".join(f"own_node({names[i]})" for i in own))
+            draft.with_grad(f"{name} = {view}({name})")
+            continue
+        together.setdefault(node, []).append(name)
+        if len(entries) > 1 or draft.trace.is_view(i):
+            own.append((node, name))
+    groups = {node: group for node, group in together.items() if len(group) > 1 and any(node is n for n, _ in own)}
+    lines = [f"common_node({', '.join(group)})" for group in groups.values()]
+    lines += [f"own_node({name})" for node, name in own if node not in groups]
+    if lines:
+        draft.w.namespace.update(own_node=internals.give_own_node, common_node=internals.give_common_node)
+        draft.with_grad("; ".join(lines))

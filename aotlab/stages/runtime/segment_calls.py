@@ -92,7 +92,7 @@ class SegmentCalls:
         self._segment_class(number, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
-        own_nodes(draft, positions, draft.results, len(results))
+        own_nodes(draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), results)
 
     def _value(self, i: int) -> str:
         """Return the expression of the forward output ``i`` as the node takes it.

@@ -12,48 +12,55 @@ from typing import Any
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
-from aotlab.analysis.history import Edge, Segment, edge_of, next_edges, segments
+from aotlab.analysis.history import Edge, Segment, edge_of, edges_behind, next_edges, segments
 from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.recorder import Hook, HookKind
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Source
+from aotlab.stages.trace.writes import changed_bases
 
 
 def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Source], list[Segment]]:
     """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there."""
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
-    bases = [inputs[write.index].base for write in (*forward.writes, *forward.counted)]
-    written = {id(base) for base in bases if base is not None}
+    written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
     stands_for = _input_sources(inputs, written)
     seen = _seen(outputs, inputs, forward.roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    stepped = {
-        edge_of(item.wrapper): k
-        for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True))
-        if info.metadata_steps and item.wrapper.grad_fn
-    }
-    changed: dict[Edge, tuple[int, ...]] = {edge: () for edge in stepped if edge not in known}
-    known.update({edge: Source("changed", stepped[edge]) for edge in changed})
     number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
-    for k, item in enumerate(inputs):
-        # after a write to what it is a view of, a view's own edge is another
-        if id(item.base) in written and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
+    changed: dict[Edge, tuple[int, ...]] = {}
+    for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
+        # after a write to what it is a view of, or a move of it, a view's own edge is another
+        in_changed = id(item.base) in written
+        if (info.metadata_steps or in_changed) and item.wrapper.grad_fn is not None:
             edge = edge_of(item.wrapper)
-            known[edge] = Source("changed", k)
-            changed[edge] = tuple(number[m] for m in item.base.members if m in number)
+            if edge not in known:
+                known[edge] = Source("changed", k)
+                changed[edge] = tuple(number[m] for m in item.base.members if m in number) if in_changed else ()
     parts = segments(
         edges,
         list(stands_for),
         {**{edge: base for edge, (_, base) in seen.items()}, **changed},
-        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"},
+        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward),
         alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
     return known, parts
+
+
+def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
+    """Return the edges at which gradients come into the node of an output, or of a hook, beside it.
+
+    Whatever comes in there, the node calls the hooks that are on any of its results, the caller's too.
+    """
+    edges = forward.edges
+    own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
+    own.update(hook.edge[0] for hook in hooks if hook.kind == "hook")
+    return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
 
 
 def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:

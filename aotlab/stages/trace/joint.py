@@ -10,7 +10,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.backward_writes import unwritten
 from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
-from aotlab.analysis.hooked import check_passed
+from aotlab.analysis.hooked import check_partners, check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
@@ -35,6 +35,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     through = made_through(findings.outputs)
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
     bits = node_bits(parts)
+    check_partners(findings.hooks, findings.outputs, findings.inputs)
     check_passed(findings.hooks, findings.outputs, findings.inputs, through)
     metadata = ViewAndMutationMeta(
         input_info=forward.infos,
