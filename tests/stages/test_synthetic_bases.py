@@ -889,3 +889,28 @@ def test_two_windows_that_a_write_makes_require_grad():
     w = torch.arange(6.0)
     same(f, w[0:4].view(2, 2), w[1:5].view(2, 2), torch.ones(2, 2, requires_grad=True))
     same(lambda a, b, c: b.mul_(c).sum(), w[0:4].view(2, 2), w[1:5].view(2, 2), torch.ones(2, 2, requires_grad=True))
+
+
+def test_inputs_with_a_common_history_are_not_parted():
+    """A function that differentiates one by the other can tell, though it writes neither: eager has the call.
+
+    The trace with a base fails at the offset of its own that `as_strided` has.
+    """
+
+    def f(a, v):
+        (gradient,) = torch.autograd.grad((v * v).sum(), a, allow_unused=True)
+        window = a.as_strided((2,), (2,), 1)
+        return v * 2 if gradient is None else v + gradient[1:] + window.sum()
+
+    a = nonleaf(4)
+    same(f, a, a[1:], eagerly=True)
+
+
+def test_inputs_without_one_are_parted():
+    """The same function of a detached view is compiled, each input for itself."""
+
+    def f(a, v):
+        return a.as_strided((2,), (2,), 1).sum() + v
+
+    a = nonleaf(4)
+    same(f, a, a[1:].detach())

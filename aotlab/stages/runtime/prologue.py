@@ -148,8 +148,6 @@ class Prologue:
             based = draft.base_with(info.index) is not None
             may = internals.may_be_written_with_base if based else internals.may_be_written
             draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
-        elif metadata.moves_unseen(info):
-            draft.miss([f"not {w.constant('keeps_through_writes', internals.keeps_through_writes)}({tensor})"])
 
     def _offsets(self) -> None:
         for k in self.draft.trace.offsets_read:
