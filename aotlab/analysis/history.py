@@ -221,7 +221,10 @@ def _keys(
         for edge in next_edges(node):
             if edge in ends or edge in cuts:
                 arrived[edge] = arrived.get(edge, 0) | reached_by[node]
-            if edge in ends or edge in cuts or edge in visible or edge in seen:
+    for node in order:
+        for edge in next_edges(node):
+            goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
+            if goes_on or edge in ends or edge in cuts or edge in visible or edge in seen:
                 own = leaves.setdefault(depth[node], {})
                 own[edge] = own.get(edge, 0) | reached_by[node]
     alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
