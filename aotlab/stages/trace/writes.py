@@ -37,6 +37,8 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             moved = [k for k in base.members if infos[k].moves_version]
             found += [Write(k, visible=False, counts=True, only_counts=True) for k in moved]
             continue
+        if base.written and all(start == end for start, end in base.written):
+            raise RunEagerly(f"a part of `{inputs[base.members[0]].name}` that holds nothing is written")
         if not _is_written(base, inputs):
             continue
         covered: list[tuple[int, int]] = []
