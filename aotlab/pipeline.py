@@ -218,7 +218,10 @@ def _trace(
             taken = {k for base in storages for k in base.members}
             beside = [base for base in bases if not taken.intersection(base.members)]
             try:
-                return run([*storages, *beside])
+                record, live = run([*storages, *beside])
+                if live.backward_error is None:  # which may be one of windows of a storage, and not eager's
+                    return record, live
+                break
             except NeedsRoom as need:
                 room = {**room, need.member: need.nbytes}
             except failures:

@@ -180,9 +180,11 @@ class _Joint:
 
     def choose(self, budget: float) -> _Choice:
         """Find the cheapest choice that stays within the budget, and within what the default partitioner keeps."""
-        dear = 1 + sum((cost.keep or 0) + (cost.again or 0) for cost in self.costs.values())
-        above, below = self.solve(1, 0), self.solve(1, dear)
-        most = min(above.weight, self.default_weight())
+        above, most = self.solve(1, 0), self.default_weight()
+        if budget == 1 and above.weight <= most:
+            return above
+        most = min(above.weight, most)
+        below = self.solve(1, 1 + sum((cost.keep or 0) + (cost.again or 0) for cost in self.costs.values()))
         limit = below.weight + int((most - below.weight) * budget)
         # The choices over all prices lie on a convex curve: walk along it to the one that just keeps within the limit.
         while above.weight > limit:

@@ -368,8 +368,9 @@ class EscapeGuard(TorchFunctionMode):
 
     def _note_owner(self, tensor: Tensor) -> None:
         """Note what an alias is made of that will not know it as its base."""
-        base = internals.base_of(tensor)
-        self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
+        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
+            base = internals.base_of(tensor)
+            self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
 
     def _owners_unknown_to(self, owners: Sequence[Tensor]) -> list[Tensor]:
         """Return what `_note_owner` noted of the memory of tensors, as far as it is none of these."""
