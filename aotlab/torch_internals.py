@@ -895,6 +895,20 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+_exchange = torch._C._swap_tensor_impl  # taken here, as a trace refuses it to the program
+
+
+def exchange(a: Tensor, b: Tensor) -> None:
+    """Let two tensor objects change places: each is from now on what the other was, also for those that hold it."""
+    _exchange(a, b)
+
+
+def same_view(view: Tensor, source: Tensor) -> Tensor:
+    """Return the view of ``source`` that ``view`` is of its base, by the same view ops."""
+    result: Tensor = view._view_func_unsafe(source)
+    return result
+
+
 def share_version(a: Tensor, b: Tensor) -> bool:
     """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
     if a is b or a.is_inference() or b.is_inference() or a._version != b._version:

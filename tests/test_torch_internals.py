@@ -157,6 +157,21 @@ def test_count_of_a_narrowed_wrapper():
         assert not internals.has_data_mutation(x)
 
 
+def test_exchanged_tensors_and_the_same_view_of_another_source():
+    """Two tensor objects change places, for holders of views too; a view can be made again from another source."""
+    x = internals.to_functional(internals.FakeTensorMode().from_tensor(torch.ones(3, 2)))
+    with internals.functionalization(), internals.enable_python_dispatcher():
+        x.requires_grad_()
+        y = x * 1
+        row = y[1:]
+        moved = y.t()
+        internals.exchange(y, moved)
+        assert (y.shape, moved.shape, row._base is moved) == ((2, 3), (3, 2), True)
+        z = x * 2
+        again = internals.same_view(row, z)
+        assert (again.shape, again._base is z, again.grad_fn.next_functions[0][0]) == ((2, 2), True, z.grad_fn)
+
+
 def test_outside_of_trace():
     """In the block ops are ordinary: neither wrapped, nor seen by modes that are on."""
     seen = []

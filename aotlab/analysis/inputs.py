@@ -19,7 +19,7 @@ from aotlab.errors import (
     StorageMutationError,
     UserLine,
 )
-from aotlab.ir.metadata import SET_TO_ITSELF, InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import MOVES, RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.torch_internals import FakeTensorMode
@@ -81,6 +81,10 @@ class Entered:
     def written_visibly(self) -> bool:
         """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
         return owner_of(self.wrapper).grad_fn is not self.history
+
+    def note_history(self) -> None:
+        """Take the present history for the one without writes."""
+        self.history = owner_of(self.wrapper).grad_fn
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -207,7 +211,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         requires_grad_after=wrapper.requires_grad,
         mutates_metadata=internals.has_metadata_mutation(wrapper)
         or final.shape != item.fake.shape
-        or any(step.method == SET_TO_ITSELF for step in item.steps),
+        or any(step.method != "detach_" for step in item.steps),
         mutates_storage_metadata=resized,
         metadata_steps=tuple(item.steps),
         write_after=len(item.steps) if item.write_after is None or resized else item.write_after,
@@ -235,7 +239,7 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
     if not item.steps:
         changed = changed or internals.has_metadata_mutation(wrapper)
     elif not internals.has_data_mutation(wrapper):
-        changed = changed or wrapper.stride() != expected.stride()
+        changed = changed or not _same_strides(wrapper, expected, everywhere=item.base is None)
         if item.base is None:  # a window's offset is that in the base
             changed = changed or wrapper.storage_offset() != expected.storage_offset()
     if changed:
@@ -256,10 +260,17 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
 
 
+def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:
+    """Tell whether two tensors of one shape have the same strides; a window may have others where its size is one."""
+    dims = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(first == second for size, first, second in dims if everywhere or size > 1)
+
+
 def _only_moves(item: Entered) -> bool:
-    """Tell whether what was done to an input shows in no other tensor, neither in its values nor in its history."""
+    """Tell whether what was done to an input shows in no other tensor, unless in a history that the trace follows."""
+    followed = _requires_grad_set(item) is None and not item.real.is_leaf and all(s.grad_mode for s in item.steps)
     moves = all(step.method in MOVES for step in item.steps)
-    return moves and not item.real.requires_grad and not item.wrapper.requires_grad
+    return moves and (followed or not (item.real.requires_grad or item.wrapper.requires_grad))
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

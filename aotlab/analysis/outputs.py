@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +133,8 @@ def read_outputs(
         )
 
     def early(output: Tensor, item: Entered) -> bool:
-        steps = any(step.method != "detach_" for step in item.steps)  # the view ops are those from what they leave
+        # the view ops are those from what the steps leave, unless it is a view itself
+        steps = item.base is None and any(step.method != "detach_" for step in item.steps)
         return output.requires_grad and not steps and precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
@@ -150,7 +151,8 @@ def read_outputs(
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
+                early_ones = {i for i in own if early(leaves[i], inputs[k])}
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
@@ -266,10 +268,11 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
+    early: Collection[int],
     read: Outputs,
     info: Callable[..., None],
 ) -> None:
-    """Classify outputs that live in the storage of input ``k``."""
+    """Classify outputs that live in the storage of input ``k``; ``early`` were made before its last change."""
     base_value = internals.from_functional(item.wrapper)
     made: list[int] = []
     for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
@@ -296,7 +299,11 @@ def _read_input_aliases(
                 argument=item.name,
             )
         between = views_between(tape, base_value, values[i])
-        if between is None and item.base is not None:
+        if item.steps and i in early:  # the epilogue makes it before it takes the steps
+            between = views_from_window(tape, item.fake, values[i], rewritten=True)
+            if between is None:
+                raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
+        elif between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
         views = with_detach(between, output, item.wrapper)
         if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):

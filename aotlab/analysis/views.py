@@ -68,15 +68,18 @@ def is_made_of(tape: Tape, base: Tensor, value: Tensor) -> bool:
     return True
 
 
-def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+def views_from_window(
+    tape: Tape, window: Tensor, value: Tensor, *, rewritten: bool = False
+) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
 
     After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
-    on the way to ``value``; but the steps to the window may be the first of those to ``value``.
+    on the way to ``value``; but the steps to the window may be the first of those to ``value``. ``rewritten`` says that
+    the window may be one of the base before a write, and the value one of it after that.
     """
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
-    if top is not other_top or to_value[: len(to_window)] != to_window:
+    if (top is not other_top and not rewritten) or to_value[: len(to_window)] != to_window:
         return None
     return tuple(to_value[len(to_window) :])
 

@@ -14,10 +14,11 @@ other tensors: from there on the whole is kept in view, to be written back befor
 (``resize_`` to more elements, ``out=`` of another shape) starts with new memory. Mixtures that would need more than one
 write are left to eager.
 
-What eager's autograd makes of views of a tensor that changes its sizes, and of a view that does, cannot be seen on
-wrappers: once the version has moved, a view's history is made again, in eager by its sizes, strides and offset, on a
-wrapper by the view op that made it, which then means something else. Such a program is left to eager too, unless it
-is seen to be without gradients.
+Once the version has moved, autograd makes a view's history again: in eager by its sizes, strides and offset, on a
+wrapper by the view ops that made it, which mean something else when its sizes, or those of what it is a view of, have
+changed. So the wrapper of a view that is moved becomes another view, one op longer; and the wrappers of the views of a
+tensor that is moved become views of what it is now, by way of what it was. Where that cannot be, such a program is left
+to eager too, unless it is seen to be without gradients.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ class Reshaped(Protocol):
     def written_visibly(self) -> bool:
         """Whether autograd has seen a write."""
 
+    def note_history(self) -> None:
+        """Take the present history for the one without writes."""
+
 
 class Reshapes:
     """Runs the steps on the wrappers of a trace's inputs, and writes them down."""
@@ -86,6 +90,10 @@ class Reshapes:
             The epilogue could not do the same.
         """
         tensor = args[0]
+        if func in _MOVES and self._keeps_histories(tensor):
+            if self.is_input(tensor):
+                return self._run_on_input(func, args, kwargs)
+            return self._move(func, args, kwargs)
         if func not in _DETACHES:
             base = internals.base_of(tensor)
             if tensor.requires_grad and self._has_views(tensor):
@@ -109,6 +117,36 @@ class Reshapes:
         result = func(*args, **kwargs)
         internals.refresh_count(tensor)
         return result
+
+    def _keeps_histories(self, tensor: Tensor) -> bool:
+        """Tell whether the histories of ``tensor`` and its views can be made again as in eager after a move."""
+        base = internals.base_of(tensor)
+        if not tensor.requires_grad or tensor.is_inference() or not torch.is_grad_enabled():
+            return False
+        if base is not None:
+            return internals.may_be_written(tensor)
+        item = self._items.get(id(tensor))
+        # in eager the views of a view hang on what it is a view of
+        alone = item is None or internals.base_of(item.real) is None or not self._has_views(tensor)
+        return alone and not tensor.is_leaf
+
+    def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step that moves elements of a tensor with a history."""
+        tensor, shape = args[0], args[0].shape
+        if internals.base_of(tensor) is not None:
+            moved = getattr(tensor, func.__name__.removesuffix("_"))(*args[1:], **kwargs)
+            moved.transpose_(0, -1 if moved.dim() == 0 else 0)  # changes the version, and keeps the history
+            internals.exchange(tensor, moved)
+            return tensor
+        views = [other for other in self._made.alive() if internals.base_of(other) is tensor]
+        func(*args, **kwargs)
+        for view in filter(internals.keeps_through_writes, views):  # a look at the others raises, here as in eager
+            place = view.shape, view.stride(), view.storage_offset()
+            again = internals.same_view(view, _moved_back(tensor, shape, func, args[1:], kwargs))
+            if place != (again.shape, again.stride(), again.storage_offset()):
+                raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
+            internals.exchange(view, again)
+        return tensor
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether ``resize_`` leaves a tensor with the first of its own elements, or with all of them."""
@@ -200,14 +238,16 @@ class Reshapes:
                 item.write_after, item.sees_behind = 0, True
             else:
                 self._narrow(item)
-        written = item.written_visibly
+        unwritten = [other for other in self._items.values() if not other.written_visibly]
         if step.method == "resize_":
             result = _resize(item.wrapper, _sizes(step), self._made)
+        elif func in _MOVES and self._keeps_histories(item.wrapper):
+            result = self._move(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
             internals.refresh_count(item.wrapper)
-        if not written:  # a later look at the history is for writes only
-            item.history = item.wrapper.grad_fn
+        for other in unwritten:  # a later look at the history is for writes only
+            other.note_history()
         item.steps.append(step)
         return result
 
@@ -310,6 +350,21 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
         for step in steps:
             if step.method not in ("detach_", SET_TO_ITSELF):
                 getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
+    return tensor
+
+
+def _moved_back(tensor: Tensor, shape: torch.Size, func: Any, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the view of ``tensor`` that is as it was, with ``shape``, before it was moved by ``func``."""
+    if func is Tensor.unsqueeze_:
+        return tensor.squeeze(*given, **kwargs)
+    if func is not Tensor.squeeze_:
+        back: Tensor = getattr(tensor, func.__name__.removesuffix("_"))(*given, **kwargs)
+        return back
+    chosen: Any = dict(kwargs).get("dim", given[0] if given else tuple(range(len(shape))))
+    dims = {d % len(shape) for d in (chosen if isinstance(chosen, tuple | list) else (chosen,))} if shape else ()
+    for dim in sorted(dims):
+        if shape[dim] == 1:
+            tensor = tensor.unsqueeze(dim)
     return tensor
 
 

@@ -369,7 +369,7 @@ def test_view_or_not_is_guarded():
 
 
 def test_a_view_without_a_base_is_left_to_eager():
-    """Where what it is a view of has gaps, or its sizes change too, a write runs eagerly; reading is compiled."""
+    """Where it is left with fewer elements, a write to it runs eagerly; reading is compiled, and so is a move."""
     gaps = nonleaf(2, 4)[:, ::2].detach().clone().as_strided((2, 2), (2, 1)).requires_grad_() * 1
     same(write_then_view, torch.empty_strided((3, 2), (4, 1)).fill_(1.0).requires_grad_().mul(1)[1:])
 
@@ -378,7 +378,13 @@ def test_a_view_without_a_base_is_left_to_eager():
         a.mul_(2)
         return a * 1
 
-    same(step, of_a_history(), eagerly=True)
+    def narrow(a):
+        a.as_strided_((2,), (1,))
+        a.mul_(2)
+        return a * 1
+
+    same(step, of_a_history())
+    same(narrow, of_a_history(), eagerly=True)
     same(lambda a: (a.t_(), a * 2)[1], of_a_history())
     same(lambda a: a.view(-1) * 2, gaps[1:])
 
@@ -716,10 +722,113 @@ MOVED = {
 @pytest.mark.parametrize("windows", MOVED)
 @pytest.mark.parametrize("program", [moves, moves_and_writes, moves_between_writes], ids=lambda f: f.__name__)
 def test_steps_on_windows(program, windows):
-    """A step on one input shows in no other on the same memory; with a history it is left to eager."""
+    """A step on one input shows in no other on the same memory, but in the histories of those that share its own."""
     same(program, *MOVED[windows](torch.arange(6.0)))
-    if windows == "inside":
-        same(program, *MOVED[windows](torch.arange(6.0).requires_grad_() * 1), eagerly=True)
+    same(program, *MOVED[windows](torch.arange(6.0).requires_grad_() * 1))
+
+
+def whole_and_part():
+    """Make a tensor with a history and a view of it."""
+    whole = nonleaf(3, 3)
+    return whole, whole.diagonal()
+
+
+def overlapping():
+    """Make two views of one tensor with a history."""
+    whole = nonleaf(3, 4)
+    return whole[:2], whole[1:]
+
+
+def apart():
+    """Make two views of one tensor that have no element in common."""
+    whole = nonleaf(1, 6)
+    return whole[:, :2], whole[:, 4:]
+
+
+def gradients_to_each(run, program, make):
+    """Differentiate each output by each input, as it is after the call, and by what that is a view of."""
+    inputs = make()
+    outs = run(program)(*inputs)
+    wanted = [*inputs, *(i._base for i in inputs if i._base is not None)]
+    found = [
+        torch.autograd.grad(out.sum(), wanted, retain_graph=True, allow_unused=True)
+        for out in outs
+        if out.requires_grad
+    ]
+    return [None if gradient is None else gradient.tolist() for own in found for gradient in own]
+
+
+def moves_the_first(a, b):
+    """Use the second before the first is moved, and after."""
+    early = b * 3
+    a.t_()
+    return early, a * 2, b * 3
+
+
+def moves_the_second(a, b):
+    """Use the second before and after it is moved, and write the first."""
+    early = b * 3
+    b.unsqueeze_(0)
+    late = b * 3
+    a.mul_(2)
+    return early, late, a * 2, b
+
+
+@pytest.mark.parametrize("make", [whole_and_part, overlapping, apart], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [moves_the_first, moves_the_second], ids=lambda f: f.__name__)
+def test_a_step_and_what_autograd_connects(make, program):
+    """What is computed before a step hangs on the old history of all views of one tensor, what comes later on the new.
+
+    Gradients are asked for with respect to each of them, too.
+    """
+    same(program, *make())
+    assert gradients_to_each(lambda f: f, program, make) == gradients_to_each(compiled, program, make)
+
+
+def views_before_and_after(a):
+    """Return views of a view from before, between and after two moves."""
+    first = a[0]
+    a.unsqueeze_(0)
+    second = a.select(1, 0)
+    a.mul_(3)
+    third = a[0]
+    a.transpose_(0, 1)
+    return first, second, third, a, first * 2
+
+
+def views_before_a_move(a):
+    """Return views of a written view from before and after a move."""
+    a.mul_(2)
+    first = a[0]
+    a.t_()
+    return first, a[1], first + 1
+
+
+@pytest.mark.parametrize("program", [views_before_and_after, views_before_a_move], ids=lambda f: f.__name__)
+def test_views_of_a_view_that_is_moved(program):
+    """A view from before the move hangs on what the input is a view of, one from after it on the input."""
+    same(program, of_a_history())
+
+    def make():
+        return (of_a_history(),)
+
+    assert gradients_to_each(lambda f: f, program, make) == gradients_to_each(compiled, program, make)
+
+
+def test_an_operand_of_a_write_to_a_view_is_watched():
+    """Autograd keeps the operand of ``mul_`` also where it hides that: a later write makes the backward an error."""
+
+    def program(a, c):
+        a.mul_(2)
+        c *= a
+        return a, c
+
+    for run in (program, compiled(program)):
+        a, c = (nonleaf(3, 4)[1:] for _ in range(2))
+        run(a, c)
+        a.detach().add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            c.sum().backward()
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

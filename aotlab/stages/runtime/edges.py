@@ -53,8 +53,7 @@ class Edges:
         draft, trace = self._draft, self._draft.trace
         # writes that autograd does not see come before all segments; they too give views another edge
         done = set(range(len(trace.writes))) - set(trace.roots)
-        later = {trace.writes[position].index for position in trace.roots if position < len(trace.writes)}
-        first = {i.index for i in draft.meta.input_info if i.metadata_steps and i.index not in later}
+        first = {k for i in draft.moved_first() for k in draft.together(i)}
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
@@ -113,7 +112,7 @@ class Edges:
     def _is_written(self, source: Source, done: Collection[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""
         draft = self._draft
-        if draft.meta.input_info[source.index].metadata_steps and source.index in draft.changed:
+        if not draft.moved.isdisjoint(draft.together(source.index)):
             return True
         writes = [draft.trace.writes[n] for n in done]
         base = draft.base_with(source.index)

@@ -36,7 +36,8 @@ class Mutations:
         self.without_writes()
         if len(draft.written) == len(writes) and not self._counted:
             self._counted = True
-            self._count()
+            for k in list(self._versions):
+                self._count(k)
 
     def without_writes(self) -> None:
         """Change those of the caller's tensors that get no new values."""
@@ -44,6 +45,10 @@ class Mutations:
         for info in self.draft.meta.input_info:
             if info.is_changed and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
+        for k in filter(self.draft.counts_first, list(self._versions)):
+            self._views_from_before(k)
+            self._count(k)
+            self.draft.moved.add(k)
 
     def require_grad(self) -> None:
         """Make those inputs require grad that the function made so, and that get gradients."""
@@ -91,18 +96,19 @@ class Mutations:
             for info in self.draft.meta.input_info
         )
 
-    def _count(self) -> None:
-        """Move those version counters that should have moved by now and have not."""
-        for k, version in self._versions.items():
-            bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
-            self.w.add(f"if {self.draft.kept(k)}._version == {version}:")
-            self.w.add(f"    {bump}({self.draft.kept(k)})")
+    def _count(self, k: int) -> None:
+        """Move the version counter of an input, which should have moved by now, if it has not."""
+        bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+        self.w.add(f"if {self.draft.kept(k)}._version == {self._versions.pop(k)}:")
+        self.w.add(f"    {bump}({self.draft.kept(k)})")
 
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.draft.kept(info.index)
         self._views_from_before(info.index)
         self.draft.changed.add(info.index)
+        if info.metadata_steps:
+            self.draft.moved.add(info.index)
         self._steps(target, info, metadata.before_write(info))
         if info.given:
             for line in metadata.gives(target, info, value):

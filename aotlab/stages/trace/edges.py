@@ -18,33 +18,29 @@ from aotlab.recorder import Hook, HookKind
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Source
+from aotlab.stages.trace.writes import changed_bases
 
 
 def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Source], list[Segment]]:
     """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there."""
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
-    bases = [inputs[write.index].base for write in (*forward.writes, *forward.counted)]
-    written = {id(base) for base in bases if base is not None}
+    written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
     stands_for = _input_sources(inputs, written)
     seen = _seen(outputs, inputs, forward.roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    stepped = {
-        edge_of(item.wrapper): k
-        for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True))
-        if info.metadata_steps and item.wrapper.grad_fn
-    }
-    changed: dict[Edge, tuple[int, ...]] = {edge: () for edge in stepped if edge not in known}
-    known.update({edge: Source("changed", stepped[edge]) for edge in changed})
     number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
-    for k, item in enumerate(inputs):
-        # after a write to what it is a view of, a view's own edge is another
-        if id(item.base) in written and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
+    changed: dict[Edge, tuple[int, ...]] = {}
+    for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
+        # after a write to what it is a view of, or a move of it, a view's own edge is another
+        in_changed = id(item.base) in written
+        if (info.metadata_steps or in_changed) and item.wrapper.grad_fn is not None:
             edge = edge_of(item.wrapper)
-            known[edge] = Source("changed", k)
-            changed[edge] = tuple(number[m] for m in item.base.members if m in number)
+            if edge not in known:
+                known[edge] = Source("changed", k)
+                changed[edge] = tuple(number[m] for m in item.base.members if m in number) if in_changed else ()
     parts = segments(
         edges,
         list(stands_for),

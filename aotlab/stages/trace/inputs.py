@@ -1,7 +1,7 @@
 """What stands for the inputs: traced stand-ins while the function runs, placeholders in the graph.
 
 enter_inputs    each tensor of the call becomes a wrapper; those that share memory become windows of a base
-placeholders_of the graph takes the flat arguments, or for those that share memory which is written their base
+placeholders_of the graph takes the flat arguments, or for those that share memory which is changed their base
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Write
 from aotlab.stages.trace.surroundings import tracing
+from aotlab.stages.trace.writes import changed_bases
 
 
 def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
@@ -40,10 +41,10 @@ def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Se
 def placeholders_of(
     findings: Findings, writes: Sequence[Write], *, training: bool
 ) -> tuple[list[tuple[str, Tensor]], list[int | Base]]:
-    """Name the graph's inputs: the flat arguments, and for those that share memory which is written their base."""
+    """Name the graph's inputs: the flat arguments, and for those that share memory which is changed their base."""
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
-    written = {id(inputs[write.index].base) for write in writes}
+    changed = {id(base) for base in changed_bases(inputs, findings.infos, writes)}
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     kept_at = {p: k for k, p in enumerate(dedupe.kept)}
     fakes: list[Tensor] = []
@@ -56,7 +57,7 @@ def placeholders_of(
             sources.append(position)
             continue
         base = inputs[k].base
-        if base is None or id(base) not in written:
+        if base is None or id(base) not in changed:
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:

@@ -58,6 +58,17 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
     return sorted(found, key=lambda write: (write.only_counts, write.index))
 
 
+def changed_bases(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo], writes: Sequence[Write]) -> list[Base]:
+    """Return the bases that the graph is to take as inputs: those written, or of which a member has a new history."""
+    members = [inputs[write.index] for write in writes]
+    members += [item for item, info in zip(inputs, infos, strict=True) if info.moves_version and _has_history(item)]
+    return list({id(item.base): item.base for item in members if item.base is not None}.values())
+
+
+def _has_history(item: Entered) -> bool:
+    return item.wrapper.requires_grad and item.wrapper.grad_fn is not None
+
+
 def _are_one_window(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
 
