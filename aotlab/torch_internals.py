@@ -485,10 +485,12 @@ def replace_unguarded(
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
+    call_back: Callable[..., Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
-    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
+    ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
+    ``otherwise``.
     """
     thread = threading.get_ident()
 
@@ -511,6 +513,10 @@ def replace_unguarded(
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
         (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        *(
+            (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
+            for name in ("apply_", "map_", "map2_")
+        ),
         (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]

@@ -722,6 +722,7 @@ def test_replace_unguarded():
         from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
+        call_back=lambda *a, otherwise: calls.append(f"call_back for {otherwise.__name__}"),
     ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
@@ -730,9 +731,13 @@ def test_replace_unguarded():
         torch.to_dlpack(torch.ones(1))
         torch.from_numpy(None)
         torch.ones(1).set_(torch.ones(1))
+        torch.ones(1).apply_(abs)
         with torch.autograd.graph.saved_tensors_hooks(str, repr):
             assert internals.saved_tensor_hooks() == (str, repr)
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "push"]
+    assert calls == [
+        "manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "call_back for apply_",
+        "push",
+    ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
     assert (*now, autograd._push_saved_tensors_default_hooks) == originals
 

@@ -58,6 +58,15 @@ def _refuse_random_state(name: str) -> NoReturn:
     )
 
 
+def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+    """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
+    if any(map(internals.is_functional, tensors_in((args, kwargs)))):
+        raise RunEagerly(f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}")
+    if args and isinstance(args[0], Tensor) and _is_captured(args[0]):
+        raise RunEagerly(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
+    return otherwise(*args, **kwargs)
+
+
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
@@ -216,6 +225,8 @@ class EscapeGuard(TorchFunctionMode):
             return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._reshape(func, args, kwargs or {})
+        if _writes_lists(func) and share_memory(args, kwargs or {}):
+            raise RunEagerly(f"`{_name(func)}` is given tensors that share memory, at {user_line()}")
         if getattr(func, "__name__", "").partition(".")[0] in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
             raise RunEagerly(f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}")
@@ -392,7 +403,7 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks, _call_back
         )
         self._replaced.__enter__()
         return self
@@ -632,6 +643,42 @@ def _writes_in_place(func: Any) -> bool:
         )
         _in_place[func] = known
     return known
+
+
+def _writes_lists(func: Any) -> bool:
+    """Tell whether an op writes the members of lists, one after the other."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    return name.endswith("_") and name.startswith(("_foreach_", "_fused_"))
+
+
+def share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a tensor in a list shares memory with another argument, or with another member of its list.
+
+    Functionalization computes all results from the values before any write. The very same tensor or window at the same
+    place of another list is read before it is written in eager too.
+    """
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+    members = [(n, tensor) for each in lists for n, tensor in enumerate(each) if isinstance(tensor, Tensor)]
+    alone = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, Tensor)]
+    keys = [internals.storage_key(tensor) for _, tensor in members if internals.is_functional(tensor)]
+    keys += [internals.storage_key(tensor) for tensor in alone if internals.is_functional(tensor)]
+    if len(set(keys)) == len(keys):
+        return False
+    for k, (n, tensor) in enumerate(members):
+        if not internals.is_functional(tensor):
+            continue
+        for m, other in members[:k]:
+            if overlaps_partly(tensor, other) or (m != n and _are_one_window(tensor, other)):
+                return True
+        if any(overlaps_partly(tensor, other) or _are_one_window(tensor, other) for other in alone):
+            return True
+    return False
+
+
+def _are_one_window(a: Tensor, b: Tensor) -> bool:
+    if not internals.is_functional(b) or internals.storage_key(a) != internals.storage_key(b) or a.numel() == 0:
+        return False
+    return (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())
 
 
 #: In-place ops that promote as their out-of-place twins do and then refuse a result that does not fit.
