@@ -326,6 +326,9 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
+        if any(tensor.is_inference() for tensor in written) and not torch.is_inference_mode_enabled():
+            # the op itself sees that of whole tensors only
+            raise RunEagerly(f"an inference tensor is written outside of inference_mode, at {user_line()}")
         self.looks.check_writes(written)
         self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]

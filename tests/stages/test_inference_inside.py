@@ -176,3 +176,20 @@ def test_views_as_another_dtype_that_are_compiled():
     with torch.inference_mode():
         assert function(torch.ones(2, 2)).is_inference()
     assert function.calls.compiled == 1
+
+
+@INPUTS
+@pytest.mark.parametrize("part", [lambda t: t, lambda t: t.view(-1), lambda t: t[0], lambda t: t.t()])
+def test_what_inference_mode_made_is_written_outside(part, inputs):
+    """Eager refuses that, of the tensor and of its views, and so do we with its words."""
+
+    def program(a):
+        with torch.inference_mode():
+            made = a * 2
+        part(made).zero_()
+        return a * 3
+
+    assert differences(program, function := compiled(program), [inputs]) == []
+    assert function.calls.compiled == 0
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        function(*inputs()[0])
