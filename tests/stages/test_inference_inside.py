@@ -189,7 +189,8 @@ def test_what_inference_mode_made_is_written_outside(part, inputs):
         part(made).zero_()
         return a * 3
 
-    assert differences(program, function := compiled(program), [inputs]) == []
+    function = compiled(program)
+    assert differences(program, function, [inputs]) == []
     assert function.calls.compiled == 0
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
         function(*inputs()[0])

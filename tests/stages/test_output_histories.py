@@ -530,3 +530,24 @@ def test_an_intermediate_that_is_set(viewed, requires_grad):
         g = compiled(program)
         g(data(2, 2))
         assert g.calls.compiled == (not viewed)
+
+
+@pytest.mark.parametrize("view", [lambda y: y.view(-1), lambda y: y.t(), lambda y: y[:]])
+def test_a_lone_view_of_an_intermediate_is_a_view(view):
+    """A later write gives it a history through its base, past the hooks that it had, and frees it in the backward."""
+
+    def use(g):
+        x = leaf(2, 2)
+        out = g(x)
+        called = []
+        out.register_hook(lambda gradient: called.append(gradient.tolist()))
+        out.mul_(2)
+        out.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            out.sum().backward()
+        return called, x.grad.tolist(), out._base is not None
+
+    def f(x):
+        return view(x.exp())
+
+    assert use(f) == use(compiled(f))
