@@ -899,3 +899,20 @@ def test_what_enters_modes_in_dynamos_graphs():
     with torch.no_grad():
         internals.SET_GRAD_ENABLED(True)
         assert torch.is_grad_enabled()
+
+
+def test_checkpoint_settings():
+    """Dynamo's op for a checkpoint is given the checkpoint's settings and its function's arguments together."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def f(x):
+        return torch.utils.checkpoint.checkpoint(torch.mul, x, 2, use_reentrant=False)
+
+    torch.compiler.reset()
+    torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
+    assert internals.CHECKPOINT in [node.target for node in graphs[0].graph.nodes]
+    assert internals.checkpoint_settings({"use_reentrant": False, "z": 1}) == {"use_reentrant": False}

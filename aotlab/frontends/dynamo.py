@@ -20,7 +20,7 @@ from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError, UserLine
-from aotlab.frontends.graph_run import GraphRun, enters_modes
+from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.partitioners import default_partition
 from aotlab.reached import Reached
 from aotlab.stages.capture import ArgumentKind
@@ -60,7 +60,7 @@ class GraphTarget:
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
         self._has_fakes = True
-        self._enters_modes = enters_modes(graph.graph)
+        self._needs_care = needs_care(graph.graph)
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the tensors that the graph itself holds, if Dynamo left any there."""
@@ -115,7 +115,7 @@ class GraphTarget:
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
-        return GraphRun(self.graph).run(*args) if self._enters_modes else self.graph(*args)
+        return GraphRun(self.graph).run(*args) if self._needs_care else self.graph(*args)
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""

@@ -8,6 +8,10 @@ Dynamo writes a ``with`` block as a node that enters and a node that leaves::
 
 In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
 object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
+
+Dynamo writes a checkpoint as a higher-order op. Where the graph is recorded its body is recorded in its place: what is
+kept and what is computed again is the partitioner's business. Where the graph runs eagerly, it is a checkpoint: the op
+itself would draw other random numbers when it computes the body again.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
-from aotlab.recorder import locate
+from aotlab.recorder import RunEagerly, locate
 
+#: Under this the body of a checkpoint notes which of its arguments it writes.
+_WRITTEN = "aotlab written"
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
 
-def enters_modes(graph: fx.Graph) -> bool:
-    """Tell whether a graph changes modes, so that `GraphRun` has something to put back."""
-    targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED}
+def needs_care(graph: fx.Graph) -> bool:
+    """Tell whether a graph changes modes or has checkpoints, so that it has to be run by a `GraphRun`."""
+    targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
     return any(node.target in targets for node in graph.nodes if node.op == "call_function")
 
 
@@ -76,9 +83,41 @@ class GraphRun(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, and note which modes it enters or leaves."""
+        if target is internals.CHECKPOINT:
+            return self._checkpoint(args, kwargs)
         result = super().call_function(target, args, kwargs)
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])
         elif args:
             self._open.pop(id(args[0]), None)  # only the function that leaves a mode takes one
+        return result
+
+    def _checkpoint(self, args: Any, kwargs: Any) -> Any:
+        """Record the body of a checkpoint, or run the checkpoint."""
+        body, *rest = args
+        settings = internals.checkpoint_settings(kwargs)
+        others = {name: value for name, value in kwargs.items() if name not in settings}
+        if self._line is None:
+            # a checkpoint raises if its arguments are written later; what its body itself writes, it reads anew
+            captured = {n: rest[n] for n in body.meta.get(_WRITTEN, ())}
+            given = [value for n, value in enumerate(rest) if n not in captured]
+
+            def run(*values: Any) -> Any:
+                left = iter(values)
+                merged = [captured[n] if n in captured else next(left) for n in range(len(rest))]
+                return GraphRun(body).run(*merged, **others)
+
+            return checkpoint(run, *given, **settings)
+        if torch.is_grad_enabled() and (settings.get("use_reentrant") or not settings.get("preserve_rng_state", True)):
+            raise RunEagerly("a checkpoint is reentrant, or does not keep the random state")
+        places = [n for n, value in enumerate(rest) if isinstance(value, Tensor) and not value.is_inference()]
+        with internals.disable_torch_function():  # the program itself may not ask for versions
+            versions = internals.versions_of([rest[n] for n in places])
+        result = GraphRun(body, self._line).run(*rest, **others)
+        with internals.disable_torch_function():
+            now = internals.versions_of([rest[n] for n in places])
+        written = [n for n, was, is_ in zip(places, versions, now, strict=True) if was != is_]
+        if written and torch.is_grad_enabled():
+            body.meta[_WRITTEN] = written
+            raise RunEagerly("a checkpoint writes what it is given, and does so again when it is computed again")
         return result
