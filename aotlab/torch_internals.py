@@ -435,7 +435,7 @@ CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoi
 
 def checkpoint_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Take those keyword arguments of a `CHECKPOINT` that are the checkpoint's, not its function's."""
-    return dict(torch.ops.higher_order.tag_activation_checkpoint.divide_kwargs(settings)[0])
+    return dict(CHECKPOINT.divide_kwargs(settings)[0])  # type: ignore[attr-defined]  # of this one op
 
 
 def any_autocast_enabled() -> bool:
