@@ -9,9 +9,8 @@ Dynamo writes a ``with`` block as a node that enters and a node that leaves::
 In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
 object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
 
-Dynamo writes a checkpoint as a higher-order op. Where the graph is recorded its body is recorded in its place: what is
-kept and what is computed again is the partitioner's business. Where the graph runs eagerly, it is a checkpoint: the op
-itself would draw other random numbers when it computes the body again.
+Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
+the checkpoint itself is called, whether the graph is recorded or runs eagerly.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
-from aotlab.recorder import RunEagerly, locate
+from aotlab.recorder import locate
 
-#: Under this the body of a checkpoint notes which of its arguments it writes.
-_WRITTEN = "aotlab written"
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
 
@@ -93,31 +90,8 @@ class GraphRun(fx.Interpreter):
         return result
 
     def _checkpoint(self, args: Any, kwargs: Any) -> Any:
-        """Record the body of a checkpoint, or run the checkpoint."""
+        """Make the checkpoint that the op stands for."""
         body, *rest = args
         settings = internals.checkpoint_settings(kwargs)
         others = {name: value for name, value in kwargs.items() if name not in settings}
-        if self._line is None:
-            # a checkpoint raises if its arguments are written later; what its body itself writes, it reads anew
-            captured = {n: rest[n] for n in body.meta.get(_WRITTEN, ())}
-            given = [value for n, value in enumerate(rest) if n not in captured]
-
-            def run(*values: Any) -> Any:
-                left = iter(values)
-                merged = [captured[n] if n in captured else next(left) for n in range(len(rest))]
-                return GraphRun(body).run(*merged, **others)
-
-            return checkpoint(run, *given, **settings)
-        if torch.is_grad_enabled() and (settings.get("use_reentrant") or not settings.get("preserve_rng_state", True)):
-            raise RunEagerly("a checkpoint is reentrant, or does not keep the random state")
-        places = [n for n, value in enumerate(rest) if isinstance(value, Tensor) and not value.is_inference()]
-        with internals.disable_torch_function():  # the program itself may not ask for versions
-            versions = internals.versions_of([rest[n] for n in places])
-        result = GraphRun(body, self._line).run(*rest, **others)
-        with internals.disable_torch_function():
-            now = internals.versions_of([rest[n] for n in places])
-        written = [n for n, was, is_ in zip(places, versions, now, strict=True) if was != is_]
-        if written and torch.is_grad_enabled():
-            body.meta[_WRITTEN] = written
-            raise RunEagerly("a checkpoint writes what it is given, and does so again when it is computed again")
-        return result
+        return checkpoint(partial(GraphRun(body, self._line).run, **others), *rest, **settings)
