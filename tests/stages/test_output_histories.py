@@ -537,7 +537,7 @@ def test_a_lone_view_of_an_intermediate_is_a_view(view):
     """A later write gives it a history through its base, past the hooks that it had, and frees it in the backward."""
 
     def use(g):
-        x = leaf(2, 2)
+        x = torch.ones(2, 2, requires_grad=True)
         out = g(x)
         called = []
         out.register_hook(lambda gradient: called.append(gradient.tolist()))
