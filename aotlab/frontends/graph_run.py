@@ -15,6 +15,7 @@ the checkpoint itself is called, whether the graph is recorded or runs eagerly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -69,6 +70,7 @@ class GraphRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
+        self._node = n
         if self._line is None:
             return super().run_node(n)
         text = n.meta.get("stack_trace")
@@ -94,4 +96,18 @@ class GraphRun(fx.Interpreter):
         body, *rest = args
         settings = internals.checkpoint_settings(kwargs)
         others = {name: value for name, value in kwargs.items() if name not in settings}
-        return checkpoint(partial(GraphRun(body, self._line).run, **others), *rest, **settings)
+        run = GraphRun(body, self._line).run
+        # Dynamo hands over all that the body uses. What it keeps, and may not find written in the backward, are the
+        # arguments of the user's function; a module's own tensors, batch statistics say, are none.
+        own = [isinstance(each, fx.Node) and _is_of_module(each) for each in self._node.args[1:]]
+
+        def call(*given: Any) -> Any:
+            left = iter(given)
+            return run(*(value if is_own else next(left) for value, is_own in zip(rest, own, strict=True)), **others)
+
+        return checkpoint(call, *(value for value, is_own in zip(rest, own, strict=True) if not is_own), **settings)
+
+
+def _is_of_module(node: fx.Node) -> bool:
+    """Tell whether a node is a module's parameter or buffer, which Dynamo names by where it found it."""
+    return node.op == "placeholder" and re.search(r"_(parameters|buffers)_", str(node.target)) is not None

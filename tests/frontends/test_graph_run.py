@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812  # as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
@@ -183,3 +184,32 @@ def test_the_random_numbers_of_a_checkpoint_are_those_of_its_forward(function):
     if made:
         log = made[0].compiled.calls
         assert (log.compiled, log.eager) == ((2, 0) if function is _nothing_random else (0, 2))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_a_checkpoint_over_batch_statistics(dropout):
+    """Its body writes the module's buffers, at the call and again in the backward; they are no arguments of it."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), *([nn.Dropout()] if dropout else [])]
+            self.body = nn.Sequential(*parts)
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False).sum()
+
+    def train(compile_model):
+        torch.manual_seed(0)
+        model, x = Checkpointed(), torch.randn(8, 4)
+        call = compile_model(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # with random numbers it is left to eager
+            losses = [call(x) for _ in range(2)]
+            for loss in losses:
+                loss.backward()
+        gradients = [parameter.grad.tolist() for parameter in model.parameters()]
+        return [loss.item() for loss in losses], gradients, [buffer.tolist() for buffer in model.buffers()]
+
+    expected = train(lambda model: model)
+    assert expected == train(lambda model: aotlab.compile(model, backend="eager", frontend="dynamo"))
