@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from aotlab.notebook import load_ipython_extension, unload_ipython_extension
     from aotlab.notebook.dashboard import dashboard
-    from aotlab.partitioners import default_partition
+    from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
     from aotlab.report import Report
     from aotlab.verification import verify
 
@@ -62,6 +62,7 @@ __all__ = [
     "load_ipython_extension",
     "make_boxed_compiler",
     "make_boxed_func",
+    "min_cut_rematerialization_partition",
     "nop",
     "unload_ipython_extension",
     "verify",
@@ -80,6 +81,7 @@ _ROOMS = {
     "make_boxed_func": "aotlab.api",
     "nop": "aotlab.api",
     "default_partition": "aotlab.partitioners",
+    "min_cut_rematerialization_partition": "aotlab.partitioners",
     "Report": "aotlab.report",
     "verify": "aotlab.verification",
     "dashboard": "aotlab.notebook.dashboard",

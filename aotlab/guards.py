@@ -487,7 +487,7 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
         if began and any(pair[:2] == (a, b) for pair in then.overlapping):
             verb = "share another part of their"
         return f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
-    if mutates and then.counters != now.counters:
+    if then.counters != now.counters:  # of an entry that takes no notice, nobody asks for a reason any more
         joined = sorted(set(now.counters) - set(then.counters))
         first, second = (joined or sorted(set(then.counters) - set(now.counters)))[0]
         verb = "count" if joined else "no longer count"

@@ -39,10 +39,13 @@ from aotlab.errors import RefusedError, UsageError
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import RunEagerly
+from aotlab.recorder import NeedsRoom, RunEagerly
 from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
+
+#: So many storages of a call may grow.
+_MOST_GROWTHS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +213,19 @@ def _trace(
                 record, live = run(chosen)
                 if synthetic_bases.are_unchanged(groups, record.metadata.input_info):
                     return record, live
+        room: dict[int, int] = {}
+        while len(room) <= _MOST_GROWTHS and (storages := synthetic_bases.whole_storages(call, deduped, room)):
+            taken = {k for base in storages for k in base.members}
+            beside = [base for base in bases if not taken.intersection(base.members)]
+            try:
+                record, live = run([*storages, *beside])
+                if live.backward_error is None:  # which may be one of windows of a storage, and not eager's
+                    return record, live
+                break
+            except NeedsRoom as need:
+                room = {**room, need.member: need.nbytes}
+            except failures:
+                break
         raise
 
 

@@ -485,10 +485,12 @@ def replace_unguarded(
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
+    call_back: Callable[..., Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
-    ``from_numpy`` and ``set_`` get the original as ``otherwise``.
+    ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
+    ``otherwise``.
     """
     thread = threading.get_ident()
 
@@ -511,6 +513,10 @@ def replace_unguarded(
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
         (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        *(
+            (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
+            for name in ("apply_", "map_", "map2_")
+        ),
         (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
         *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
@@ -590,6 +596,33 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
+class Environment:
+    """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    @classmethod
+    def now(cls) -> Environment:
+        """Take them as they are."""
+        return cls(dict(os.environ))
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for name in set(os.environ) - set(self._variables):
+            del os.environ[name]
+        os.environ.update(self._variables)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Environment) and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._variables.items()))
+
+    def __repr__(self) -> str:
+        return f"<environment of {len(self._variables)} variables>"
+
+
 def _switches() -> Iterator[Switch]:
     """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
     c = torch._C
@@ -643,7 +676,15 @@ def _switches() -> Iterator[Switch]:
         )
 
 
-SWITCHES: tuple[Switch, ...] = tuple(_switches())
+#: What a function reads by ``os.environ`` and `os.getenv` is guarded as the flags of torch's backends are.
+ENVIRONMENT = Switch(
+    name="os.environ",
+    read=Environment.now,
+    write=Environment.restore,
+    chooses=False,
+    read_as=frozenset(("environ", "getenv")),
+)
+SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
@@ -669,6 +710,9 @@ def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+#: What `torch.fft.rfftn` and its like call first.
+FFT_OF_REAL = torch.ops.aten._fft_r2c.default
 
 #: What `torch.softmax` calls.
 SOFTMAX = torch.ops.aten._softmax.default
@@ -772,6 +816,14 @@ def may_be_written(view: Tensor) -> bool:
     return not base.is_leaf and keeps_through_writes(view)
 
 
+def may_be_written_with_base(view: Tensor) -> bool:
+    """Tell whether autograd lets ``view`` be written in grad mode, if its gradient is led to its base as eager does."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    return not base.is_leaf and _is_plain_view(view)
+
+
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
     base = view._base
@@ -779,13 +831,42 @@ def keeps_through_writes(view: Tensor) -> bool:
         return True
     if view._backward_hooks:
         return False  # eager's gradient goes straight to the base then, past these hooks, and ours would not
-    # the history of the other kinds is not made again: eager raises at the next look
+    return _is_plain_view(view)
+
+
+def _is_plain_view(view: Tensor) -> bool:
+    """Tell whether autograd makes the history of a view again after a write; for other kinds, eager raises then."""
     return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def hangs_on_its_base(view: Tensor) -> bool:
+    """Tell whether there is no other view, which may have hooks, on the way of the gradient from ``view`` to its base.
+
+    A write leads the gradient straight to the base. What is no view is fine too.
+    """
+    base = view._base
+    if base is None or not base.requires_grad or view.grad_fn is None:
+        return True
+    return [node for node, _ in view.grad_fn.next_functions] == [base.grad_fn]
 
 
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
+    kind = node.name()
+    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
+        return None
+    dim = node._saved_dim
+    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
+    if kind == "UnbindBackward0":
+        return "aten.unbind.int", (dim,)
+    if kind == "SplitBackward0":
+        return "aten.split.Tensor", (int(node._saved_split_size), dim)
+    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
 
 
 def is_view_by_custom_function(tensor: Tensor) -> bool:
@@ -1082,6 +1163,11 @@ def storage_key(tensor: Tensor) -> int:
 def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo from looking into ``function``."""
     return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """Let a trace run a real kernel in its middle, to see what it gives."""
+    return _disable_current_modes()
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -276,7 +276,7 @@ def test_a_removed_handle():
 
 @pytest.mark.parametrize("leaf_first", [False, True])
 def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
-    """In eager the gradient of a written view goes to its base, past its hooks: eager runs such a call, and only it."""
+    """In eager the gradient of a written view goes to its base, past its hooks; compiled likewise, in any order."""
 
     def f(b):
         c = b * 3
@@ -298,8 +298,7 @@ def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
     order = [True, False, True] if leaf_first else [False, True, False]
     for with_hook in order:
         assert use(f, hooked=with_hook) == use(g, hooked=with_hook)
-    assert g.calls.compiled == order.count(False)
-    assert g.calls.eager == order.count(True)
+    assert (g.calls.compiled, g.calls.eager) == (3, 0)
 
 
 def test_a_second_hook_after_a_write_to_the_base():

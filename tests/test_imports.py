@@ -31,7 +31,7 @@ ENGINE = {
     *("ir", "torch_internals", "errors", "config", "observe"),
 }
 #: Names whose part comes with a later issue.
-NOT_YET = ["aot_export_module", "aot_export_joint_simple", "min_cut_rematerialization_partition"]
+NOT_YET = ["aot_export_module", "aot_export_joint_simple"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

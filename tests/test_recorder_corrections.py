@@ -268,3 +268,13 @@ def test_most_functions_are_left_as_they_are():
     assert corrected(torch.add) is None
     assert corrected(torch.Tensor.add_) is None
     assert corrected(torch.linalg.svdvals) is not None
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh.default], ids=str)
+def test_lift_fresh_returns_its_argument(op):
+    """What it returns is the tensor that it was given, in training and in inference."""
+    function = lambda x: op(x)  # noqa: E731
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        assert function(x) is x
+        assert compiled(function)(x) is x
+    assert compiled(lambda: op(torch.tensor([1.0, 2.0])) * 2)().tolist() == [2.0, 4.0]

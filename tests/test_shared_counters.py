@@ -123,3 +123,23 @@ def test_overlapping_neighbours_of_a_third(frontend):
         assert other.tolist() == [5.0, 11.0, 13.0]
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("first", ["together", "apart"])
+def test_a_step_that_changes_no_values_counts_too(frontend, first):
+    """Tensors that share a counter are told from others also where only sizes or strides change in place."""
+
+    def f(a, b):
+        a.swapaxes(0, 1).t_()
+        return b * 2
+
+    def moved(g, *, shared):
+        a = torch.ones(2, 2)
+        b = a.detach() if shared else a.detach().clone()
+        g(a, b)
+        return a._version, b._version
+
+    g = by(frontend, f)
+    for shared in (first == "together", first == "apart", first == "together"):
+        assert moved(f, shared=shared) == moved(g, shared=shared)

@@ -537,12 +537,27 @@ def test_foreign_saved_tensor_hooks():
         assert internals.saved_tensor_hooks_disabled()
 
 
+def test_views_that_hang_on_their_bases():
+    """The gradient of a view of a view passes the one in between, until the memory is written."""
+    base = torch.ones(3, requires_grad=True) * 1
+    part = base[1:]
+    whole = part[:]
+    assert internals.hangs_on_its_base(part)
+    assert internals.hangs_on_its_base(base)
+    assert not internals.hangs_on_its_base(whole)
+    base.mul_(2)
+    assert internals.hangs_on_its_base(whole)
+
+
 def test_views_with_hooks():
     """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
     view = leaf(3).clone()[1:]
     assert internals.may_be_written(view)
     handle = view.register_hook(lambda g: g)
     assert not internals.may_be_written(view)
+    assert internals.may_be_written_with_base(view)
+    assert not internals.may_be_written_with_base(leaf(3).clone().unbind()[0])
+    assert not internals.may_be_written_with_base(leaf(3)[1:])
     handle.remove()
     assert internals.may_be_written(view)
     alone = leaf(3).clone()
@@ -707,6 +722,7 @@ def test_replace_unguarded():
         from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
+        call_back=lambda *a, otherwise: calls.append(f"call_back for {otherwise.__name__}"),
     ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone
@@ -715,9 +731,13 @@ def test_replace_unguarded():
         torch.to_dlpack(torch.ones(1))
         torch.from_numpy(None)
         torch.ones(1).set_(torch.ones(1))
+        torch.ones(1).apply_(abs)
         with torch.autograd.graph.saved_tensors_hooks(str, repr):
             assert internals.saved_tensor_hooks() == (str, repr)
-    assert calls == ["manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "push"]
+    assert calls == [
+        "manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "call_back for apply_",
+        "push",
+    ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
     assert (*now, autograd._push_saved_tensors_default_hooks) == originals
 
@@ -894,3 +914,21 @@ def test_what_enters_modes_in_dynamos_graphs():
     with torch.no_grad():
         internals.SET_GRAD_ENABLED(True)
         assert torch.is_grad_enabled()
+
+
+def test_no_dispatch_modes():
+    """A kernel runs on real tensors in the middle of a block under a mode."""
+    with FakeTensorMode(), internals.no_dispatch_modes():
+        assert not isinstance(torch.ones(1), FakeTensor)
+
+
+def test_call_of_several_views():
+    """Autograd's nodes tell the call that made several views, with a dimension as it was given; others tell nothing."""
+    x = leaf(3, 4)
+    found = [internals.call_of_several_views(views[0].grad_fn) for views in (x.split(2, -1), x.unbind(1))]
+    found += [
+        internals.call_of_several_views(x.split([1, 2])[0].grad_fn),
+        internals.call_of_several_views(x[0].grad_fn),
+    ]
+    expected = [("aten.split.Tensor", (2, -1)), ("aten.unbind.int", (1,))]
+    assert found == [*expected, ("aten.split_with_sizes.default", ([1, 2], 0)), None]

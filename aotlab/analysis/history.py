@@ -221,7 +221,10 @@ def _keys(
         for edge in next_edges(node):
             if edge in ends or edge in cuts:
                 arrived[edge] = arrived.get(edge, 0) | reached_by[node]
-            if edge in ends or edge in cuts or edge in visible or edge in seen:
+    for node in order:
+        for edge in next_edges(node):
+            goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
+            if goes_on or edge in ends or edge in cuts or edge in visible or edge in seen:
                 own = leaves.setdefault(depth[node], {})
                 own[edge] = own.get(edge, 0) | reached_by[node]
     alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
@@ -244,12 +247,27 @@ def _following(
     for edge in next_edges(node):
         if edge in ends:
             continue
+        if edge in seen:
+            others = [roots[root] for root in seen[edge] if roots[root] not in ends]
+            found += [(start, 1) for start, _ in others if node not in _views_behind(start, visible, seen, ends)]
         if edge in visible:
             found.append((edge[0], 1))
-        elif edge in seen:
-            found += [(roots[root][0], 1) for root in seen[edge] if roots[root] not in ends]
-        else:
+        elif edge not in seen:
             found.append((edge[0], int(edge in cuts)))
+    return found
+
+
+def _views_behind(
+    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
+) -> set[Any]:
+    """Return the nodes from ``node`` to the first edge that the caller can see, as far as there is only one way.
+
+    Those of a view lead to what it is a view of, and need not wait for the write through the view.
+    """
+    found = {node}
+    while len(edges := next_edges(node)) == 1 and not any(edges[0] in known for known in (visible, seen, ends)):
+        node = edges[0][0]
+        found.add(node)
     return found
 
 

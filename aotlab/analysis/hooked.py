@@ -11,7 +11,7 @@ well, as if it were an output, and ``v[0]`` from it. What the hook holds, ``y`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import HooksError, OutputError
-from aotlab.recorder import Hook, RunEagerly, Tape, held_tensors
+from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
 
 
 def outputs_for_hooks(
@@ -29,7 +29,7 @@ def outputs_for_hooks(
     names: Sequence[str],
     inputs: Sequence[Entered],
     hooks: Sequence[Hook],
-    precedes_a_write: Callable[[Tensor], bool],
+    chronicle: Chronicle,
 ) -> tuple[Outputs, list[Tensor]]:
     """Classify the outputs and behind them, as if they were returned too, what hooks hold and the views with hooks.
 
@@ -54,12 +54,12 @@ def outputs_for_hooks(
     every = [*leaves, *tensors]
     labels = [*names, *(f"{name} in a hook" for name, *_ in held.values())]
     if not held:
-        outputs = read_outputs(tape, leaves, names, inputs, precedes_a_write)
+        outputs = read_outputs(tape, leaves, names, inputs, chronicle)
     else:
         try:
-            outputs = read_outputs(tape, every, labels, inputs, precedes_a_write)
+            outputs = read_outputs(tape, every, labels, inputs, chronicle)
         except OutputError as error:
-            read_outputs(tape, leaves, names, inputs, precedes_a_write)  # if it is about an output, it says so
+            read_outputs(tape, leaves, names, inputs, chronicle)  # if it is about an output, it says so
             used, _, hook = next(iter(held.values()))
             raise HooksError(
                 f"a hook holds `{used}`, a tensor of the call",
@@ -71,7 +71,7 @@ def outputs_for_hooks(
     if views:
         try:
             outputs = read_outputs(
-                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, precedes_a_write
+                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, chronicle
             )
         except OutputError as error:
             raise RunEagerly(f"a view with a hook cannot be made again: {error}") from error

@@ -186,7 +186,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
-    allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
+    may = internals.may_be_written if item.base is None else internals.may_be_written_with_base
+    allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     if visible and item.given:
@@ -195,6 +196,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         raise RunEagerly(f"`{item.name}` is a view, given other memory and written: its history is made again")
     if visible and item.whole is not None:
         raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
+    if visible and item.steps and not _fits_its_history(wrapper):
+        raise RunEagerly(f"`{item.name}` is written, and then gets other sizes in a way that autograd does not see")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
@@ -254,10 +257,20 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         raise RunEagerly(f"`{item.name}` is a view and is detached in place")
     if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
         raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    if item.base is not None and (item.steps or _requires_grad_set(item) is not None) and not _only_moves(item):
+    in_memory = item.base is not None and item.base.whole and _requires_grad_set(item) is None
+    if (
+        item.base is not None
+        and (item.steps or _requires_grad_set(item) is not None)
+        and not (in_memory or _only_moves(item))
+    ):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _fits_its_history(wrapper: Tensor) -> bool:
+    """Tell whether autograd takes a tensor to have the sizes that it has; steps under ``no_grad`` it does not see."""
+    return wrapper.grad_fn is None or internals.edge_metadata(*edge_of(wrapper))[0] == tuple(wrapper.shape)
 
 
 def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:
@@ -269,6 +282,7 @@ def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:
 def _only_moves(item: Entered) -> bool:
     """Tell whether what was done to an input shows in no other tensor, unless in a history that the trace follows."""
     followed = _requires_grad_set(item) is None and not item.real.is_leaf and all(s.grad_mode for s in item.steps)
+    followed = followed and item.base.dtype == item.real.dtype  # autograd has other views between dtypes
     moves = all(step.method in MOVES for step in item.steps)
     return moves and (followed or not (item.real.requires_grad or item.wrapper.requires_grad))
 

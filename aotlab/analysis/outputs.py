@@ -25,13 +25,15 @@ from aotlab.analysis.views import (
     view_parent,
     views_between,
     views_from_window,
+    views_past_detaches,
     with_detach,
+    with_several,
 )
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder import Chronicle, RunEagerly, Tape
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -55,9 +57,9 @@ def read_outputs(
     leaves: Sequence[Any],
     names: Sequence[str],
     inputs: Sequence[Entered],
-    precedes_a_write: Callable[[Tensor], bool],
+    chronicle: Chronicle,
 ) -> Outputs:
-    """Classify every output; ``precedes_a_write`` tells whether an input was written after a view of it was made."""
+    """Classify every output; ``chronicle`` tells what views were made of, and when inputs were written."""
     read = Outputs()
     storages = StorageNumbers()
     of_storage: dict[int, list[int]] = {}
@@ -113,6 +115,9 @@ def read_outputs(
         precedes = item is not None and early(leaves[i], item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
+        if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
+            # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
         first = first_of.setdefault(id(leaves[i]), i)
         infos[i] = OutputAliasInfo(
             index=i,
@@ -122,10 +127,10 @@ def read_outputs(
             spec=spec_of(leaves[i], storages),
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
-            views=views,
+            views=with_several(views, leaves[i]),
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
-            under_no_grad=bool(views) and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+            under_no_grad=views != () and not (leaves[i].requires_grad and not leaves[i].is_leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=precedes,
@@ -135,7 +140,7 @@ def read_outputs(
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        return output.requires_grad and not steps and precedes_a_write(output)
+        return output.requires_grad and not steps and chronicle.precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -150,13 +155,21 @@ def read_outputs(
         windows = of_storage.get(key)
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
-            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs).items():
+            for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
                 early_ones = {i for i in own if early(leaves[i], inputs[k])}
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _is_changed_leaf(item: Entered) -> bool:
+    return (
+        item.real.is_leaf
+        and item.real.requires_grad
+        and any(step.method not in ("detach_", SET_TO_ITSELF) for step in item.steps)
+    )
 
 
 def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
@@ -182,6 +195,7 @@ def _nearest_inputs(
     members: Sequence[int],
     windows: Sequence[int],
     inputs: Sequence[Entered],
+    chronicle: Chronicle,
 ) -> dict[int, list[int]]:
     """Say for each output in the memory of some inputs from which of them it is to be made.
 
@@ -209,13 +223,27 @@ def _nearest_inputs(
         passed = _edges_passed(output)
         reached.sort(key=lambda k: inputs[k].edge not in passed)
         around = [k for k in related or windows if not output.requires_grad and _contains(inputs[k].wrapper, output)]
-        if not (same or reached or around):
+        origin = chronicle.origin_of(output)  # what the gradient goes to, at one place or not, through writes too
+        made_from = [*(k for k in [*reached, *around] if inputs[k].wrapper is origin), *made_from]
+        past = [] if same or reached or around else _past_detaches(tape, output, values[i], windows, inputs)
+        if not (same or reached or around or past):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *made_from, *reached, *around][0], []).append(i)
+        found.setdefault([*same, *made_from, *reached, *around, *past][0], []).append(i)
     return found
+
+
+def _past_detaches(
+    tape: Tape, output: Tensor, value: Tensor, windows: Sequence[int], inputs: Sequence[Entered]
+) -> list[int]:
+    """Return the inputs of which an output without a gradient is a view, if detaches are left out of account."""
+    if output.requires_grad:
+        return []
+    return [
+        k for k in windows if views_past_detaches(tape, internals.from_functional(inputs[k].wrapper), value) is not None
+    ]
 
 
 def _made_from(tape: Tape, value: Tensor, windows: Mapping[int, int]) -> list[int]:
@@ -305,6 +333,8 @@ def _read_input_aliases(
                 raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
         elif between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
+            if between is None and not output.requires_grad:
+                between = views_past_detaches(tape, base_value, values[i])
         views = with_detach(between, output, item.wrapper)
         if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
             raise OutputError(
@@ -313,9 +343,9 @@ def _read_input_aliases(
                 suggestion="call resolve_conj() or resolve_neg() first",
                 argument=item.name,
             )
-        if views is None and values[i].dtype != base_value.dtype:
+        if views is None and _reads_otherwise(values[i], base_value):
             raise OutputError(
-                f"`{names[i]}` views `{item.name}` as another dtype in a way that cannot be replayed",
+                f"`{names[i]}` views `{item.name}` as another dtype, conjugate or negative and cannot be replayed",
                 suggestion="return a clone",
                 argument=item.name,
             )
@@ -381,6 +411,12 @@ def _made_without_history(output: Tensor, views: Sequence[ViewStep]) -> int | No
     return len(ops) - len(chain) if len(chain) < len(ops) and chain == ops[: len(chain)] else None
 
 
+def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
+    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
+    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
+    return ways[0] != ways[1]
+
+
 def _is_inference(output: Tensor) -> bool:
     return output.is_inference() and not torch.is_inference_mode_enabled()
 
@@ -400,11 +436,11 @@ def _read_intermediate_group(
     ``roots`` are all tensors that the caller can differentiate.
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
-    made_there = next((i for i in distinct if _is_inference(leaves[i])), None)
-    if made_there is not None and (len(distinct) > 1 or not covers_storage(values[made_there])):
+    made_there = [i for i in distinct if _is_inference(leaves[i])]
+    if made_there and len(made_there) < len(distinct):
         raise OutputError(
-            f"`{names[made_there]}` was made under inference_mode inside the function, and shares memory",
-            why="a compiled call can make inference tensors of whole results only",
+            f"`{names[made_there[0]]}` was made under inference_mode inside the function, and shares memory",
+            why="a compiled call can make inference tensors of whole results and their views only",
             suggestion="use no_grad inside, or inference_mode around the call",
         )
     new_leaf = next((i for i in distinct if is_new_leaf(leaves[i])), None)
@@ -438,6 +474,10 @@ def _read_intermediate_group(
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
     root = next(iter(bases.values()), None)
+    if base is not None and root is not None:
+        top = value_of(root, "a base")
+        if all(views_between(tape, top, values[i]) is not None for i in distinct):
+            base = top  # also where it is an alias of something else, or was made a part of its memory in place
     no_grad_views = (
         {} if base is None else _made_under_no_grad(tape, base, {i: (leaves[i], values[i]) for i in distinct})
     )
@@ -472,8 +512,10 @@ def _read_intermediate_group(
                 f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
                 suggestion="use the out-of-place form, as t() for t_()",
             )
-        if views is None and values[i].dtype != base.dtype:
-            raise OutputError(f"`{names[i]}` views an intermediate as another dtype in a way that cannot be replayed")
+        if views is None and _reads_otherwise(values[i], base):
+            raise OutputError(
+                f"`{names[i]}` views an intermediate as another dtype, conjugate or negative and cannot be replayed"
+            )
         info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following
 

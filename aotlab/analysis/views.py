@@ -15,6 +15,7 @@ from aotlab.torch_internals import OpOverload
 
 _view_ops: dict[OpOverload, bool] = {}
 _ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
+_ALIAS_NAMES = frozenset(map(str, _ALIAS_OPS))
 
 
 def _is_view_op(target: Any) -> bool:
@@ -79,9 +80,36 @@ def views_from_window(
     """
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
-    if (top is not other_top and not rewritten) or to_value[: len(to_window)] != to_window:
+    if top is not other_top and not rewritten:
         return None
-    return tuple(to_value[len(to_window) :])
+    if to_value[: len(to_window)] == to_window:
+        return tuple(to_value[len(to_window) :])
+    if top is not other_top:
+        return None
+    # windows with other histories go by other aliases of the base; what is detached behind the window says so itself
+    wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
+    for count in range(len(to_value), -1, -1):
+        if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
+            return tuple(to_value[count:])
+    return None
+
+
+def views_past_detaches(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the same as `views_from_window` also where a write left another number of detaches on the two ways."""
+    (to_window, top), (to_value, other_top) = _steps_from_top(tape, window), _steps_from_top(tape, value)
+    if top is not other_top:
+        return None
+    rest = list(to_value)
+    for step in (step for step in to_window if not _changes_nothing(step)):
+        while rest and _changes_nothing(rest[0]):
+            rest.pop(0)
+        if not rest or rest.pop(0) != step:
+            return None
+    return tuple(step for step in rest if not _changes_nothing(step))
+
+
+def _changes_nothing(step: ViewStep) -> bool:
+    return step.target in _ALIAS_NAMES
 
 
 def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
@@ -120,6 +148,32 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
         return (ViewStep(target="aten.alias.default"),)
     if views == () or (lost and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
+    return views
+
+
+_PARTS = ("aten.slice.Tensor", "aten.select.int")
+
+
+def with_several(views: tuple[ViewStep, ...] | None, output: Tensor) -> tuple[ViewStep, ...] | None:
+    """Write a view that was made together with others as autograd knows it, which forbids to write it in place.
+
+    Functionalization of torch 2.15 makes such views anew, after a write, by a `slice` or a `select` each.
+    """
+    if not views or not output.requires_grad or not internals.is_one_of_several_views(output):
+        return views
+    node, number = output.grad_fn, output.output_nr
+    for at in reversed(range(len(views))):
+        if node is None:
+            break
+        call = internals.call_of_several_views(node)
+        if call is not None:
+            if views[at].target not in _PARTS:
+                break
+            target, args = call
+            return (*views[:at], ViewStep(target=target, args=args, item=number), *views[at + 1 :])
+        if len(node.next_functions) != 1:
+            break
+        node, number = node.next_functions[0]
     return views
 
 

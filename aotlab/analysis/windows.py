@@ -26,11 +26,14 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of
 from aotlab.analysis.inputs import Entered, NonLeaf, entered
 from aotlab.guards import byte_interval
-from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder import RunEagerly, Tape, place_in
 from aotlab.torch_internals import FakeTensorMode
 
 #: How far before its first window a base may begin, so that each window is aligned in it.
 _MAX_SHIFT = 16
+
+#: So many bytes of a storage may be taken as a base though the inputs show little of them.
+_SMALL = 1 << 16
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,6 +56,10 @@ class Base:
         Where the gradients of ``owners`` go; set by `enter_windows`.
     written
         The bytes of it, from here to there, that the function wrote; None where some write was not seen.
+    whole
+        Whether it is all of the members' storage, into which they look by ``as_strided``; none of them requires grad.
+    grows
+        Whether the function makes the storage as large as that.
     """
 
     members: tuple[int, ...]
@@ -64,6 +71,8 @@ class Base:
     fake: Tensor | None = None
     wrapper: Tensor | None = None
     written: list[tuple[int, int]] | None = None
+    whole: bool = False
+    grows: bool = False
 
     @property
     def is_lone(self) -> bool:
@@ -115,6 +124,40 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
             shift = start - moved - tensors[0].data_ptr()
             return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype, owners=owners)
     raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
+
+
+def plan_whole(members: Sequence[int], tensors: Sequence[Tensor], room: int = 0) -> Base | None:
+    """Plan a base that is all of the storage of ``tensors``, of ``room`` bytes if that is more; None if it cannot be.
+
+    The graph takes all of it and gives it back, so it must not be much larger than what the inputs show of it.
+    """
+    storage = tensors[0].untyped_storage()
+    nbytes = storage.nbytes()
+    dtypes = {t.dtype for t in tensors}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
+    shown = sum(map(extent, tensors))
+    plain = all(
+        t.numel() > 0
+        and not t.requires_grad
+        and not t.is_inference()
+        and not t.is_conj()
+        and not t.is_neg()
+        and type(t) is Tensor
+        for t in tensors
+    )
+    together = len({t.untyped_storage().data_ptr() for t in tensors}) == 1
+    if not (plain and together) or nbytes > max(_SMALL, 4 * shown) or nbytes % dtype.itemsize:
+        return None
+    if room > nbytes and not storage.resizable():
+        return None
+    return Base(
+        members=tuple(members),
+        shift=storage.data_ptr() - tensors[0].data_ptr(),
+        nbytes=max(nbytes, -(-room // dtype.itemsize) * dtype.itemsize),
+        dtype=dtype,
+        whole=True,
+        grows=room > nbytes,
+    )
 
 
 def _room(tensors: Sequence[Tensor], stop: int) -> int:
@@ -205,6 +248,8 @@ def enter_base(tape: Tape, fake_mode: FakeTensorMode, base: Base, device: torch.
 def enter_windows(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entered]:
     """Make the traced stand-ins of the inputs that share a base; runs under the recorder, as it records their views."""
     assert base.wrapper is not None
+    if base.whole:
+        return _enter_whole(base, names, tensors)
     origin = tensors[0].data_ptr() + base.shift
     made: dict[int, Tensor] = {}
     families = sorted(_families([*tensors, *base.owners]), key=len, reverse=True)
@@ -219,6 +264,23 @@ def enter_windows(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -
         internals.sync(wrapper)
         result.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
     return result
+
+
+def _enter_whole(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entered]:
+    assert base.wrapper is not None
+    made: dict[int, Tensor] = {}
+    for number, family in enumerate(sorted(_families(tensors), key=len, reverse=True)):
+        for real in family:
+            counter = base.wrapper.data if number else base.wrapper
+            made[id(real)] = place_in(
+                counter.detach(), real.dtype, real.shape, real.stride(), int(real.storage_offset())
+            )
+    found = []
+    for name, real in zip(names, tensors, strict=True):
+        wrapper = made[id(real)]
+        internals.sync(wrapper)
+        found.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
+    return found
 
 
 def _families(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -115,7 +115,10 @@ class GraphTarget:
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
-        return GraphRun(self.graph).run(*args) if self._enters_modes else self.graph(*args)
+        if self._enters_modes:
+            return GraphRun(self.graph).run(*args)
+        _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`
+        return self.graph.forward(*args)  # which prints a page about each error, or fails at it and raises another one
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""

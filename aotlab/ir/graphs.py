@@ -75,6 +75,28 @@ def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
     return tuple(records)
 
 
+def phase_of(node: fx.Node) -> Phase:
+    """Tell during which half of the trace a node was recorded; upstream's tracer writes it down in a tag."""
+    phase: Phase | None = node.meta.get("phase")
+    return phase or ("backward" if node.meta.get("partitioner_tag") == "is_backward" else "forward")
+
+
+def is_view(node: fx.Node) -> bool:
+    """Tell whether a node makes one view of its first argument, by its op's schema."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    schema = node.target._schema
+    if not schema.arguments or len(schema.returns) != 1:
+        return False
+    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return (
+        first is not None
+        and not first.is_write
+        and result is not None
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
 def op_count(graph: fx.Graph) -> int:
     """Count the calls in ``graph``: neither placeholders nor the output."""
     return sum(node.op == "call_function" for node in graph.nodes)

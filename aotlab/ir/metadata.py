@@ -114,9 +114,9 @@ class InputAliasInfo:
     def must_not_overlap(self) -> bool:
         """Whether what the function did to it would show in another input on the same memory.
 
-        A change of sizes shows there only to autograd, which takes it for a write.
+        A change of its sizes, or of those of a view of it, shows there only to autograd, which takes it for a write.
         """
-        return self.mutates_data or (self.requires_grad and self.mutates_metadata)
+        return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
 
     @property
     def changes_history_twice(self) -> bool:

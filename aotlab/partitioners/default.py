@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from aotlab.ir.graphs import STAYS, output_args, placeholders
-from aotlab.torch_internals import ASSERTIONS, OpOverload, graph_module
+from aotlab.partitioners.extract import extract
+from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -106,8 +107,8 @@ def default_partition(
     tangents = [node for node in placeholders(graph) if is_tangent(node)]
     primals = [node for node in placeholders(graph) if not is_tangent(node)]
     return (
-        _extract(joint_module, primals, forward, (*fwd_outputs, *saved), "Forward"),
-        _extract(joint_module, [*saved, *tangents], backward, gradients, "Backward"),
+        extract(joint_module, primals, [n for n in graph.nodes if n in forward], (*fwd_outputs, *saved), "Forward"),
+        extract(joint_module, [*saved, *tangents], [n for n in graph.nodes if n in backward], gradients, "Backward"),
     )
 
 
@@ -120,24 +121,3 @@ def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.
             found.add(node)
             todo.extend(node.all_input_nodes)
     return found
-
-
-def _extract(
-    joint: fx.GraphModule,
-    inputs: Sequence[fx.Node],
-    body: set[fx.Node],
-    outputs: Sequence[fx.Node | None],
-    name: str,
-) -> fx.GraphModule:
-    """Copy the nodes of ``body`` into a graph of its own, with ``inputs`` as its placeholders."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in inputs:
-        copy = graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        copies[node] = copy
-    for node in joint.graph.nodes:
-        if node in body and node not in copies and node.op not in ("placeholder", "output"):
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-    graph.output(tuple(None if node is None else copies[node] for node in outputs))
-    return graph_module(joint, graph, name)

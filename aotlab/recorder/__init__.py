@@ -14,21 +14,24 @@ its outputs need. One tape serves the joint graph and every later backward::
 """
 
 from aotlab.recorder.chronicle import Chronicle
+from aotlab.recorder.clocks import clocks_watched
 from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard, overlaps_itself
 from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
+from aotlab.recorder.memory import place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, user_line, user_place
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.signals import NeedsRoom, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 
 __all__ = [
-    "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "Operation", "Place", "Recorder",
-    "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape", "ends_its_storage",
-    "held_tensors", "is_tracing", "locate", "overlaps_itself", "replayed", "tensors_in", "user_line", "user_place",
-    "warn_again", "would_raise",
+    "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "NeedsRoom", "Operation", "Place",
+    "Recorder", "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape",
+    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "locate", "overlaps_itself", "place_in",
+    "replayed", "tensors_in",
+    "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

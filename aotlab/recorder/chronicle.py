@@ -9,6 +9,12 @@ Autograd makes the history of a view anew when the memory below it has been writ
 tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
 ``w`` after it. Which is which the graph does not say; the versions do.
 
+The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
+view's sizes.
+
+Of views in memory that several inputs share, it notes which of these inputs the program made them from: their gradients
+pass that one, and the graph, in which a write makes all windows anew, does not tell.
+
 A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
 ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
 """
@@ -23,6 +29,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 
@@ -38,28 +45,75 @@ class Chronicle:
     def __init__(self, storages: Collection[int] = ()) -> None:
         self._storages = storages
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
+        self._moved_unseen: dict[int, int] = {}
+        self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
 
-    def made(self, result: Any) -> None:
-        """Note the version at which a view of an input is made."""
+    def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
+        """Note at which version a view of an input is made, and from which of the ``args``."""
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
-            if (
-                internals.is_functional(tensor)
-                and internals.base_of(tensor) is not None
-                and internals.storage_key(tensor) in self._storages
-            ):
+            if not internals.is_functional(tensor) or internals.storage_key(tensor) not in self._storages:
+                continue
+            self._note_origin(tensor, args)
+            if internals.base_of(tensor) is not None:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
 
+    def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
+        known = self._origins.get(id(view))
+        if known is not None and known[0]() is view:
+            return
+        key = internals.storage_key(view)
+        for tensor in tensors_in(args):
+            if tensor is view:  # an op in place, or one that returns its argument
+                return
+            if internals.is_functional(tensor) and internals.storage_key(tensor) == key:
+                self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
+                return
+
+    def origin_of(self, tensor: Tensor) -> Tensor:
+        """Return the input of which the program made a view, by one op or several; else the tensor itself."""
+        view, origin = self._origins.get(id(tensor), (None, None))
+        found = origin() if origin is not None and view is not None and view() is tensor else None
+        return tensor if found is None else found
+
     def precedes_a_write(self, view: Tensor) -> bool:
-        """Tell whether an input was written, or detached in place, after this view of it was made."""
+        """Tell whether an input was written, or detached in place, after this view of it was made.
+
+        Raises
+        ------
+        RunEagerly
+            It was detached after it, and written before: the epilogue makes views before all changes or after them,
+            and one of several views must not be made before a write.
+        """
+        if not self._is_older(view):
+            return False
+        known = self._made[id(view)]
+        written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
+        if written and internals.is_one_of_several_views(view):
+            raise RunEagerly("one of several views is returned, made between a write and a detachment in place")
+        return True
+
+    def _is_older(self, view: Tensor) -> bool:
         known = self._made.get(id(view))
         return known is not None and known[0]() is view and known[1] != self._moment(view)
+
+    def uses(self, given: Any) -> None:
+        """Note which views of an input that were made before a write are used after it."""
+        if self._made:
+            for tensor in tensors_in(given):
+                if self._is_older(tensor):
+                    self._used_late.add(internals.storage_key(tensor))
+
+    def used_late(self, storage: int) -> bool:
+        """Tell whether a view of an input was made before a write to its memory and used after it."""
+        return storage in self._used_late
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
@@ -73,6 +127,16 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            if not (torch.is_grad_enabled() and written.requires_grad):
+                self.moves_unseen(written)
+
+    def moves_unseen(self, tensor: Tensor) -> None:
+        """Note that the version of an input's memory moves without a node of autograd's that says so."""
+        self._moved_unseen.setdefault(internals.storage_key(tensor), internals.sequence_number())
+
+    def moved_unseen(self, storage: int) -> int | None:
+        """Return the number that the next autograd node would have had when an input first moved like that."""
+        return self._moved_unseen.get(storage)
 
     def first_write(self, wrapper: Tensor) -> int | None:
         """Return the number that the next autograd node would have had at the first write to an input's memory."""

@@ -34,6 +34,12 @@ def _polygamma_(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tensor.copy_(torch.polygamma(n, tensor.clone()))
 
 
+def _lift_fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # eager's kernel returns what it is given, the very object; a trace would take it for a view
+    given = args[0] if args else kwargs["self"]
+    return given if internals.is_functional(given) else torch.ops.aten.lift_fresh.default(given)
+
+
 def _matrix_rank(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = kwargs.get("out")
     if out is None:
@@ -146,6 +152,8 @@ def _require() -> Callable[..., Any]:
 
 _CORRECTIONS: dict[Any, Correction] = {
     Tensor.polygamma_: _polygamma_,
+    torch.ops.aten.lift_fresh: _lift_fresh,
+    torch.ops.aten.lift_fresh.default: _lift_fresh,
     torch.linalg.matrix_rank: _matrix_rank,
     torch.linalg.eig: _eigen(torch.linalg.eig, "linalg_eig_backward"),
     torch.linalg.eigh: _eigen(torch.linalg.eigh, "linalg_eigh_backward"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
@@ -17,12 +18,12 @@ from aotlab.errors import (
     HooksError,
     RandomOpError,
     RefusedError,
-    StorageMutationError,
 )
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -55,6 +56,15 @@ def _refuse_random_state(name: str) -> NoReturn:
         why="that would happen while tracing only",
         suggestion="do it outside of the compiled function",
     )
+
+
+def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+    """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
+    if any(map(internals.is_functional, tensors_in((args, kwargs)))):
+        raise RunEagerly(f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}")
+    if args and isinstance(args[0], Tensor) and _is_captured(args[0]):
+        raise RunEagerly(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
+    return otherwise(*args, **kwargs)
 
 
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
@@ -92,6 +102,8 @@ _WHOLE_STEP = '; frontend="dynamo", or torch.compile(backend="aotlab"), runs a w
 class Reshaper(Protocol):
     """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
 
+    unseen: list[tuple[Tensor, tuple[Any, int], int]]
+
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself."""
 
@@ -100,6 +112,9 @@ class Reshaper(Protocol):
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a tensor is resized to its first elements."""
+
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage."""
 
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Let ``run`` give a tensor the memory that it has."""
@@ -120,6 +135,9 @@ class Reshaper(Protocol):
 class _NoInputs:
     """Knows no inputs: for the backward, which has none."""
 
+    def __init__(self) -> None:
+        self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
+
     def is_input(self, tensor: Tensor) -> bool:
         return False
 
@@ -128,6 +146,9 @@ class _NoInputs:
 
     def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
+
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
     def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
         return run()
@@ -156,18 +177,23 @@ class EscapeGuard(TorchFunctionMode):
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
+        self.memory = WholeStorages(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds))
         self.sets_saved_hooks = False
         self._inference = torch.is_inference_mode_enabled()
+        self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
+        if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
+            self._note_owner(args[0])
+        self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
-        self.chronicle.made(result)
+        self.chronicle.made(result, args)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -205,6 +231,8 @@ class EscapeGuard(TorchFunctionMode):
             return self._hook(func, args, kwargs or {})
         if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._reshape(func, args, kwargs or {})
+        if _writes_lists(func) and share_memory(args, kwargs or {}):
+            raise RunEagerly(f"`{_name(func)}` is given tensors that share memory, at {user_line()}")
         if getattr(func, "__name__", "").partition(".")[0] in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
             raise RunEagerly(f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}")
@@ -215,6 +243,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             if func is Tensor.storage_offset:
                 return self.looks.offset(args[0])
+            if self.memory.ground(args[0]) is not None:
+                return self.memory.as_strided(args, kwargs or {})
             return self.looks.as_strided(func, args, kwargs or {})
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
@@ -232,14 +262,21 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if written is None:
-            return func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            if func in _VIEWS_DTYPES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+                self.looks.as_dtype(args[0], result)
+            return result
         if not isinstance(written, Tensor):
             outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            if any(self.memory.ground(each) is not None for each in tensors_in(outs)):
+                raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             if outs and all(isinstance(each, Tensor) for each in outs):
                 refuse_overlaps(func, args, kwargs or {}, outs, in_place=False)
                 return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
             for each in tensors_in(written):
                 self.chronicle.writes(each)
+                if self.memory.ground(each) is not None:
+                    raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
             self.looks.check_writes(tensors_in(written))
             self.looks.note_writes(tensors_in(written))
             versions, count = _versions(written), operations_so_far()
@@ -248,6 +285,10 @@ class EscapeGuard(TorchFunctionMode):
             for each in tensors_in(written):
                 _refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
+        in_memory = self.memory.ground(written) is not None
+        if in_memory and func is Tensor.__setitem__ and overlaps_itself(written):
+            args = (_part(func, args), Ellipsis, args[2])
+            written = args[0]
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         refuse_overlaps(func, args, kwargs or {}, [written], in_place=in_place)
@@ -255,7 +296,30 @@ class EscapeGuard(TorchFunctionMode):
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
+        if in_memory:
+            return self._write_memory(func, args, kwargs or {}, written, correction, in_place=in_place)
         return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
+
+    def _write_memory(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Tensor,
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
+        """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
+        window = self.memory.window(written)
+        version = internals.version_of(window)
+        if in_place:
+            args = (window, *args[1:])
+        else:
+            kwargs = {**kwargs, "out": window}
+        result = self._write(func, args, kwargs, [window], correction, in_place=in_place)
+        self.memory.wrote(written, window, version)
+        return written if result is window else result
 
     def _write(
         self,
@@ -272,6 +336,7 @@ class EscapeGuard(TorchFunctionMode):
         self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
+        unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
         shapes = [tensor.shape for tensor in written]
         before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
         views = any(
@@ -311,10 +376,28 @@ class EscapeGuard(TorchFunctionMode):
             if not internals.is_functional(owner):
                 continue
             keep_strides(owner, *kept[n])
+            for other in unknown:
+                keep_strides(*other)
             self.reshapes.written(tensor)
             if resized[n] and self.reshapes.is_input(tensor):
                 self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _note_owner(self, tensor: Tensor) -> None:
+        """Note what an alias is made of that will not know it as its base."""
+        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
+            base = internals.base_of(tensor)
+            self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
+
+    def _owners_unknown_to(self, owners: Sequence[Tensor]) -> list[Tensor]:
+        """Return what `_note_owner` noted of the memory of tensors, as far as it is none of these."""
+        found = {}
+        for tensor in owners if self._owners else ():
+            noted = self._owners.get(internals.storage_key(tensor)) if internals.is_functional(tensor) else None
+            other = None if noted is None else noted()
+            if other is not None and not any(other is each for each in owners):
+                found[id(other)] = other
+        return list(found.values())
 
     def _is_hidden(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has the memory of an input without being it."""
@@ -326,7 +409,7 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks
+            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks, _call_back
         )
         self._replaced.__enter__()
         return self
@@ -381,6 +464,8 @@ class EscapeGuard(TorchFunctionMode):
                 raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
             if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
                 raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
+            if not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+                self.chronicle.moves_unseen(tensor)
             return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
 
     def _can_give(self, source: Tensor) -> bool:
@@ -395,25 +480,31 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         ground = self.grounds.get(internals.storage_key(tensor))
         known = None if ground is None or ground.is_base else ground
-        if func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs):
+        same_size = func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs)
+        if func in _RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
+            # an error also if the size is the same, and none under inference_mode
+            raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
+        if same_size:
             return tensor  # nothing happens, whatever its strides
+        if self.memory.ground(tensor) is not None:
+            return self.reshapes.run_in(self.memory, func, args, kwargs)
         if func in _DETACHES:
             if torch.is_inference_mode_enabled():
                 return tensor  # autograd is out of the way there, and nobody else does anything
             self.chronicle.detaches(tensor)
+        elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
+            self.chronicle.moves_unseen(tensor)
         of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None
-            raise StorageMutationError(
-                f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory",
-                line=user_line(),
-                why="that is not supported yet",
-                suggestion="return a new tensor",
-                argument=known.name,
-            )
+            raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
+        of_part = func in _WINDOWS and not self.reshapes.is_input(tensor)
+        before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
         if func in _WINDOWS and known is not None:
             self.looks.check_window(tensor)
+        if before is not None:
+            self.looks.check_reach(before, tensor)
         return result
 
 
@@ -512,6 +603,7 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
+_VIEWS_DTYPES = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
@@ -533,6 +625,10 @@ def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) ->
 
 _RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
 _WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
+#: What makes aliases that autograd does not take for views.
+_PARTS_FROM_ITS_BASE = frozenset(
+    (Tensor.detach, torch.detach, Tensor.numpy, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
+)
 _DETACHES = frozenset((Tensor.detach_, torch.detach_))
 _RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
     (
@@ -553,6 +649,42 @@ def _writes_in_place(func: Any) -> bool:
         )
         _in_place[func] = known
     return known
+
+
+def _writes_lists(func: Any) -> bool:
+    """Tell whether an op writes the members of lists, one after the other."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    return name.endswith("_") and name.startswith(("_foreach_", "_fused_"))
+
+
+def share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a tensor in a list shares memory with another argument, or with another member of its list.
+
+    Functionalization computes all results from the values before any write. The very same tensor or window at the same
+    place of another list is read before it is written in eager too.
+    """
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+    members = [(n, tensor) for each in lists for n, tensor in enumerate(each) if isinstance(tensor, Tensor)]
+    alone = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, Tensor)]
+    keys = [internals.storage_key(tensor) for _, tensor in members if internals.is_functional(tensor)]
+    keys += [internals.storage_key(tensor) for tensor in alone if internals.is_functional(tensor)]
+    if len(set(keys)) == len(keys):
+        return False
+    for k, (n, tensor) in enumerate(members):
+        if not internals.is_functional(tensor):
+            continue
+        for m, other in members[:k]:
+            if overlaps_partly(tensor, other) or (m != n and _are_one_window(tensor, other)):
+                return True
+        if any(overlaps_partly(tensor, other) or _are_one_window(tensor, other) for other in alone):
+            return True
+    return False
+
+
+def _are_one_window(a: Tensor, b: Tensor) -> bool:
+    if not internals.is_functional(b) or internals.storage_key(a) != internals.storage_key(b) or a.numel() == 0:
+        return False
+    return (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())
 
 
 #: In-place ops that promote as their out-of-place twins do and then refuse a result that does not fit.
@@ -690,4 +822,6 @@ def overlaps_partly(written: Tensor, operand: Tensor) -> bool:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 0 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

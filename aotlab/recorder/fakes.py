@@ -6,6 +6,7 @@ then the graph is written. What is listed here was found by `aotlab verify ops`,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,28 @@ def _softmax(args: tuple[Any, ...], result: Any) -> Any:
     return result
 
 
+@functools.cache
+def _fft_strides_are_right() -> bool:
+    # torch 2.11's are those of a contiguous result; eager puts the transformed dimension innermost
+    op, real = internals.FFT_OF_REAL, torch.empty(3, 4)
+    with FakeTensorMode() as mode:
+        fake = op(mode.from_tensor(real), [0], 0, True)
+    return bool(fake.stride() == op(real, [0], 0, True).stride())
+
+
+def _fft_of_real(args: tuple[Any, ...], result: Any) -> Any:
+    with internals.no_dispatch_modes():
+        if _fft_strides_are_right():
+            return result
+        given = args[0]
+        # which dimension gets which stride is for the kernel to say: that differs by library
+        like = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+        strides = internals.FFT_OF_REAL(like, *args[1:]).stride()
+    return result.new_empty_strided(result.shape, strides)
+
+
 _CORRECTIONS: dict[Any, Correction] = {
+    internals.FFT_OF_REAL: _fft_of_real,
     torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     torch.ops.aten.max_unpool2d.default: _max_unpool2d,
     internals.SOFTMAX: _softmax,

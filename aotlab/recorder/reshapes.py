@@ -33,6 +33,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.ir.metadata import SET_TO_ITSELF, MetadataStep
 from aotlab.recorder.alive import MadeTensors
+from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
@@ -74,6 +75,8 @@ class Reshapes:
 
     def __init__(self, inputs: Iterable[Reshaped] = ()) -> None:
         self._items = {id(item.wrapper): item for item in inputs}
+        #: Intermediates moved under no_grad, each with where its gradient goes, and the number of the next node then.
+        self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
         self._changed: dict[int, Tensor] = {}  # tensors that were changed, or of which a view was
         self._made = MadeTensors(item.wrapper for item in self._items.values())
 
@@ -94,6 +97,11 @@ class Reshapes:
             if self.is_input(tensor):
                 return self._run_on_input(func, args, kwargs)
             return self._move(func, args, kwargs)
+        if func in _MOVES and self._moves_unseen(tensor):
+            self.unseen.append((tensor, _edge_of(tensor), internals.sequence_number()))
+            result = func(*args, **kwargs)
+            internals.refresh_count(tensor)
+            return result
         if func not in _DETACHES:
             base = internals.base_of(tensor)
             if tensor.requires_grad and self._has_views(tensor):
@@ -118,11 +126,29 @@ class Reshapes:
         internals.refresh_count(tensor)
         return result
 
+    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of a tensor in a base that is a whole storage, and write it down if it is on an input."""
+        tensor = args[0]
+        item = self._items.get(id(tensor))
+        step = _step(func, args[1:], kwargs)
+        if func in _RESIZES:
+            memory.resize(tensor, _sizes(step))
+        elif step.method == "as_strided_":
+            memory.restride(tensor, step.args, dict(step.kwargs))
+        else:
+            func(*args, **kwargs)
+            internals.refresh_count(tensor)
+        if item is not None:
+            item.steps.append(step)
+        return tensor
+
     def _keeps_histories(self, tensor: Tensor) -> bool:
         """Tell whether the histories of ``tensor`` and its views can be made again as in eager after a move."""
         base = internals.base_of(tensor)
-        if not tensor.requires_grad or tensor.is_inference() or not torch.is_grad_enabled():
+        if not tensor.requires_grad or tensor.is_inference() or torch.is_inference_mode_enabled():
             return False
+        if not torch.is_grad_enabled():  # the history of a view is made again all the same
+            return base is not None and not self.is_input(tensor) and internals.keeps_through_writes(tensor)
         if base is not None:
             return internals.may_be_written(tensor)
         item = self._items.get(id(tensor))
@@ -130,12 +156,28 @@ class Reshapes:
         alone = item is None or internals.base_of(item.real) is None or not self._has_views(tensor)
         return alone and not tensor.is_leaf
 
+    def _moves_unseen(self, tensor: Tensor) -> bool:
+        """Tell whether a move under ``no_grad`` leaves an intermediate with a history that does not fit it.
+
+        What comes of that is the same on a wrapper, unless gradients go there afterwards.
+        """
+        plain = (
+            internals.base_of(tensor) is None and not self.is_input(tensor) and not torch.is_inference_mode_enabled()
+        )
+        if not plain or not tensor.requires_grad or tensor.is_leaf or torch.is_grad_enabled():
+            return False
+        return not self._has_views(tensor)
+
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that moves elements of a tensor with a history."""
         tensor, shape = args[0], args[0].shape
         if internals.base_of(tensor) is not None:
-            moved = getattr(tensor, func.__name__.removesuffix("_"))(*args[1:], **kwargs)
-            moved.transpose_(0, -1 if moved.dim() == 0 else 0)  # changes the version, and keeps the history
+            with torch.enable_grad():
+                moved = getattr(tensor, func.__name__.removesuffix("_"))(*args[1:], **kwargs)
+            if torch.is_grad_enabled():
+                moved.transpose_(0, -1 if moved.dim() == 0 else 0)  # changes the version, and keeps the history
+            else:
+                torch.autograd.graph.increment_version(moved)
             internals.exchange(tensor, moved)
             return tensor
         views = [other for other in self._made.alive() if internals.base_of(other) is tensor]
@@ -296,6 +338,12 @@ class Reshapes:
         item.write_after = len(item.steps)
 
 
+def _edge_of(tensor: Tensor) -> tuple[Any, int]:
+    """Return where the gradient of a tensor that is no leaf goes."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
 def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetadataStep:
     name = func.__name__
     if name == "resize_as_":
@@ -344,6 +392,7 @@ def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
     """Take the steps on a tensor without memory that has the place of ``real`` in its storage."""
     offset = real.storage_offset()
     room = offset + 1 + sum((size - 1) * step for size, step in zip(real.shape, real.stride(), strict=True))
+    room = max(room, real.untyped_storage().nbytes() // real.element_size())
     with internals.outside_of_trace(), torch.no_grad():
         below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
         tensor = below.as_strided(real.shape, real.stride(), offset)

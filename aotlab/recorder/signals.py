@@ -12,3 +12,12 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
     def __init__(self, reason: str, *, passing: bool = False) -> None:
         super().__init__(reason)
         self.passing = passing
+
+
+class NeedsRoom(RunEagerly):
+    """Raised where the storage of the kept input ``member`` has to have at least ``nbytes`` bytes."""
+
+    def __init__(self, member: int, nbytes: int) -> None:
+        super().__init__(f"the storage of an input grows to {nbytes} bytes")
+        self.member = member
+        self.nbytes = nbytes

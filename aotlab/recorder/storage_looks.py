@@ -12,14 +12,15 @@ caller's tensor has it, and the entry is guarded to be for inputs with that offs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.errors import EscapeError
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 
@@ -64,7 +65,8 @@ class Ground:
     """Memory that inputs have in the trace.
 
     ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
-    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages).
+    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages). ``whole``
+    says that it is a base which is all of their storage.
     """
 
     members: tuple[int, ...]
@@ -72,6 +74,7 @@ class Ground:
     wrapper: Tensor
     is_base: bool = False
     start: int | None = None
+    whole: bool = False
     place: _Place = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +120,10 @@ class StorageLooks:
         tensor = args[0]
         ground = self._look(tensor)
         if ground is None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if _place(result).stop > tensor.untyped_storage().nbytes():  # fake tensors do not look
+                raise RunEagerly(f"`as_strided` reaches beyond the storage, at {user_line()}")
+            return result
         key, given = internals.storage_key(tensor), kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
         if ground.is_base:
             return self._as_strided_in_base(func, args, kwargs, given)
@@ -136,6 +142,27 @@ class StorageLooks:
         result = func(*args, **kwargs)
         self.check_window(result)
         return result
+
+    def place_of(self, tensor: Tensor) -> _Place:
+        """Return where a tensor lies in its memory, for `check_reach`."""
+        return _place(tensor)
+
+    def check_reach(self, before: _Place, window: Tensor) -> None:
+        """Let nobody write memory that is seen through a view which ``as_strided_`` has made to show more.
+
+        Functionalization hands a write on from view to view, and what the view did not show before is lost.
+        """
+        own = _place(window)
+        if not window.numel():
+            return
+        inside = before.start <= own.start and own.stop <= before.stop
+        if inside and before.has_gaps:
+            small = max(window.numel(), math.prod(before.shape)) <= _MOST_ELEMENTS and own.itemsize == before.itemsize
+            shift = own.start - before.start
+            inside = small and {byte + shift for byte in own.elements()} <= before.elements()
+        if not inside:
+            self._fixed[internals.storage_key(window)] = "is viewed by `as_strided_` beyond what a view of it showed"
+            self._pinned.append(window)  # the number of its memory is not to be another's
 
     def _as_strided_in_base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> Any:
         """Take a window of a tensor in memory that inputs share; of nothing but what that tensor shows."""
@@ -169,13 +196,26 @@ class StorageLooks:
             self._pinned.append(result)  # the number of its memory is not to be another's
         return result
 
+    def as_dtype(self, tensor: Tensor, view: Any) -> None:
+        """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
+
+        A write through the one would put bytes other than 0 and 1 into a bool tensor, and copies of it take them for 1.
+        """
+        if isinstance(view, Tensor) and (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
+            self.is_partly_bool(internals.storage_key(tensor))
+            self._pinned.append(view)
+
+    def is_partly_bool(self, key: int) -> None:
+        """Note that some of the tensors in a memory are of bools."""
+        self._fixed[key] = "is seen as bool and as another dtype"
+
     def check_window(self, window: Tensor) -> None:
-        """Refuse a window that reaches memory which is not part of its input.
+        """Look at a window of an input.
 
         Raises
         ------
-        EscapeError
-            It does.
+        RunEagerly
+            It reaches memory that the graph does not see.
         """
         ground = self._look(window)
         if ground is None or not window.numel():
@@ -188,13 +228,7 @@ class StorageLooks:
             shift = own.start + moved - place.start
             inside = {byte + shift for byte in own.elements()} <= place.elements()
         if not inside:
-            raise EscapeError(
-                f"`as_strided` reaches memory of `{ground.name}`'s storage that is not part of `{ground.name}`",
-                line=user_line(),
-                why="the graph sees the input only",
-                suggestion="pass the tensor that owns the memory",
-                argument=ground.name,
-            )
+            raise RunEagerly(f"`as_strided` reaches memory beside `{ground.name}`, at {user_line()}")
 
     def note_writes(self, written: Sequence[Tensor]) -> None:
         """Note which bytes of a base were written."""
@@ -226,9 +260,12 @@ class StorageLooks:
         RunEagerly
             It would not.
         """
-        for tensor in written if self._fixed or self._unfolded else ():
+        for tensor in written:
             if not internals.is_functional(tensor):
                 continue
+            if internals.is_seen_through(tensor, "expand"):
+                # functionalization adds the difference to what was there, which rounds
+                raise RunEagerly(f"a part of an expanded tensor is written, at {user_line()}")
             key = internals.storage_key(tensor)
             why = self._fixed.get(key)
             if why is None and key in self._unfolded and internals.is_seen_through(tensor, "unfold"):

@@ -184,6 +184,7 @@ class Tape:
         *,
         keep_impure: Phase | None = None,
         write_back: Sequence[tuple[Tensor, Tensor]] = (),
+        same: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> fx.GraphModule:
         """Write the graph that computes ``outputs`` from ``inputs``.
 
@@ -199,13 +200,15 @@ class Tape:
             Keep random and asserting ops of that phase, and those that may raise, even if nobody uses them.
         write_back
             Pairs of an input and the value that the graph writes into it at its end.
+        same
+            Pairs of a value and the input that stands for it.
 
         Raises
         ------
         GraphInvariantError
             An output needs a value from outside that is not among the inputs.
         """
-        stop = {id(fake) for _, fake in inputs}
+        stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
         unused: set[int] = set()
         wanted, outside = self.needed([*outputs, *(value for _, value in write_back)], stop)
         if keep_impure is not None:
@@ -226,6 +229,7 @@ class Tape:
             if placeholder.startswith("tangents"):
                 node.meta["phase"] = "backward"
             nodes[id(fake)] = node
+        nodes.update((id(fake), nodes[id(standing)]) for fake, standing in same)
 
         def use(fake: Tensor) -> fx.Node:
             node = nodes.get(id(fake))

@@ -18,8 +18,9 @@ partitioners. While they work it is held by an output of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import STAYS, line_of, output_args, placeholders
+from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.recorder import tensors_in
 from aotlab.stages.trace.live import Trace
@@ -79,6 +80,8 @@ class Split:
 
     saved_values: list[Tensor | None]
     saved_names: list[str]
+    #: Pairs of a value that a saved one stands for, since both are the same expression, and the saved one.
+    same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -89,7 +92,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     RandomOpError
         The partitioner put a random op of the forward into the backward.
     """
-    name = getattr(partitioner, "__name__", type(partitioner).__name__)
+    name = _name_of(partitioner)
     count = len(trace.forward_outputs)
     if not trace.training or len(output_args(trace_record.module.graph)) == count:
         module = trace_record.module
@@ -98,6 +101,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split(saved_values=[], saved_names=[])
     joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
+    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.bases]):
+        placeholder.meta["overwritten"] = True  # to keep it takes a clone
     held = _hold_unused(trace_record.module, count)
     forward, backward = partitioner(
         trace_record.module,
@@ -117,12 +122,15 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     check_graph(backward, "backward")
     _check_random(backward)
 
-    values, names = [], []
+    split = Split(saved_values=[], saved_names=[])
     for node in output_args(forward.graph)[count:]:
         assert node is not None
         origin = node.meta.get("saved_value", node.meta.get("val"))
-        values.append(origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None)
-        names.append(node.meta.get("saved_name", node.name))
+        value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
+        split.saved_values.append(value)
+        split.saved_names.append(node.meta.get("saved_name", node.name))
+        if value is not None:
+            split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
@@ -130,7 +138,14 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         saved=_describe_saved(forward, backward, count, trace),
         num_forward_outputs=count,
     )
-    return record, Split(saved_values=values, saved_names=names)
+    return record, split
+
+
+def _name_of(partitioner: Partitioner) -> str:
+    if isinstance(partitioner, functools.partial):
+        settings = ", ".join(f"{name}={value!r}" for name, value in partitioner.keywords.items())
+        return f"{_name_of(partitioner.func)}({settings})"
+    return str(getattr(partitioner, "__name__", type(partitioner).__name__))
 
 
 def derive_backward(
@@ -155,7 +170,8 @@ def derive_backward(
         for n, is_defined in zip(trace.entry_tangents[segment], pattern, strict=True)
         if is_defined
     ]
-    stop = {id(fake) for _, fake in (*inputs, *defined)}
+    same = [(other, value) for other, value in split.same if trace.tape.knows(other)]
+    stop = {id(fake) for _, fake in (*inputs, *defined, *same)} | {id(other) for other, _ in same}
     wanted, outside = trace.tape.needed(gradients, stop)
     operations = trace.tape.operations
     again = [operations[i] for i in wanted if operations[i].phase == "forward"]
@@ -167,19 +183,12 @@ def derive_backward(
         )
     used = {id(tensor) for i in wanted for tensor in tensors_in((operations[i].args, operations[i].kwargs))}
     used |= {id(gradient) for gradient in gradients if gradient is not None}
+    used |= {id(value) for other, value in same if id(other) in used}
     numbers = tuple(n for n, (_, value) in enumerate(saved) if value is not None and id(value) in used)
     inputs = [(name, value) for n, (name, value) in enumerate(saved) if value is not None and n in numbers]
-    return trace.tape.graph("Backward", [*inputs, *defined], gradients), numbers
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    schema = node.target._schema
-    if not schema.arguments or len(schema.returns) != 1:
-        return False
-    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return first is not None and not first.is_write and result is not None and isinstance(node.meta.get("val"), Tensor)
+    kept = {id(value) for _, value in inputs}
+    same = [(other, value) for other, value in same if id(value) in kept]
+    return trace.tape.graph("Backward", [*inputs, *defined], gradients, same=same), numbers
 
 
 def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
@@ -282,7 +291,7 @@ def _must_stay(node: fx.Node) -> bool:
 
 
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
-    while _is_view(node):
+    while is_view(node):
         node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
         if node in visible:
             return node
@@ -292,7 +301,7 @@ def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
-    pairs = zip(placeholders(forward.graph), trace.placeholders, strict=True)
+    pairs = zip(placeholders(forward.graph), trace.placeholders, strict=False)  # a joint graph has tangents besides
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
@@ -356,6 +365,8 @@ def _describe_saved(
             where = f"a clone of the input `{kept}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
         uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
+        if "kept_because" in node.meta and not is_input:
+            uses += f"; {node.meta['kept_because']}"
         spec = spec_of(node.meta["val"], None if cloned else storages)
         assert isinstance(spec.nbytes, int)
         records.append(

@@ -24,7 +24,7 @@ into the windows that were written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.windows import Base, has_owner, plan
+from aotlab.analysis.windows import Base, has_owner, plan, plan_whole
 from aotlab.guards import byte_interval
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.recorder import RunEagerly
@@ -120,6 +120,26 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
         for k in merged:
             group[k] = merged
     return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
+
+
+def whole_storages(call: Call, dedupe: DedupeRecord, room: Mapping[int, int]) -> list[Base]:
+    """Plan bases that are whole storages, one for each from which inputs come, where nothing requires grad.
+
+    ``room`` says how many bytes the storage of a kept input needs to have.
+    """
+    tensors = {k: call.values[position] for k, position in enumerate(dedupe.kept)}
+    groups: dict[int, list[int]] = {}
+    for k, tensor in tensors.items():
+        if tensor.layout is torch.strided:
+            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(k)
+    found = []
+    for start, members in groups.items():
+        own = [tensors[k] for k in members]
+        base = plan_whole(members, own, max(room.get(k, 0) for k in members))
+        others = [byte_interval(tensor) for k, tensor in tensors.items() if k not in members]
+        if base is not None and not any(a < start + base.nbytes and start < b for a, b in others):
+            found.append(base)
+    return found
 
 
 def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:

@@ -22,6 +22,9 @@ from aotlab import torch_internals
 from aotlab.errors import RefusedError
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
+#: How torch's errors say that they are mistakes of torch's own.
+INTERNAL_ASSERTION = "INTERNAL ASSERT FAILED"
+
 #: Which outputs are differentiated after a call: all at once, only the first, one after the other, that in reverse, all
 #: twice over (the first time with ``retain_graph``), none.
 Backward = Literal["all", "first", "each", "reversed", "twice"] | None
@@ -462,7 +465,10 @@ def _final_state(name: str, tensor: torch.Tensor) -> FinalState:
         text = f"{tensor.dtype}{list(tensor.shape)}, requires_grad {tensor.requires_grad}, is_leaf {tensor.is_leaf}"
         return FinalState(name=name, text=text, value=_copy(tensor), gradient=None if kept is None else _copy(kept))
     except RuntimeError as error:
-        return FinalState(name=name, text=type(error).__name__, value=None, gradient=None)
+        text = type(error).__name__
+        if INTERNAL_ASSERTION in str(error):  # a mistake of torch's, of which the fuzzer makes nothing
+            text = f"{text}: {INTERNAL_ASSERTION}"
+        return FinalState(name=name, text=text, value=None, gradient=None)
 
 
 def _states(

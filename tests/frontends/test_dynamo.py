@@ -186,6 +186,20 @@ def test_refused_graphs_run_eagerly_with_one_warning(name):
         assert [e.outcome for e in failures] == ["ran eagerly"] * len(failures)
 
 
+def test_errors_of_what_runs_eagerly(capfd):
+    """They are eager's, and nothing is printed: torch's graphs report each error, and can fail at that."""
+
+    def f(x):
+        x[1:].add_(x[:-1])
+        return x
+
+    g = aotlab.compile(f, backend="eager", frontend="dynamo")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            g(torch.ones(4))
+    assert "FX-traced" not in capfd.readouterr().err
+
+
 def test_overlap_behind_dynamo():
     """The overlap of a written input is compiled, and right twice, also when it begins after the first call."""
 

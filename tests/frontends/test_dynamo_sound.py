@@ -112,14 +112,16 @@ def test_hidden_writes(f, make):
 
 
 def unreached(x, y):
-    """Return outputs that each reach one input only."""
-    return x * 2, y.sin()
+    """Return outputs of which the first reaches one input only, through an op that both outputs come from."""
+    shared = x.sin()
+    return shared * 2, shared * y
 
 
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("backward", ["first", "all"])
-def test_unreached_inputs_get_no_gradient(backward):
+def test_unreached_inputs_get_no_gradient(backward, partitioner):
     """None rather than zeros for an input that no used output reaches."""
-    behind_dynamo(unreached, leaf(3), leaf(3, seed=1), backward=backward)
+    behind_dynamo(unreached, leaf(3), leaf(3, seed=1), backward=backward, partitioner=PARTITIONERS[partitioner])
 
 
 @pytest.mark.parametrize("kind", ["leaf", "nonleaf", "plain"])

@@ -76,6 +76,50 @@ def test_windows_at_one_place_are_told_apart(way, requires_grad, make):
     agree(program, *places, make=make)
 
 
+@FRONTENDS
+@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: t.detach().mul_(2)], ids=["seen", "unseen"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_written_windows_at_one_place_are_told_apart(way, write, make):
+    """A write to one of two arguments in one place leaves each output's gradient with the argument it was made from."""
+
+    def program(a, b):
+        write(a)
+        return way(b), way(a)
+
+    def gradients(out, a, b):
+        pairs = [(o, i) for o in out if o.requires_grad for i in (a, b)]
+        return [
+            lambda o=o, i=i: torch.autograd.grad(o, i, torch.ones_like(o), retain_graph=True, allow_unused=True)
+            for o, i in pairs
+        ]
+
+    agree(program, windows(1, 1, True), windows(0, 1, True), make=make, before=gradients, exact=False)
+
+
+@FRONTENDS
+@pytest.mark.parametrize("parts", [True, False], ids=["two parts", "a part and the whole"])
+@pytest.mark.parametrize(("written", "used"), itertools.product((0, 1), (0, 1)))
+def test_a_gradient_passes_an_argument_as_all_writes_left_it(written, used, parts, make):
+    """What is computed from an argument hangs on it as it is after the writes to all that overlaps it."""
+
+    def program(a, b):
+        (a, b)[written].mul_(2)
+        return (a, b)[used] * 3
+
+    def inputs():
+        w = data(10).requires_grad_()
+        below = w * 1
+        return (below[:6], below[2:] if parts else below), {"w": w, "below": below}
+
+    def gradients(out, a, b):
+        return [
+            lambda o=o, i=i: torch.autograd.grad(o, i, torch.ones_like(o), retain_graph=True, allow_unused=True)
+            for o, i in itertools.product(out, (a, b))
+        ]
+
+    agree(program, inputs, make=make, before=gradients, exact=False)
+
+
 @pytest.mark.parametrize("grad_mode", [True, False], ids=["grad mode", "no_grad"])
 def test_separate_storages_that_were_one(grad_mode):
     """An alias of an argument at the first call is a tensor of its own at the second."""

@@ -178,14 +178,14 @@ def test_growing_an_input_that_was_written():
     same(f, torch.randn(3))
 
 
-def test_growing_into_memory_that_is_there_is_left_to_eager():
-    """The trace cannot see what lies behind the input in its storage."""
+def test_growing_into_memory_that_is_there():
+    """The graph takes what lies behind the input in its storage too."""
 
     def f(x):
         x.resize_(5)
         return x * 2
 
-    same(f, torch.arange(8.0)[:3], eagerly=True)
+    same(f, torch.arange(8.0)[:3])
     g = compiled(lambda x: x.resize_(5).fill_(1))
     g(torch.zeros(3))
     buffer = torch.arange(8.0)
@@ -205,7 +205,7 @@ def test_an_entry_that_grows_does_not_serve_what_has_memory_behind_it():
     assert g(torch.arange(8.0)[:3]).tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
 
 
-def test_shrinking_and_growing_is_left_to_eager():
+def test_shrinking_and_growing():
     """The old elements come back."""
 
     def f(x):
@@ -214,7 +214,7 @@ def test_shrinking_and_growing_is_left_to_eager():
         x.resize_(6)
         return x + 1
 
-    same(f, torch.randn(6), eagerly=True)
+    same(f, torch.randn(6))
 
 
 def test_narrowed_tensors_are_counted_anew():
@@ -229,15 +229,15 @@ def test_narrowed_tensors_are_counted_anew():
     same(f, torch.randn(6))
 
 
-def test_growing_an_input_that_was_viewed_is_left_to_eager():
-    """Functionalization has no way to move the view's memory."""
+def test_growing_an_input_that_was_viewed():
+    """The view looks at the storage that has grown."""
 
     def f(x):
         view = x[:2]
         x.resize_(5).fill_(1)
         return view
 
-    same(f, torch.randn(3), eagerly=True)
+    same(f, torch.randn(3))
 
 
 def test_resizing_what_requires_grad_is_eagers_error():

@@ -229,6 +229,26 @@ def test_each_observable_is_caught_when_broken(broken, kind, subject):
     assert (kind, subject) in {(difference.kind, difference.subject) for difference in result.differences}
 
 
+def test_where_an_empty_part_begins_in_new_memory_is_not_compared():
+    """That hangs on strides which lead to no other element; in an argument's memory it is compared."""
+
+    def of_new_memory(x, y):
+        return (x * 2)[:0]
+
+    def at_its_end(x, y):
+        return (x * 2)[2:]
+
+    def of_an_argument(x, y):
+        return x[:0]
+
+    def at_the_end_of_an_argument(x, y):
+        return x[2:]
+
+    assert against(at_its_end, of_new_memory)
+    kinds = {difference.kind for difference in against(at_the_end_of_an_argument, of_an_argument).differences}
+    assert kinds == {"offset"}
+
+
 def test_zeros_instead_of_none():
     """A leaf that no output reaches has no gradient; zeros are another answer."""
 

@@ -322,3 +322,12 @@ def test_parts_of_one_unbind_are_in_no_order():
     seen = observe(parts, acting(torch.ones(2, 2, requires_grad=True), before=hook, seen=gradients))
     assert len(seen.hooks) == 2
     assert seen.hook_order == ()
+
+
+def test_a_final_state_says_that_torch_failed_an_assertion():
+    """A tensor that torch cannot show any more by a mistake of its own is told from one whose error is right."""
+    before = {"retain": lambda out: out[0].retain_grad(), "unsqueeze": lambda out: out[0].unsqueeze_(0)}
+    after = {"write": lambda out: out[0].mul_(2), "write unseen": lambda out: out[0].detach().add_(1)}
+    parts = acting(torch.ones(2, 1, requires_grad=True), before=before, after=after)
+    seen = observe(lambda a: (a / 2).view(-1), parts)
+    assert [end.text for end in seen.finally_ if end.name == "out"] == ["RuntimeError: INTERNAL ASSERT FAILED"]

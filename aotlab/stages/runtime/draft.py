@@ -57,6 +57,8 @@ class Draft:
         have another history than before by something else than a write.
     carriers
         The names of the carriers that are there.
+    bases
+        First member → the name of the synthetic base.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -73,6 +75,7 @@ class Draft:
         self.changed: set[int] = set()
         self.moved: set[int] = set()
         self.carriers: set[str] = set()
+        self.bases: dict[int, str] = {}
 
     # --- what is there
 

@@ -142,7 +142,11 @@ def graph_inputs(draft: Draft) -> list[str]:
         if isinstance(source, Base):
             name = draft.w.local("base")
             maker = draft.w.constant("memory_of", _base_maker(source))
-            draft.w.add(f"{name} = {maker}({draft.kept(source.members[0])})")
+            first = draft.kept(source.members[0])
+            if source.grows:
+                draft.w.add(f"{first}.untyped_storage().resize_({source.nbytes})  # as the function does")
+            draft.w.add(f"{name} = {maker}({first})")
+            draft.bases[source.members[0]] = name
             listed.append(name)
         else:
             listed.append(draft.expressions[source])

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import output_args
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.trace.records import Source
+
+
+def _count_together(a: Tensor, b: Tensor) -> bool:
+    return a is b or internals.share_version(a, b)
+
+
+def _lie_alike(value: Tensor, real: Tensor) -> bool:
+    """Tell whether the elements of a value have the places among each other that those of a caller's tensor have."""
+    places = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (value, real)]
+    return value.dtype == real.dtype and value.shape == real.shape and places[0] == places[1] and value.numel() > 0
+
+
+def _is_part(value: Tensor, whole: Tensor) -> bool:
+    """Tell whether a value lies in the memory of another, within its bounds."""
+    if internals.storage_key(value) != internals.storage_key(whole) or value.dtype != whole.dtype or not value.numel():
+        return False
+    (start, stop), (first, last) = (
+        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+        for t in (value, whole)
+    )
+    return bool(first <= start and stop <= last)
 
 
 class Keeping:
@@ -45,7 +68,34 @@ class Keeping:
     def remember(self) -> None:
         """Write that the saved values remember the versions that they have now."""
         if self.settles:
+            for line in self._takes():
+                self._draft.w.add(line)
             self._draft.w.add("saved.remember_versions()")
+
+    def _takes(self) -> list[str]:
+        """Write which new values are kept as the tensors that they were copied into, if eager keeps those.
+
+        Of ``x.tanh_()`` eager keeps ``x``; what is then done to ``x.data`` shows in its gradient. A GPU's kernels
+        are written for the alignment of the new value, too, which the caller's tensor need not have.
+        """
+        trace, meta, values = self._draft.trace, self._draft.meta, self._draft.parts.call.values
+        tensors = [values[position] for position in self._draft.parts.dedupe.kept]
+        saved = output_args(self._draft.parts.partition.forward.graph)[len(trace.forward_outputs) :]
+        found: dict[int, str] = {}
+        for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
+            info, real, base = meta.input_info[write.index], tensors[write.index], self._draft.base_with(write.index)
+            together = [write.index] if base is None else base.members
+            kept = [k for k in together if self._watched.get(Source("input", k)) and _count_together(tensors[k], real)]
+            plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
+            if not kept or not plain or not write.counts or not _lie_alike(final, real):
+                continue
+            for n, node in enumerate(saved):
+                value = None if node is None or "saved_value" in node.meta else node.meta["val"]
+                if n not in found and value is not None and _is_part(value, final):
+                    shape, stride = tuple(value.shape), tuple(value.stride())
+                    shift = value.storage_offset() - final.storage_offset()
+                    found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {shape}, {stride}, {shift})"
+        return list(found.values())
 
     def watch(self, edges: Edges) -> None:
         """Write which tensors of the caller's the saved values have to watch besides."""

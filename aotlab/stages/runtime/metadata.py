@@ -55,8 +55,3 @@ def needs_leave_of_autograd(info: InputAliasInfo) -> bool:
     if info.mutates_data and info.requires_grad and not unseen:
         return True
     return info.requires_grad and any(step.grad_mode for step in info.metadata_steps)
-
-
-def moves_unseen(info: InputAliasInfo) -> bool:
-    """Tell whether autograd does not see the writes to an input, which move its version in grad mode nevertheless."""
-    return info.mutations_hidden_from_autograd and info.moves_version

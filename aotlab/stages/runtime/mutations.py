@@ -128,6 +128,9 @@ class Mutations:
                 self._outputs.expression(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
+        if write.of_memory:
+            self.w.add(f"{self.draft.bases[info.index]}.copy_({value})  # all of the storage")
+            return
         line = f"{target}.copy_({value})"
         if not write.counts:
             self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")

@@ -29,6 +29,7 @@ from aotlab.stages.runtime.memory_checks import (
     owner_checker,
     pattern_checker,
     share_a_base,
+    storage_checker,
 )
 from aotlab.stages.runtime.nests import write_given_guards
 
@@ -51,6 +52,7 @@ class Prologue:
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
         self._offsets()
+        self._storages()
         self._overlaps()
         given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
         if self.draft.trace.warned:
@@ -93,8 +95,10 @@ class Prologue:
                 read, expected = f"{self.w.constant(name, switch.read)}()", settings[switch.name]
                 if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
                     conditions.append(f"not {read}" if expected else read)
-                else:
+                elif isinstance(expected, (str, list)):
                     conditions.append(f"{read} != {expected!r}")
+                else:
+                    conditions.append(f"{read} != {self.w.constant('expected', expected)}")
         self.draft.miss(conditions)
 
     def _attributes(self) -> None:
@@ -136,12 +140,14 @@ class Prologue:
             draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])
+        if self._stands_for_its_owner(info):
+            draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
-            draft.miss([f"not {w.constant('may_be_written', internals.may_be_written)}({tensor})"])
-        elif metadata.moves_unseen(info):
-            draft.miss([f"not {w.constant('keeps_through_writes', internals.keeps_through_writes)}({tensor})"])
+            based = draft.base_with(info.index) is not None
+            may = internals.may_be_written_with_base if based else internals.may_be_written
+            draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
 
     def _offsets(self) -> None:
         for k in self.draft.trace.offsets_read:
@@ -149,12 +155,23 @@ class Prologue:
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
 
+    def _storages(self) -> None:
+        """Write the checks that inputs look into a storage that the graph takes as a whole as they did."""
+        kept = range(len(self.parts.dedupe.kept))
+        for base in (s for s in self.draft.trace.placeholder_sources if isinstance(s, Base) and s.whole):
+            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
+            check = self.w.constant("looks_otherwise", storage_checker(members))
+            own = ", ".join(self.draft.kept(k) for k in base.members)
+            others = ", ".join(self.draft.kept(k) for k in kept if k not in base.members)
+            self.draft.miss([f"{check}([{own}], [{others}])"])
+
     # --- memory that inputs share
 
     def _overlaps(self) -> None:
         """Write the check that written inputs share memory exactly as they did."""
         written = [i.index for i in self.draft.meta.input_info if i.must_not_overlap]
         if not written:
+            self._counters()  # a step that changes no values moves a version as well
             return
         bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
         several = len(self.parts.dedupe.kept) > 1
@@ -205,6 +222,12 @@ class Prologue:
         is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.must_not_overlap and with_history and not is_view and grad_mode
+
+    def _stands_for_its_owner(self, info: InputAliasInfo) -> bool:
+        """Tell whether the entry writes a view of a tensor with a history as if it were no view."""
+        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
+        is_view = info.requires_grad and not info.is_leaf and internals.base_of(tensor) is not None
+        return is_view and info.mutates_data and info.moves_version and self.draft.base_with(info.index) is None
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

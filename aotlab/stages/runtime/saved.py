@@ -80,6 +80,15 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
+    def keep_in(self, n: int, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], shift: int) -> None:
+        """Keep a window of the caller's ``tensor``, which by now holds the value too, in place of the ``n``-th.
+
+        Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward.
+        """
+        if self._values is not None and self._hooks is None:
+            alias = tensor.detach()
+            self._values[n] = alias.as_strided(shape, stride, alias.storage_offset() + shift)
+
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:

@@ -34,13 +34,16 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
     number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
     changed: dict[Edge, tuple[int, ...]] = {}
     for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
-        # after a write to what it is a view of, or a move of it, a view's own edge is another
+        # after a write to what it is a view of, or a move of it, a view's own edge is another; of several writes each
+        # makes it anew
         in_changed = id(item.base) in written
         if (info.metadata_steps or in_changed) and item.wrapper.grad_fn is not None:
             edge = edge_of(item.wrapper)
             if edge not in known:
                 known[edge] = Source("changed", k)
-                changed[edge] = tuple(number[m] for m in item.base.members if m in number) if in_changed else ()
+            elif known[edge].kind != "root" or not in_changed:
+                continue
+            changed[edge] = tuple(number[m] for m in item.base.members if m in number) if in_changed else ()
     parts = segments(
         edges,
         list(stands_for),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis import value_of
 from aotlab.analysis.history import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings
@@ -84,8 +85,11 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     for write in writes:
         wrapper = inputs[write.index].wrapper
         root = wrapper if write.visible and wrapper.requires_grad else None
+        final = finals[write.index]
+        if write.of_memory:
+            final = value_of(inputs[write.index].base.wrapper, "the memory of inputs")
         label = f"mutated input {infos[write.index].name}"
-        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
+        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, final, root, label))
     for i, value, root in outputs.returned:
         returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
     for i, (value, root) in enumerate(outputs.bases):

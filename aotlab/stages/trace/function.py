@@ -13,6 +13,7 @@ from torch import Tensor
 from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
+from aotlab.analysis.history import Edge
 from aotlab.analysis.hooked import outputs_for_hooks
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
@@ -28,6 +29,7 @@ from aotlab.recorder import (
     SharedCounters,
     Warned,
     WarningTape,
+    clocks_watched,
     would_raise,
 )
 from aotlab.stages.capture import Call
@@ -58,6 +60,8 @@ class Findings:
         When it made views of inputs, and wrote them.
     sets_saved_hooks
         Whether it sets ``saved_tensors_hooks``.
+    moved_unseen
+        The intermediates that it moved under ``no_grad``; see `Reshapes`.
     visible, held
         How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
@@ -75,6 +79,7 @@ class Findings:
     hooks: Sequence[Hook]
     chronicle: Chronicle
     sets_saved_hooks: bool
+    moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     visible: int
     held: list[Tensor]
 
@@ -92,7 +97,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         try:
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
-            with warned, escapes, nullcontext() if counters is None else counters:
+            with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
                 result = call.target.run(lifted, args, kwargs)
             left_grad_mode = torch.is_grad_enabled()
         finally:
@@ -109,9 +114,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         hooks = escapes.hooks.all
-        outputs, held = outputs_for_hooks(
-            recorder.tape, leaves, names, inputs, hooks, escapes.chronicle.precedes_a_write
-        )
+        outputs, held = outputs_for_hooks(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
@@ -130,6 +133,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         chronicle=escapes.chronicle,
         hooks=hooks,
         sets_saved_hooks=escapes.sets_saved_hooks,
+        moved_unseen=escapes.reshapes.unseen,
         visible=len(leaves),
         held=held,
     )
@@ -141,8 +145,14 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         first = inputs[base.members[0]]
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
-    return EscapeGuard(grounds, Reshapes(inputs))
+        grounds[first.storage] = Ground(
+            base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
+        )
+    escapes = EscapeGuard(grounds, Reshapes(inputs))
+    for key, ground in grounds.items():
+        if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
+            escapes.looks.is_partly_bool(key)
+    return escapes
 
 
 def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]) -> SharedCounters | None:
@@ -173,8 +183,15 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
     for info, item in zip(infos, inputs, strict=True):
         if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
             # the epilogue, outside of the function's inference mode, could not write it
-            text = f"`{item.name}` was made under inference_mode and is written"
-            raise RefusedError(text, argument=item.name)
+            made = recorder.tape.producer(internals.from_functional(item.wrapper))
+            place = None if made is None else made[0].place
+            raise RefusedError(
+                f"`{item.name}` was made under inference_mode and is written",
+                argument=item.name,
+                line=None if place is None else place(),
+                why="a compiled call writes it at its end, outside of the inference mode that the function was in",
+                suggestion="call the function under torch.inference_mode(), or pass a clone that was made outside",
+            )
     return infos
 
 

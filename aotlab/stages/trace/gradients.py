@@ -9,9 +9,10 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Survey, reachable
+from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import RunEagerly, Untraceable
+from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
@@ -68,19 +69,13 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
 
 
-def check_owners(trace: Trace, inputs: Sequence[Entered]) -> None:
-    """Leave to eager changes of a view of a tensor with a history where the trace does not see that of the tensor.
-
-    That is so where the view has no base, and where a step on a view of it changed the history without a write.
-    """
-    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
-        only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
-        is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
-        if item.base is None and info.moves_version and not only_steps and is_view:
-            raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
-        unseen = item.base is not None and item.base not in trace.placeholder_sources
-        if unseen and info.moves_version and item.wrapper.requires_grad:
-            raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
+def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:
+    """Leave to eager what autograd makes of a gradient for a tensor that was moved without its knowledge."""
+    outputs = findings.outputs.tensors.values()
+    for tensor, edge, first in findings.moved_unseen:
+        returned = any(output is tensor or internals.base_of(output) is tensor for output in outputs)
+        if returned or any(internals.sequence_of(node) >= first for node in users_of(edge, roots)):
+            raise RunEagerly("a tensor with a history is moved under no_grad and used")
 
 
 def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:

@@ -57,7 +57,7 @@ def placeholders_of(
             sources.append(position)
             continue
         base = inputs[k].base
-        if base is None or id(base) not in changed:
+        if base is None or (id(base) not in changed and not base.whole):
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:

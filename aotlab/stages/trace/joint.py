@@ -18,10 +18,11 @@ from aotlab.recorder import Recorder, overlaps_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
-from aotlab.stages.trace.gradients import check_histories, check_out_of_sight, check_owners, differentiate_all
+from aotlab.stages.trace.gradients import check_histories, check_moved_unseen, check_out_of_sight, differentiate_all
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.nodes import autograd_nodes
+from aotlab.stages.trace.owners import check_owners
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
@@ -91,8 +92,9 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     if trace.training:
         check_out_of_sight(seen, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
+        check_moved_unseen(findings, forward.edges)
     if trace.training or torch.is_grad_enabled():
-        check_owners(trace, findings.inputs)
+        check_owners(trace, findings, forward.edges)
     return _record(trace, forward, gradients), trace
 
 

@@ -52,12 +52,14 @@ class Write:
 
     ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that
     the value gets there by a write to another tensor on the same memory, which has another counter.
+    ``of_memory`` that it is the value of all of the storage, which the epilogue writes without a counter.
     """
 
     index: int
     visible: bool
     counts: bool
     only_counts: bool = False
+    of_memory: bool = False
 
 
 SourceKind = Literal["input", "changed", "owner", "root", "output", "carrier"]

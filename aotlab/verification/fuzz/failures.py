@@ -18,6 +18,7 @@ from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import drawing
 from aotlab.verification.fuzz.engines import DynamoAlone, Watch, watch
 from aotlab.verification.fuzz.plan import Plan
+from aotlab.verification.observables import INTERNAL_ASSERTION
 from aotlab.verification.programs import Outcome, Program, run_program
 
 #: What a failure is named after, if it has several differences.
@@ -31,10 +32,6 @@ _WORST = (
     "storage",
     "identity",
 )
-
-
-#: How torch's errors say that they are mistakes of torch's own.
-_ASSERTION = "INTERNAL ASSERT FAILED"
 
 
 class TimeIsUp(BaseException):
@@ -58,7 +55,7 @@ def run(plan: Plan, program: Program) -> tuple[Outcome, Watch]:
     """
     watched = watch(plan)
     outcome = _run(watched, program)
-    if any(_ASSERTION in difference.expected for difference in outcome.differences):
+    if any(INTERNAL_ASSERTION in difference.expected for difference in outcome.differences):
         watched.asserts = outcome.differences
         return replace(outcome, differences=(), status="ok"), watched
     if plan.dynamo and outcome.differences:

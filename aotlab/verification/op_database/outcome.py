@@ -39,7 +39,7 @@ class Outcome(enum.Enum):
     EAGERLY = "ran eagerly"
     REFUSED = "refused"
     NOT_COMPARED = "not compared"
-    DYNAMOS = "different, but not from Dynamo alone"
+    DYNAMOS = "Dynamo's own: different from eager without aotlab as well"
     OUT_OF_TIME = "out of time"
     CRASHED = "crashed"
     DIFFERENT = "different"

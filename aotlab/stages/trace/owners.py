@@ -1,0 +1,72 @@
+"""Changes of a view of a tensor with a history, which change the history of that tensor and of all its views.
+
+    def f(v):                        # v = w[1:], and w has a history
+        v.squeeze_(0)
+        v.mul_(2)
+        return v.sum()
+
+Where such a view has a base, the trace knows that tensor too. It has none where nothing can be done to windows of a
+base what the function does, as above. Then the traced input is no view, and the history that a write gives it stands
+for what autograd makes of that tensor's. That is right as long as all that comes after the write hangs on the view
+itself, as the caller sees it then: so no other view of it from before the write may be used, and none of the moments
+at which autograd makes the view's history anew without a write may lie between two uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.analysis import Entered
+from aotlab.analysis.history import Edge, edge_of, users_of
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.recorder import RunEagerly
+from aotlab.stages.trace.function import Findings
+from aotlab.stages.trace.live import Trace
+
+
+def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> None:
+    """Leave to eager changes of a view of a tensor with a history where the trace cannot do without that of the tensor.
+
+    It does not see it where the view has no base, and where a step on a view of it changed the history without a write.
+    """
+    inputs = findings.inputs
+    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+        if not info.moves_version:
+            continue
+        only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
+        is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
+        if item.base is None and not only_steps and is_view and not _stands_for_its_owner(findings, info, item, roots):
+            raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
+        unseen = item.base is not None and item.base not in trace.placeholder_sources
+        if unseen and item.wrapper.requires_grad:
+            raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
+
+
+def _stands_for_its_owner(findings: Findings, info: InputAliasInfo, item: Entered, roots: Sequence[Edge]) -> bool:
+    """Tell whether what hangs on a view without a base does so as if the view were no view."""
+    chronicle = findings.chronicle
+    if not internals.hangs_on_its_base(item.real) or chronicle.used_late(item.storage):
+        return False
+    if any(internals.storage_key(hook.tensor) == item.storage for hook in findings.hooks):
+        return False
+    if not (info.mutates_data or info.metadata_steps):
+        return False  # a view of it was moved, which makes its history anew without a word
+    if info.metadata_steps and _returns_views_from_before(findings, item):
+        return False
+    between = item.written_visibly or bool(info.metadata_steps)
+    if between and chronicle.moved_unseen(item.storage) is not None and item.wrapper.grad_fn is not None:
+        return not users_of(edge_of(item.wrapper), roots)
+    return True
+
+
+def _returns_views_from_before(findings: Findings, item: Entered) -> bool:
+    """Tell whether an output is a view of an input from before a write, which the epilogue would make after it."""
+    return any(_is_early(findings, tensor, item) for tensor in findings.outputs.tensors.values())
+
+
+def _is_early(findings: Findings, tensor: Tensor, item: Entered) -> bool:
+    within = tensor is not item.wrapper and internals.storage_key(tensor) == item.storage
+    return within and tensor.requires_grad and findings.chronicle.precedes_a_write(tensor)

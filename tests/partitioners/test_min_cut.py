@@ -1,0 +1,278 @@
+"""The rematerializing partitioner: what it keeps, what it computes again, and that nothing else changes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+
+import networkx
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import aotlab
+from aotlab.errors import UsageError
+from aotlab.ir.graphs import output_args
+from aotlab.partitioners import min_cut_rematerialization_partition
+from aotlab.partitioners.flow import Network
+from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
+
+BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+def partition(budget=1.0):
+    """Make the partitioner of a memory budget."""
+    return functools.partial(min_cut_rematerialization_partition, memory_budget=budget)
+
+
+def split(function, *args, by=min_cut_rematerialization_partition):
+    """Trace a function's joint graph and split it; return the partition's record."""
+    f = compiled(function, partitioner=by)
+    f(*args)
+    return record(f, "partition")
+
+
+def held(partition_record):
+    """Bytes that are kept for the backward and that neither inputs nor outputs hold in any case."""
+    return sum(value.nbytes for value in partition_record.saved if not value.is_input)
+
+
+class Block(nn.Module):
+    """A transformer block without dropout."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        x = x + self.out((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+MODELS = {
+    "mlp": lambda: (nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(8, 8), nn.ReLU()))), leaf(4, 8)),
+    "transformer": lambda: (nn.Sequential(*(Block(8) for _ in range(4))), leaf(2, 5, 8)),
+    "convolutions": lambda: (
+        nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.SiLU()))),
+        leaf(2, 3, 12, 12),
+    ),
+    "pointwise": lambda: (lambda x: (x.cos().exp().sin() * x).tanh().log1p(), leaf(20)),
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_minimum_cuts_are_those_of_networkx(seed):
+    """A cut of the same cost, which parts the source from the sink; of several, the one nearest to the sink."""
+    draw = random.Random(seed)
+    count = draw.randint(2, 12)
+    network, reference = Network(10**9), networkx.DiGraph()
+    reference.add_nodes_from(range(count))
+    for _ in range(count - 2):
+        network.node()
+    for _ in range(draw.randint(1, 50)):
+        start, end = draw.sample(range(count), 2)
+        if not reference.has_edge(start, end):
+            capacity = draw.randint(0, 9)
+            reference.add_edge(start, end, capacity=capacity)
+            network.edge(start, end, capacity)
+    late = network.late_cut()
+    cost = sum(d["capacity"] for start, end, d in reference.edges(data=True) if start not in late and end in late)
+    assert cost == networkx.minimum_cut_value(reference, 0, 1)
+    assert (0 in late, 1 in late) == (False, True)
+
+
+def test_of_two_cheapest_cuts_the_later_one():
+    """A chain of equal edges is cut at its end: what was computed is kept as far as it costs nothing more."""
+    network = Network(100)
+    middle = network.node()
+    network.edge(network.source, middle, 5)
+    network.edge(middle, network.sink, 5)
+    assert network.late_cut() == {network.sink}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_eagers(name, budget):
+    """Values, gradients and everything else are eager's bit for bit, whatever is computed again."""
+    function, x = MODELS[name]()
+    same(function, x, make=lambda f: compiled(f, partitioner=partition(budget)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_less_memory_for_more_ops_with_a_falling_budget(name):
+    """Bytes fall with the budget, down to nothing but inputs and small change; ops of the backward do not get fewer.
+
+    Never more is kept than by the default partitioner.
+    """
+    function, x = MODELS[name]()
+    records = [split(function, x, by=partition(budget)) for budget in BUDGETS]
+    kept = [held(each) for each in records]
+    most = held(split(function, x, by=aotlab.default_partition))
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] <= most
+    assert kept[-1] <= most / 20
+    for budget, nbytes in zip(BUDGETS, kept, strict=True):
+        assert nbytes <= kept[-1] + budget * (kept[0] - kept[-1]) * 1.05
+    ops = [sum(node.op == "call_function" for node in each.backward.graph.nodes) for each in records]
+    assert ops == sorted(ops)
+
+
+def test_pointwise_ops_are_computed_again():
+    """Of a chain of pointwise ops only the input is kept; the default keeps what each derivative uses."""
+    f = lambda x: x.cos().exp().sin()  # noqa: E731
+    ours, default = split(f, leaf(50)), split(f, leaf(50), by=aotlab.default_partition)
+    assert [value.name for value in ours.saved] == ["primals_1"]
+    assert [value.name for value in default.saved] == ["primals_1", "exp"]
+    assert {"aten.cos.default", "aten.exp.default"} <= set(targets(ours.backward))
+
+
+def test_products_are_not_computed_again_unless_memory_is_short():
+    """A matrix product runs once at the full budget; at none, it runs again."""
+    f = lambda x, w, v: ((x @ w).sin() @ v).sin()  # noqa: E731
+    args = leaf(8, 8), leaf(8, 8), leaf(8, 8)
+    products = [targets(split(f, *args, by=partition(b)).backward).count("aten.mm.default") for b in (1.0, 0.0)]
+    assert products == [4, 6]
+
+
+def test_random_ops_are_not_computed_again():
+    """What dropout drew is kept even if nothing may be; a second draw would be another mask."""
+    f = lambda x: functional.dropout(x.sin(), 0.5).exp()  # noqa: E731
+    for budget in BUDGETS:
+        found = split(f, leaf(20), by=partition(budget))
+        assert "aten.native_dropout.default" not in targets(found.backward)
+        torch.manual_seed(0)
+        same(f, leaf(20), make=lambda g, b=budget: compiled(g, partitioner=partition(b)))
+
+
+def test_a_value_that_is_cheaper_kept_than_its_inputs():
+    """A sum is kept, and not the big tensor that it could be computed from."""
+    found = split(lambda x, y: (x * y).sum(0).exp(), leaf(100, 4), leaf(100, 4))
+    assert all(value.nbytes <= 16 for value in found.saved if not value.is_input)
+
+
+def test_equal_expressions_are_computed_once():
+    """What is written twice is computed, and kept, once; ops that differ in `1` and `True` stay apart."""
+
+    def f(x, w):
+        return (x @ w).exp() * (x @ w).sin() + (x + 1) * (x + 1)
+
+    found = split(f, leaf(4, 4), leaf(4, 4))
+    assert targets(found.forward).count("aten.mm.default") == 1
+    assert targets(found.forward).count("aten.add.Tensor") == 2
+    same(f, leaf(4, 4), leaf(4, 4), make=lambda g: compiled(g, partitioner=partition()))
+
+
+def test_equal_results_stay_apart():
+    """Two results of one expression share no memory with each other, and neither do views of two."""
+
+    def f(x):
+        return x + 1, x + 1, (x * 2).view(-1), (x * 2).view(-1)
+
+    same(f, leaf(2, 3), make=lambda g: compiled(g, partitioner=partition()))
+
+
+@pytest.mark.parametrize("backward", ["all", "first", "each", "reversed"])
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_backwards_from_some_of_the_outputs(backward, budget):
+    """What one output's backward needs is computed from what was kept for all, equal expressions included."""
+
+    def f(x, w):
+        h = (x @ w).sin()
+        return h.exp(), (h * x.sum()).cos(), (x @ w).sin().tanh()
+
+    same(
+        f, leaf(3, 3), leaf(3, 3, seed=1), backward=backward, make=lambda g: compiled(g, partitioner=partition(budget))
+    )
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_overwritten_inputs(budget):
+    """An input that is saved and then overwritten is saved as it was, or what needs it is."""
+
+    def f(x, y):
+        out = (x * y).sin()
+        x.mul_(y)
+        return out + x
+
+    same(f, nonleaf(3), leaf(3, seed=1), make=lambda g: compiled(g, partitioner=partition(budget)))
+
+
+def test_reasons():
+    """Of each kept value the record says why it is not computed again."""
+    found = split(lambda x, w: functional.dropout((x @ w).sin()), leaf(4, 4), leaf(4, 4))
+    reasons = {value.name: value.reason for value in found.saved if not value.is_input}
+    assert "to keep it moves 128 bytes, to compute it again, as a product, " in reasons["mm"]
+    assert any("must not run twice" in reason for reason in reasons.values())
+
+
+def test_in_upstreams_function():
+    """It splits upstream's joint graph, too."""
+    from functorch.compile import aot_function, nop
+
+    def f(x, w):
+        return (x @ w).sin().exp(), x * 2
+
+    x, w, y, v = leaf(2, 3), leaf(3, 4), leaf(2, 3), leaf(3, 4)
+    out = aot_function(f, nop, partition_fn=min_cut_rematerialization_partition)(x, w)
+    (out[0].sum() + out[1].sum()).backward()
+    (f(y, v)[0].sum() + f(y, v)[1].sum()).backward()
+    assert (torch.equal(x.grad, y.grad), torch.equal(w.grad, v.grad)) == (True, True)
+
+
+def test_signature_is_upstreams():
+    """Every parameter of upstream's, of the same kind, before ours."""
+    from functorch.compile import min_cut_rematerialization_partition as theirs
+
+    ours = inspect.signature(min_cut_rematerialization_partition).parameters
+    for name, parameter in inspect.signature(theirs).parameters.items():
+        assert (name, ours[name].kind) == (name, parameter.kind)
+    assert ours["memory_budget"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5, float("nan")])
+def test_budgets_that_mean_nothing(budget):
+    """A budget outside of 0 to 1 is an error."""
+    with pytest.raises(UsageError, match="memory_budget is a number from 0"):
+        split(lambda x: x.sin(), leaf(2), by=partition(budget))
+
+
+def test_the_parts_compute_what_the_whole_does():
+    """Forward then backward is the joint graph."""
+    f = compiled(lambda x, w: ((x @ w).sin().exp(), x * 2), partitioner=partition(0.0))
+    f(leaf(2, 3), leaf(3, 4))
+    module, found = record(f, "trace").module, record(f, "partition")
+    count = found.num_forward_outputs
+    primals, tangents = (torch.randn(2, 3), torch.randn(3, 4)), (torch.randn(2, 4), torch.randn(2, 3))
+    whole, out = module(*primals, *tangents), found.forward(*primals)
+    gradients = found.backward(*out[count:], *tangents)
+    assert len(output_args(found.forward.graph)) == len(out)
+    assert all(torch.equal(a, b) for a, b in zip((*out[:count], *gradients), whole, strict=True))
+
+
+def test_its_time_is_at_most_a_quarter_of_upstreams():
+    """On the joint graph of an MLP of 100 layers, both in this process, the best of three each."""
+    import copy
+    import time
+
+    from functorch.compile import min_cut_rematerialization_partition as theirs
+
+    model = nn.Sequential(*(m for _ in range(100) for m in (nn.Linear(8, 8), nn.ReLU())))
+    f = traced(model, leaf(4, 8))
+    module, count = record(f, "trace").module, record(f, "partition").num_forward_outputs
+
+    def best(partitioner):
+        times = []
+        for _ in range(3):
+            joint = copy.deepcopy(module)
+            start = time.process_time()
+            partitioner(joint, None, num_fwd_outputs=count)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    ratio = best(min_cut_rematerialization_partition) / best(theirs)
+    assert ratio <= 0.25

@@ -1,0 +1,101 @@
+"""What eager keeps in the memory of an input that was written is kept there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import aotlab
+from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, same
+
+
+def written(name: str) -> Callable[[Tensor], Tensor]:
+    """Make a function that writes its argument by a method, and computes with it."""
+
+    def function(x: Tensor) -> Tensor:
+        getattr(x, name)()
+        return x * 1
+
+    return function
+
+
+def returned(x: Tensor) -> Tensor:
+    """Write the argument, and return it."""
+    return x.tanh_()
+
+
+def twice(x: Tensor) -> Tensor:
+    """Write the argument by something that keeps it, and by something that does not."""
+    return x.exp_().add_(1)
+
+
+def with_a_view(x: Tensor) -> Tensor:
+    """Make a view, of which autograd knows, before the argument is written."""
+    before = x.view(3)
+    x.tanh_()
+    return before * 2 + x
+
+
+def gradient(function: Callable[[Tensor], Tensor], change: str) -> Any:
+    """Change what was written past autograd, and return the gradient."""
+    a = torch.full((3,), 0.5, requires_grad=True)
+    x = a * 1
+    y = function(x)
+    {"input": x, "output": y}[change].data.mul_(2)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    assert a.grad is not None
+    return a.grad.tolist()
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("change", ["input", "output"])
+@pytest.mark.parametrize(
+    "function",
+    [written("tanh_"), written("sigmoid_"), written("sqrt_"), returned, twice, with_a_view],
+    ids=lambda f: f.__qualname__,
+)
+def test_changes_past_autograd(function: Callable[[Tensor], Tensor], change: str, frontend: str) -> None:
+    """What a caller does to ``.data`` afterwards shows in the gradient as in eager, or does not."""
+    torch.compiler.reset()
+    candidate = aotlab.compile(function, backend="eager", frontend=frontend)
+    assert gradient(function, change) == gradient(candidate, change)
+
+
+def test_what_was_computed_elsewhere_is_kept_there() -> None:
+    """A value that was copied into an input is not the input's."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.copy_(y.tanh())
+        return x * 1
+
+    def use(f: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+        a, x = leaf(3), nonleaf(3)
+        out = f(x, a)
+        x.data.mul_(2)
+        out.sum().backward()
+        assert a.grad is not None
+        return a.grad.tolist()  # type: ignore[no-any-return]  # untyped in torch
+
+    assert use(function) == use(compiled(function))
+
+
+def test_all_else_is_eagers() -> None:
+    """Writes that autograd sees are errors as before, and nothing else changes."""
+    function = written("tanh_")
+    candidate = compiled(function)
+    for each in (function, candidate):
+        x = nonleaf(3)
+        y = each(x)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="is at version 2; expected version 1"):
+            y.sum().backward()
+    assert "saved.keep_in(0, x, " in entry_of(candidate).source
+    same(function, nonleaf(3))
+    same(function, nonleaf(4, 3).t(), entries=None)

@@ -1,0 +1,80 @@
+"""Outputs that share memory with each other or with inputs, in ways that take more than one look to tell."""
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled, leaf, nonleaf, same
+
+
+def whole_and_views(x):
+    """Return what was made under inference mode, and views of it from outside."""
+    with torch.inference_mode():
+        y = x * x
+    return y, y.unsqueeze(0), y[1:]
+
+
+def views_only(x):
+    """Return views of what was made under inference mode, and something else."""
+    with torch.inference_mode():
+        y = x * x
+        first, second = y.unbind(0)
+    return first, y.t()[1:], second, x.sin()
+
+
+@pytest.mark.parametrize("function", [whole_and_views, views_only])
+@pytest.mark.parametrize("make", [lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: leaf(2, 2).detach()])
+def test_views_of_inference_tensors(function, make):
+    """They are inference tensors over one memory, as in eager."""
+    x = make()
+    same(function, x)
+    expected, found = function(x), compiled(function)(x)
+    assert [t.is_inference() for t in expected] == [t.is_inference() for t in found]
+    assert found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()
+
+
+def written_through_all(x):
+    """Return an intermediate whose new value is an alias of what was written over all of it."""
+    y = torch.stack([x, x])
+    y[:, 0:].relu_()
+    return y, y.view(-1, 2), y.detach()
+
+
+def restrided(x):
+    """Return an intermediate that shows a part of its memory only."""
+    y = x.exp()
+    y.as_strided_((1, 2), (2, 1), 1)
+    return y, y[0], y.view(-1)
+
+
+@pytest.mark.parametrize("function", [written_through_all, restrided])
+@pytest.mark.parametrize("backward", ["all", "each", None])
+@pytest.mark.parametrize("make", [lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: leaf(2, 2).detach()])
+def test_intermediates_that_are_not_whole_results(function, make, backward):
+    """What the outputs are views of need not be what an op made: an alias of it or a part will do."""
+    same(function, make(), backward=backward)
+
+
+def own_copy(a, b):
+    """Write a window to itself; what was seen of it before is a view of it still."""
+    first, second = b.tensor_split(2, 0)
+    b.copy_(b)
+    return second, b[0], first.detach()
+
+
+def both_written(a, b):
+    """Write all of the memory, then a window of it."""
+    a.sin_()
+    b += 2
+    return b.t(), b[1:], a[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (own_copy, lambda a: (a, a.view(torch.int32)[..., 1:])),
+        (both_written, lambda a: (c := torch.complex(a, a), c.imag)),
+    ],
+)
+def test_views_of_written_windows_of_another_dtype(function, make):
+    """After a write a window and its views may have other detaches on their ways; they are views of it all the same."""
+    same(function, *make(leaf(4, 4).detach()))

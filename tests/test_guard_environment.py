@@ -1,0 +1,78 @@
+"""Environment variables that a function reads are guarded; one that sets them is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from aotlab import torch_internals as internals
+from aotlab.errors import EscapeError
+from tests.engine_helpers import behind, compiled
+
+NAME = "AOTLAB_TEST_FACTOR"
+
+
+def by_item(x: Tensor) -> Tensor:
+    """Read one."""
+    return x * int(os.environ[NAME])
+
+
+def by_method(x: Tensor) -> Tensor:
+    """Read one that may be missing."""
+    return x * int(os.environ.get(NAME, "1"))
+
+
+def by_function(x: Tensor) -> Tensor:
+    """Read one by the function."""
+    return x * int(os.getenv(NAME) or 1)
+
+
+@pytest.mark.parametrize("function", [by_item, by_method, by_function], ids=lambda function: function.__name__)
+def test_a_variable_that_changes(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another value is compiled for, with the reason; an old one finds its entry."""
+    candidate = compiled(function)
+    found = []
+    for value in ("2", "3", "2"):
+        monkeypatch.setenv(NAME, value)
+        found.append(candidate(torch.ones(())).item())
+    assert found == [2.0, 3.0, 2.0]
+    assert len(behind(candidate).entries) == 2
+    assert behind(candidate).recompiles[0].startswith("os.environ is <environment of")
+
+
+def test_functions_that_read_none_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not compiled anew."""
+    candidate = compiled(torch.sin)
+    candidate(torch.ones(()))
+    monkeypatch.setenv(NAME, "9")
+    candidate(torch.ones(()))
+    assert len(behind(candidate).entries) == 1
+
+
+def test_a_function_that_sets_one() -> None:
+    """It is refused, and the environment is as before."""
+
+    def function(x: Tensor) -> Tensor:
+        os.environ[NAME] = "5"
+        return x * 2
+
+    before = dict(os.environ)
+    with pytest.raises(EscapeError, match=r"leaves a global setting changed: os\.environ"):
+        compiled(function)(torch.ones(2))
+    assert before == dict(os.environ)
+
+
+def test_what_is_shown() -> None:
+    """The values are not shown, and are put back."""
+    now = internals.Environment.now()
+    assert repr(now) == f"<environment of {len(os.environ)} variables>"
+    assert now == internals.Environment.now()
+    assert hash(now) == hash(internals.Environment.now())
+    os.environ[NAME] = "1"
+    assert now != internals.Environment.now()
+    now.restore()
+    assert NAME not in os.environ
