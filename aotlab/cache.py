@@ -159,8 +159,10 @@ class CompiledFunction:
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
         self._warned: set[str] = set()
+        self._said_limit = False
         self.__name__ = target.name
         self.__wrapped__ = getattr(target, "function", None)
+        self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
 
     def __repr__(self) -> str:
         return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
@@ -316,7 +318,8 @@ class CompiledFunction:
                 )
                 if config.fallback == "error":
                     raise RecompileLimitError(text)
-                raise Declined(RecompileLimitError(text), notice=text)
+                told, self._said_limit = self._said_limit, True
+                raise Declined(RecompileLimitError(text), notice=None if told else text)
             return reason[0]
 
         started = time.perf_counter_ns()

@@ -429,6 +429,14 @@ MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
 #: What Dynamo's graphs set the grad mode with.
 SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
 
+#: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
+CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
+
+
+def checkpoint_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take those keyword arguments of a `CHECKPOINT` that are the checkpoint's, not its function's."""
+    return dict(CHECKPOINT.divide_kwargs(settings)[0])  # type: ignore[attr-defined]  # of this one op
+
 
 def any_autocast_enabled() -> bool:
     """Tell whether autocast is on for any device."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
-from tests.engine_helpers import leaf, same
+from aotlab import config
+from tests.engine_helpers import compiled, leaf, same
 
 
 def _apply(x):
@@ -103,3 +106,22 @@ def test_lists_whose_members_lie_apart_are_compiled():
         return x + y
 
     same(f, torch.arange(4.0), torch.ones(4))
+
+
+def test_the_recompile_limit_is_told_once():
+    """Each further shape runs eagerly without another word."""
+    ours = compiled(lambda x: x * 2)
+    with config.patch(recompile_limit=2), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [ours(torch.ones(n)).tolist() for n in range(1, 7)] == [[2.0] * n for n in range(1, 7)]
+    assert ["recompile_limit" in str(each.message) for each in caught] == [True]
+
+
+def test_help_shows_the_docstring_of_what_was_compiled():
+    """That of the class is about the engine."""
+
+    def step(x):
+        """Take a step."""
+        return x
+
+    assert compiled(step).__doc__ == "Take a step."

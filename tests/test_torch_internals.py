@@ -916,6 +916,23 @@ def test_what_enters_modes_in_dynamos_graphs():
         assert torch.is_grad_enabled()
 
 
+def test_checkpoint_settings():
+    """Dynamo's op for a checkpoint is given the checkpoint's settings and its function's arguments together."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def f(x):
+        return torch.utils.checkpoint.checkpoint(torch.mul, x, 2, use_reentrant=False)
+
+    torch.compiler.reset()
+    torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
+    assert internals.CHECKPOINT in [node.target for node in graphs[0].graph.nodes]
+    assert internals.checkpoint_settings({"use_reentrant": False, "z": 1}) == {"use_reentrant": False}
+
+
 def test_no_dispatch_modes():
     """A kernel runs on real tensors in the middle of a block under a mode."""
     with FakeTensorMode(), internals.no_dispatch_modes():

@@ -20,7 +20,7 @@ from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError, UserLine
-from aotlab.frontends.graph_run import GraphRun, enters_modes
+from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.partitioners import default_partition
 from aotlab.reached import Reached
 from aotlab.stages.capture import ArgumentKind
@@ -60,7 +60,7 @@ class GraphTarget:
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
         self._has_fakes = True
-        self._enters_modes = enters_modes(graph.graph)
+        self._needs_care = needs_care(graph.graph)
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the tensors that the graph itself holds, if Dynamo left any there."""
@@ -115,7 +115,7 @@ class GraphTarget:
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
-        if self._enters_modes:
+        if self._needs_care:
             return GraphRun(self.graph).run(*args)
         _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`
         return self.graph.forward(*args)  # which prints a page about each error, or fails at it and raises another one

@@ -8,6 +8,9 @@ Dynamo writes a ``with`` block as a node that enters and a node that leaves::
 
 In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
 object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
+
+Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
+the checkpoint itself is called, whether the graph is recorded or runs eagerly.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
@@ -26,9 +30,9 @@ from aotlab.recorder import locate
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
 
-def enters_modes(graph: fx.Graph) -> bool:
-    """Tell whether a graph changes modes, so that `GraphRun` has something to put back."""
-    targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED}
+def needs_care(graph: fx.Graph) -> bool:
+    """Tell whether a graph changes modes or has checkpoints, so that it has to be run by a `GraphRun`."""
+    targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
     return any(node.target in targets for node in graph.nodes if node.op == "call_function")
 
 
@@ -76,9 +80,18 @@ class GraphRun(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, and note which modes it enters or leaves."""
+        if target is internals.CHECKPOINT:
+            return self._checkpoint(args, kwargs)
         result = super().call_function(target, args, kwargs)
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])
         elif args:
             self._open.pop(id(args[0]), None)  # only the function that leaves a mode takes one
         return result
+
+    def _checkpoint(self, args: Any, kwargs: Any) -> Any:
+        """Make the checkpoint that the op stands for."""
+        body, *rest = args
+        settings = internals.checkpoint_settings(kwargs)
+        others = {name: value for name, value in kwargs.items() if name not in settings}
+        return checkpoint(partial(GraphRun(body, self._line).run, **others), *rest, **settings)

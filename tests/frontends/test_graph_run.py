@@ -6,9 +6,12 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812  # as everybody writes it
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
-from aotlab.frontends.graph_run import GraphRun, enters_modes
+from aotlab.frontends.dynamo import backend
+from aotlab.frontends.graph_run import GraphRun, needs_care
 from tests.engine_helpers import leaf
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -55,7 +58,7 @@ def test_modes_are_put_back_when_an_op_raises(name):
 
     x = torch.ones(3)
     graph = graph_of(f, x, torch.tensor([1]))
-    assert enters_modes(graph.graph)
+    assert needs_care(graph.graph)
     inputs = inputs_of(graph, x, torch.tensor([7]))
     before = modes()
     with pytest.raises(IndexError) as caught:
@@ -82,7 +85,7 @@ def test_a_graph_that_runs_eagerly_and_raises_leaves_no_mode(name):
 
 def test_a_graph_without_modes_runs_as_it_is():
     """Only graphs that change modes are run node by node."""
-    assert not enters_modes(graph_of(lambda x: x.sin() + 1, torch.ones(2)).graph)
+    assert not needs_care(graph_of(lambda x: x.sin() + 1, torch.ones(2)).graph)
 
 
 def test_a_trace_that_fails_within_inference_mode_leaves_no_trace_of_itself():
@@ -124,3 +127,59 @@ def test_nested_blocks_are_left_in_turn():
     with pytest.raises(IndexError):
         GraphRun(graph).run(*inputs)
     assert before == (modes(), torch.get_autocast_dtype("cpu"))
+
+
+def _masked(x, buffer):
+    return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
+
+
+def _masked_in_masked(x, buffer):
+    def outer(y):
+        return F.dropout(checkpoint(lambda z: F.dropout(z.sin()), y, use_reentrant=False), 0.2)
+
+    return checkpoint(outer, x, use_reentrant=False)
+
+
+def _in_place(x, buffer):
+    return checkpoint(lambda y: F.dropout(F.relu(y.sin(), inplace=True)), x, use_reentrant=False)
+
+
+def _drawn_anew(x, buffer):
+    return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False, preserve_rng_state=False)
+
+
+def _reentrant(x, buffer):
+    return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=True)
+
+
+def _nothing_random(x, buffer):
+    return checkpoint(lambda y: y.sin().square(), x, use_reentrant=False)
+
+
+CHECKPOINTS = (_masked, _masked_in_masked, _in_place, _drawn_anew, _reentrant, _nothing_random)
+
+
+@pytest.mark.filterwarnings("ignore:.*eagerly")
+@pytest.mark.parametrize("function", CHECKPOINTS, ids=lambda f: f.__name__)
+def test_the_random_numbers_of_a_checkpoint_are_those_of_its_forward(function):
+    """Dynamo's op for it would draw others for the backward; without random numbers a checkpoint is compiled."""
+    torch.compiler.reset()
+    made = []
+
+    def keep(graph, inputs):
+        made.append(backend(graph, inputs, options={"compiler": "eager"}))
+        return made[-1]
+
+    found = []
+    for run in (function, torch.compile(function, backend=keep)):
+        for call in range(2):
+            x, buffer = torch.linspace(0.1, 1, 20).requires_grad_(), torch.zeros(20)
+            torch.manual_seed(call)
+            y = run(x, buffer)
+            torch.manual_seed(call + 7)
+            y.sum().backward()
+            found.append((y.tolist(), x.grad.tolist(), buffer.tolist()))
+    assert found[:2] == found[2:]
+    if made:
+        log = made[0].compiled.calls
+        assert (log.compiled, log.eager) == ((2, 0) if function is _nothing_random else (0, 2))
