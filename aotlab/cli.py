@@ -7,9 +7,11 @@ command that needs it, so that ``aotlab --help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from aotlab._version import __version__
@@ -214,6 +216,11 @@ def _jobs(text: str) -> int:
 
 
 def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    # What can be told from the command line alone is told before torch and the demo are loaded, which takes a while.
+    for path in (options.json, options.html):
+        _check_writable(path)
+    if options.device.startswith("cuda"):
+        _check_cuda(options.device)
     from aotlab import demo
 
     return demo.run(
@@ -223,6 +230,38 @@ def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         html_path=options.html,
         out=sys.stdout,
     )
+
+
+def _check_writable(path: Path | None) -> None:
+    """Raise an error if a file could not be written at ``path``."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {folder}")
+    if path.is_dir():
+        raise UsageError(f"{path} cannot be written: it is a folder; name a file in it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written: permission denied")
+
+
+def _check_cuda(device: str) -> None:
+    """Raise an error if the installed torch has no CUDA, or the machine no such device."""
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        installed = ""
+    if installed.endswith("+cpu"):
+        raise UsageError(f"--device {device}: torch {installed} is built without CUDA; use --device cpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"--device {device}: there is no cuda device here (torch.cuda.is_available() is False); use --device cpu"
+        )
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        raise UsageError(f"--device {device}: there is no such device; the last one here is cuda:{count - 1}")
 
 
 def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -39,6 +40,7 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1
 
     monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(cli, "_check_cuda", lambda _device: None)
     assert cli.main(["demo"]) == 1
     cli.main(["demo", "--device", "cuda:1", "--backend", "eager", "--json", "a.json", "--html", "b.html"])
     assert calls == [
@@ -57,6 +59,39 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
             "out": sys.stdout,
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--html", "nowhere/x.html"], "nowhere/x.html cannot be written: there is no folder "),
+        (["--html", "."], ". cannot be written: it is a folder; name a file in it"),
+        (["--json", "nowhere/x.json"], "nowhere/x.json cannot be written: there is no folder "),
+        (["--device", "cuda"], "--device cuda: torch 2.13.0+cpu is built without CUDA; use --device cpu"),
+    ],
+)
+def test_demo_says_at_once_what_cannot_be(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """A path or a device that cannot be is told of before torch is even imported."""
+    code = (
+        "import sys\nfrom aotlab import cli\ncli.version = lambda _name: '2.13.0+cpu'\n"
+        f"print(cli.main({['demo', *arguments]!r}), 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert (done.stdout, done.stderr.startswith(f"aotlab: {message}")) == ("2 False\n", True), done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens where there is no GPU, and here is one")
+def test_demo_looks_for_the_gpu_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A torch that is built with CUDA, on a machine without a GPU: the demo itself is not even asked."""
+    monkeypatch.setattr(cli, "version", lambda _name: "2.13.0")
+    monkeypatch.setitem(sys.modules, "aotlab.demo", None)
+    assert cli.main(["demo", "--device", "cuda"]) == 2
+    assert "there is no cuda device here" in capsys.readouterr().err
 
 
 def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:

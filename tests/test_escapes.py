@@ -121,6 +121,30 @@ def test_looking_behind_an_argument(kind, grad):
     assert g.entries == ()
 
 
+STEPS = {
+    "backward": lambda model, x: (x * 1).sum().backward(),
+    "grad": lambda model, x: model.weight.grad,
+    "zero_grad": lambda model, x: model.zero_grad() or model(x),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_training_step_is_told_what_runs_it(kind):
+    """What belongs to a training step names the frontend that runs it; numpy, which none compiles, does not."""
+    model = torch.nn.Linear(3, 1)
+    model.weight.grad = torch.zeros(1, 3)
+
+    def step(x):
+        return STEPS[kind](model, x)
+
+    with pytest.raises(EscapeError, match=r'frontend="dynamo", or torch\.compile'):
+        compiled(step)(leaf(3))
+    compiled(step, frontend="dynamo")(leaf(3))
+    with pytest.raises(EscapeError) as caught:
+        compiled(lambda x: x.data_ptr())(torch.ones(3))
+    assert "dynamo" not in str(caught.value)
+
+
 BEHIND_DYNAMO = ["data_ptr", "tolist", "item", "bool", "float", "nonzero", "mask", "detach().numpy()", "in"]
 
 

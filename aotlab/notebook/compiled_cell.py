@@ -23,7 +23,7 @@ from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
 from aotlab.notebook.classify import LEFT_OUT
 from aotlab.notebook.graphs import CapturedGraph, RunInstead, dynamo_callable, title_of
-from aotlab.notebook.names import Watch, named_tensors
+from aotlab.notebook.names import Watch, WatchedArgument, named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
@@ -303,6 +303,23 @@ class CompiledCell(Views):
             if isinstance(graph, CapturedGraph):
                 graph.settle()
 
+    def note_outside(self, part: _Part, function: types.FunctionType, watched: Sequence[WatchedArgument]) -> None:
+        """Report what a call of a function wrote between its graphs, where no graph of it can have been the writer."""
+        if not (part.reasons or not part.graphs) or any(each.written() for each in part.graphs):
+            return
+        for each in watched:
+            row = each.written()
+            if row is None:
+                continue
+            known = self._present_names()
+            name = known[id(each.tensor)][0] if id(each.tensor) in known else str(each.position)
+            if isinstance(each.position, int) and id(each.tensor) not in known:
+                names = function.__code__.co_varnames[: function.__code__.co_argcount]
+                name = names[each.position] if each.position < len(names) else f"args[{each.position - len(names)}]"
+            others = [one for one in self._outside if one.name != name]
+            self._outside = (*others, replace(row, name=name))
+        self._names = None  # it holds the notebook's tensors
+
     def _undone(self, error: Exception, ran: types.CodeType, part: _Part, served: Mapping[int, int]) -> bool:
         """Tell whether a region that raised has had no effect, so that it can run once more, eagerly.
 
@@ -444,7 +461,7 @@ class CompiledCell(Views):
         graphs = self._captured()
         entries = sum(len(each.compiled.entries) for each in graphs)
         calls = sum(part.calls for part in self._parts.values())
-        return (len(graphs), entries, calls, len(self._timings))
+        return (len(graphs), entries, calls, len(self._timings), len(self._outside))
 
     # --- the report
 

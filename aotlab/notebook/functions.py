@@ -10,6 +10,7 @@ from typing import Any
 from aotlab import config
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
+from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
 
 #: How often a function is handed to Dynamo anew of which no call has been captured yet.
@@ -43,6 +44,7 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
         part.off = not config.enabled
         if not config.enabled:
             return function(*args, **kwargs)
+        watched = watch_arguments(args, kwargs)
         try:
             with cell.compiling(part):
                 return call(*args, **kwargs)
@@ -53,6 +55,7 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
             raise
         finally:
             cell.settle(part)
+            cell.note_outside(part, function, watched)
 
     signature: Any = wrapper
     signature.__defaults__, signature.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

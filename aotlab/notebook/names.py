@@ -103,6 +103,39 @@ class _Watched:
         return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedArgument:
+    """A tensor in the arguments of a call, as it was before."""
+
+    position: int | str
+    tensor: Tensor
+    version: int
+    layout: tuple[object, ...]
+
+    def written(self) -> Input | None:
+        """Say what the call did to it, by its version counter and its layout; None if nothing, and without its name."""
+        layout = _layout(self.tensor)
+        if internals.version_of(self.tensor) == self.version and layout == self.layout:
+            return None
+        return Input(
+            name="",
+            kind="outside",
+            tensor=tensor_info(spec_of(self.tensor, StorageNumbers())),
+            mutates_data=True if layout == self.layout else None,
+            mutates_metadata=layout != self.layout,
+            requires_grad_after=self.tensor.requires_grad,
+        )
+
+
+def watch_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[WatchedArgument]:
+    """Note the tensors that a function is called with, to tell afterwards which of them were written."""
+    return [
+        WatchedArgument(position=key, tensor=value, version=internals.version_of(value), layout=_layout(value))
+        for key, value in (*enumerate(args), *kwargs.items())
+        if isinstance(value, Tensor) and not value.is_inference()
+    ]
+
+
 def _layout(tensor: Tensor) -> tuple[object, ...]:
     if tensor.layout != torch.strided:
         return (tensor.shape,)

@@ -94,6 +94,11 @@ _ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
 }  # fmt: skip
 
 
+#: What a training step does beside the forward. Dynamo leaves it to Python and compiles what stands around it.
+_TRAINING = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.backward))  # type: ignore[union-attr]  # a getter
+_WHOLE_STEP = '; frontend="dynamo", or torch.compile(backend="aotlab"), runs a whole training step'
+
+
 class Reshaper(Protocol):
     """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
 
@@ -200,19 +205,20 @@ class EscapeGuard(TorchFunctionMode):
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], Tensor):
             kind, what, why = escape
+            step = _WHOLE_STEP if func in _TRAINING else ""
             if internals.is_functional(args[0]):
                 raise kind(
                     f"{what} of a traced tensor was asked for",
                     line=user_line(),
                     why=why,
-                    suggestion="move it out of the compiled function",
+                    suggestion=f"move it out of the compiled function{step}",
                 )
             if _is_captured(args[0]):
                 raise kind(
                     f"{what} of a tensor that is not an argument was asked for",
                     line=user_line(),
                     why="it would happen while tracing only, and what it gave would be frozen into the graph",
-                    suggestion="pass the tensor as an argument, or move it out of the compiled function",
+                    suggestion=f"pass the tensor as an argument, or move it out of the compiled function{step}",
                 )
         if (func in _CHANGES or func in _HOOKS) and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
             raise (HooksError if func in _HOOKS else EscapeError)(

@@ -16,7 +16,7 @@ from importlib import resources
 from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Call, Frame, Report, TimingRow
-from aotlab.report.parts import cell, fold, grid, heading, mark, track
+from aotlab.report.parts import cell, fold, grid, heading, mark, track, words
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
 from aotlab.report.text import amount, duration, explanation, listed, place, place_in
@@ -178,7 +178,7 @@ def _recompiles(frame: Frame) -> Markup | None:
     rows = [
         [
             cell(f"{graph.index}", kind="number"),
-            cell(graph.reason or "", kind="words"),
+            cell(words(graph.reason or ""), kind="words"),
             cell(
                 mark(graph.status, "good" if graph.status == "compiled" else "warn"),
                 element("span", "in an earlier run", kind="soft") if graph.reused else None,

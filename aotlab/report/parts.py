@@ -6,9 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import SymExpr
-from aotlab.report.markup import Child, Markup, element, join
+from aotlab.report.markup import Child, Markup, element, escape, join
 from aotlab.report.model import Code, TensorInfo
 from aotlab.report.text import place, sizes
+
+#: So many rows of one line a table shows at once.
+MOST_SEEN = 15
+
+
+def words(text: str) -> Markup:
+    """Write a sentence in which names stand in backticks."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return escape(text)
+    return join(*[element("code", piece) if index % 2 else piece for index, piece in enumerate(pieces)])
 
 
 def heading(title: str, about: str = "") -> Markup:
@@ -29,7 +40,10 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
     ]
     body = [element("tr", *row) for row in rows]
     table = element("table", element("thead", element("tr", *head)), element("tbody", *body))
-    return element("div", table, kind="scroll")
+    box = element("div", table, kind="scroll")
+    if len(body) <= MOST_SEEN:
+        return box
+    return join(box, element("p", f"{len(body):,} rows: the table scrolls.", kind="soft hint"))
 
 
 def cell(*children: Child, kind: str | None = None) -> Markup:

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import AutogradNode, Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
-from aotlab.report.parts import cell, code_block, fold, grid, heading, line_cell, mark, preformatted, tensor_cell, track
+from aotlab.report.parts import (
+    cell,
+    code_block,
+    fold,
+    grid,
+    heading,
+    line_cell,
+    mark,
+    preformatted,
+    tensor_cell,
+    track,
+    words,
+)
 from aotlab.report.text import amount, data_size, duration, known_size, listed, sizes
 from aotlab.report.verdict import DIFFERS
 
@@ -272,7 +284,7 @@ def _saved(graph: Graph) -> Markup | None:
             cell(track(0, known_size(row.nbytes), most, "output" if row.new_bytes else "held"), kind="bar"),
             cell(data_size(row.nbytes), kind="number"),
             cell(
-                row.reason,
+                words(row.reason),
                 join(" ", mark("an input")) if row.is_input else None,
                 join(" ", mark("an output")) if row.is_output else None,
                 line_cell(row.line),
@@ -330,7 +342,7 @@ def _guards(graph: Graph) -> Markup | None:
     if not graph.guards:
         return None
     rows = [
-        [cell(guard.kind), cell(guard.subject, kind="name"), cell(guard.sentence, kind="words")]
+        [cell(guard.kind), cell(guard.subject, kind="name"), cell(words(guard.sentence), kind="words")]
         for guard in graph.guards
     ]
     table = grid(("kind", "about", "assumption"), rows)

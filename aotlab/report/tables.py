@@ -276,7 +276,7 @@ def _input(index: int, row: Input) -> Row:
         "storage": row.storage,
         "duplicate_of": row.duplicate_of,
         "overlaps": ", ".join(row.overlaps) or None,
-        "mutated": row.mutated if traced else None,
+        "mutated": row.mutated if traced or row.mutated else None,
         "mutates_data": row.mutates_data,
         "mutates_metadata": row.mutates_metadata,
         "mutates_storage": row.mutates_storage,

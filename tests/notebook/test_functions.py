@@ -357,3 +357,32 @@ def test_a_function_keeps_no_argument_alive() -> None:
         assert alive() is None
     finally:
         unload_ipython_extension(shell)
+
+
+def test_what_python_writes_after_a_break_is_told(shell: InteractiveShell) -> None:
+    """Behind a graph break, the rest of the function changes its argument in Python: the report names the argument."""
+    body = "def f(v):\n    if v.sum() > 0:\n        return v * 2\n    return v.t_()\n"
+    report = define(shell, body, "--quiet --backend eager")
+    execute(shell, "f(torch.ones(2, 3))")
+    assert not report.inputs["mutated"].any()
+    execute(shell, "m = -torch.ones(2, 3)\ny = f(m)\nz = f(v=-torch.ones(2, 3))")
+    told = report.inputs[["name", "frame", "mutated", "mutates_metadata"]].values.tolist()
+    assert [row for row in told if row[2]] == [
+        ["m", "outside of the graphs", True, True],
+        ["v", "outside of the graphs", True, True],
+    ]
+
+
+def test_what_a_graph_writes_in_a_broken_function_is_told_once(shell: InteractiveShell) -> None:
+    """The graph before the break writes the argument, of every call: nothing was written outside."""
+    report = define(shell, "def f(v):\n    v.add_(1)\n    print('!')\n    return v * 2\n", "--quiet --backend eager")
+    execute(shell, "f(x)\nf(torch.ones(3))")
+    assert "outside of the graphs" not in report.inputs["frame"].tolist()
+    assert report.inputs["mutated"].any()
+
+
+def test_what_an_uncaptured_function_writes_is_told(shell: InteractiveShell) -> None:
+    """Nothing of the function is captured; the report still says what became of its argument."""
+    report = define(shell, "def g(v):\n    return v.t_()\n", "--quiet --backend eager")
+    execute(shell, "m = torch.ones(2, 3)\ny = g(m)")
+    assert report.inputs[["name", "mutates_metadata"]].values.tolist() == [["m", True]]

@@ -18,6 +18,7 @@ from aotlab.report.html import fragment, page
 from aotlab.report.legend import WAYS
 from aotlab.report.markup import Markup, clean, element, escape, join
 from aotlab.report.model import Cell, CellPart, Kernel, Span, Storage, Summary
+from aotlab.report.parts import cell, grid, words
 from aotlab.report.sections import MOST_NODES
 from aotlab.report.verdict import State
 from tests.browser.looks import contrasts, hard_to_read
@@ -119,7 +120,7 @@ def test_mutations_aliases_and_reasons_are_visible(report: Report) -> None:
         "mm needs it",
         "tracer that ran: aotlab",
         "Compiled again: `x` has shape (8, 5), this entry was compiled for (4, 5)",
-        "`again` is the same tensor as `x`",
+        "again is the same tensor as x",
         "call to print()",
         "0.50× eager",
         "all 3 equal",
@@ -322,3 +323,15 @@ def test_all_text_can_be_read(report: Report, tmp_path: Path) -> None:
             assert (path.name, hard_to_read(body)) == (path.name, [])
             shown.close()
         browser.close()
+
+
+def test_names_in_sentences_are_code() -> None:
+    """Names in backticks become code; a lone backtick, and what would be markup, stay text."""
+    assert words("needs `mul_52` <b>") == "needs <code>mul_52</code> &lt;b&gt;"
+    assert words("a ` alone") == "a ` alone"
+
+
+def test_a_long_table_says_that_it_scrolls() -> None:
+    """A table of which not all rows can be seen says how many there are; a short one does not."""
+    assert "16 rows: the table scrolls." in grid(["a"], [[cell("1")]] * 16)
+    assert "scrolls" not in grid(["a"], [[cell("1")]] * 15)

@@ -61,7 +61,10 @@ function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTML
   const [tone, symbol, meaning] = WAYS[part?.how ?? ''] ?? ['plain', '', ''];
   const first = part?.first_line === line;
   // Each line says how it ran; the reason stands once, at the part's first line.
-  const how = part === undefined ? null : h('span', { class: `al-way al-${tone}`, title: meaning }, `${symbol} `, part.how);
+  const incomplete = part?.how === 'compiled' && part.reason !== '';
+  const word = incomplete ? 'compiled in part' : (part?.how ?? '');
+  const hover = incomplete ? 'compiled graphs ran some of these lines, Python the rest' : meaning;
+  const how = part === undefined ? null : h('span', { class: `al-way al-${tone}`, title: hover }, `${symbol} `, word);
   return h(
     'tr',
     {
@@ -98,7 +101,8 @@ function happened(context: Context): Child[] {
     }
   }
   for (const input of report.cell?.mutated_outside ?? []) {
-    changed.set(input.name, `${mutations(input)}, outside the graphs`);
+    const how = input.kind === 'alias' ? `through ${input.overlaps.join(', ')}` : 'outside the graphs';
+    changed.set(input.name, `${mutations(input)}, ${how}`);
   }
   const facts: (readonly [string, string, string])[] = [];
   if (report.cell?.error) {
@@ -108,8 +112,11 @@ function happened(context: Context): Child[] {
   const traced = entries.some(entry => entry.graph.status === 'compiled');
   const shown = context.cut ? ', as far as this cut output shows' : '';
   if (traced || changed.size > 0) {
+    // Between the graphs of a broken function Python runs; of what it writes only the arguments are watched.
+    const broken = report.cell?.kind === 'definitions' && report.graph_break_rows.length > 0;
+    const nothing = broken ? 'no argument; what else Python wrote between the graphs is not watched' : 'nothing';
     const names = [...changed].map(([name, kinds]) => `${name} (${kinds})`);
-    facts.push(['mutated', 'mutated', `${names.length > 0 ? listed(names, MOST_NAMES) : 'nothing'}${shown}`]);
+    facts.push(['mutated', 'mutated', `${names.length > 0 ? listed(names, MOST_NAMES) : nothing}${shown}`]);
   }
   if (traced) {
     const aliases = [...new Set(views)];

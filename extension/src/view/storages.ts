@@ -153,6 +153,10 @@ function picture(storage: Storage, about: string, drawn: readonly Drawn[], total
   const written = union(
     drawn.filter(each => each.span.mutated).flatMap(each => each.runs ?? [{ start: each.start, stop: each.stop }])
   );
+  // One tensor that has all of the storage would be the same bar once more.
+  const [only] = drawn;
+  const whole = drawn.length === 1 && only?.start === 0 && only.stop === total && (only.runs?.length ?? 1) === 1;
+  const top = whole ? 0 : BAR + 6;
   const image = svg(
     'svg',
     {
@@ -160,13 +164,17 @@ function picture(storage: Storage, about: string, drawn: readonly Drawn[], total
       role: 'img',
       'aria-label': `Storage ${storage.number}, ${about}. ${drawn.map(sentence).join('; ')}.`,
       width: '100%',
-      height: BAR + 6 + drawn.length * ROW + AXIS
+      height: top + drawn.length * ROW + AXIS
     },
     hatching(id),
-    svg('rect', { class: 'al-whole', x: 0, y: 1, width: '100%', height: BAR - 2, rx: 2 }),
-    ...written.map(range => hatched(range, 1, BAR - 2, percent, id)),
-    ...drawn.map((each, index) => spanRow(each, BAR + 6 + index * ROW, total, percent, id)),
-    axis(BAR + 6 + drawn.length * ROW, total, percent)
+    ...(whole
+      ? []
+      : [
+          svg('rect', { class: 'al-whole', x: 0, y: 1, width: '100%', height: BAR - 2, rx: 2 }),
+          ...written.map(range => hatched(range, 1, BAR - 2, percent, id))
+        ]),
+    ...drawn.map((each, index) => spanRow(each, top + index * ROW, total, percent, id)),
+    axis(top + drawn.length * ROW, total, percent)
   );
   return image;
 }
