@@ -129,9 +129,10 @@ class WatchedArgument:
 
 def watch_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[WatchedArgument]:
     """Note the tensors that a function is called with, to tell afterwards which of them were written."""
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [
         WatchedArgument(position=key, tensor=value, version=internals.version_of(value), layout=_layout(value))
-        for key, value in (*enumerate(args), *kwargs.items())
+        for key, value in given
         if isinstance(value, Tensor) and not value.is_inference()
     ]
 

@@ -13,14 +13,16 @@ from aotlab.verification.fuzz.workers import run_there
 #: The programs of CI are the same every time.
 FIXED = Plan(seed=4, programs=2000)
 
-#: How many programs of a block of 200 may differ from eager today. Issue 4 asks for none, and for 95 % compiled; what
-#: is known of those that are left lies in ``corpus/open``. The lines only ever move towards that.
-STILL_DIFFER = 2
-COMPILED = 0.9
+#: How many programs of a block of 200 may differ from eager today: one in some thousands does. Issue 4 asks for none,
+#: and for 95 % compiled, which long runs reach; here some of few programs may be uncommon. What is known of those that
+#: are left lies in ``corpus/open``. The lines only ever move towards that.
+STILL_DIFFER = 1
+COMPILED = 0.94
 
 #: Some behind Dynamo, where a program takes ten times as long; so many of them may differ.
 BEHIND_DYNAMO = Plan(seed=4, programs=100, dynamo=True)
 STILL_DIFFER_BEHIND_DYNAMO = 1
+COMPILED_BEHIND_DYNAMO = 0.9
 
 #: And some that nobody has seen before, so that each run of CI looks at a new corner.
 FRESH = Plan(seed=secrets.randbits(32), programs=500)
