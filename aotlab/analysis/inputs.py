@@ -82,6 +82,11 @@ class Entered:
         """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
         return owner_of(self.wrapper).grad_fn is not self.history
 
+    @property
+    def counts_unseen(self) -> bool:
+        """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
+        return self.wrapper.is_inference() and not self.real.is_inference()
+
     def note_history(self) -> None:
         """Take the present history for the one without writes."""
         self.history = owner_of(self.wrapper).grad_fn
@@ -185,6 +190,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
+    # under inference_mode around the call the wrapper counts nothing, where the caller's ordinary tensor does
+    moved = moved or (mutated and item.counts_unseen)
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
     may = internals.may_be_written if item.base is None else internals.may_be_written_with_base
     allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)

@@ -115,7 +115,12 @@ def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo
         if _is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
             written.update(base.members)
     return tuple(
-        replace(info, mutates_data=True, mutations_hidden_from_autograd=info.requires_grad)
+        replace(
+            info,
+            mutates_data=True,
+            mutations_hidden_from_autograd=info.requires_grad and not inputs[info.index].counts_unseen,
+            moves_version=info.moves_version or inputs[info.index].counts_unseen,
+        )
         if info.index in written
         else info
         for info in infos

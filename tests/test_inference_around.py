@@ -1,0 +1,111 @@
+"""Calls under ``inference_mode``: what they write to ordinary tensors is counted, as a later backward has to know."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled
+
+
+def adds(x, y):
+    """Write the argument itself."""
+    x.add_(1)
+    return x * 2
+
+
+def scales_a_part(x, y):
+    """Write it through a view."""
+    x[0].mul_(2)
+    return x.sum()
+
+
+def copies(x, y):
+    """Write one argument with the other."""
+    y.copy_(x)
+    return y[:1]
+
+
+def through_detach(x, y):
+    """Write it through an alias that counts with it."""
+    x.detach().add_(1)
+    return x * 1
+
+
+def by_out(x, y):
+    """Write it as `out`."""
+    return torch.add(x, 1, out=y)
+
+
+def transposes(x, y):
+    """Change sizes and no data."""
+    x.t_()
+    return x * 1
+
+
+def reads(x, y):
+    """Write nothing."""
+    return x * y
+
+
+def apart():
+    """Make two plain tensors."""
+    return torch.arange(4.0).view(2, 2), torch.ones(2, 2)
+
+
+def overlapping():
+    """Make two that share some bytes."""
+    base = torch.arange(6.0)
+    return base[:4].view(2, 2), base[2:].view(2, 2)
+
+
+def one():
+    """Make one that is given twice."""
+    x, _ = apart()
+    return x, x
+
+
+def with_a_history():
+    """Make one that is computed from a leaf."""
+    return torch.arange(4.0).view(2, 2).requires_grad_() * 1, torch.ones(2, 2)
+
+
+def inside():
+    """Make inference tensors, which count nothing."""
+    with torch.inference_mode():
+        return torch.ones(2, 2), torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("make", [apart, overlapping, one, with_a_history, inside])
+@pytest.mark.parametrize("f", [adds, scales_a_part, copies, through_detach, by_out, transposes, reads])
+def test_what_is_written_is_counted(f, make):
+    """The version counter of an ordinary tensor moves if eager moves it, at the first call and at the second."""
+
+    def use(call):
+        tensors = make()
+        before = [None if t.is_inference() else t._version for t in tensors]
+        try:
+            with torch.inference_mode():
+                out = [call(*tensors), call(*tensors)][1]
+        except RuntimeError as error:  # eager copies no tensor into one that it shares a part with
+            return str(error)
+        moved = [None if v is None else t._version > v for t, v in zip(tensors, before, strict=True)]
+        return out.tolist(), out.is_inference(), moved, [(t.tolist(), t.shape, t.requires_grad) for t in tensors]
+
+    assert use(f) == use(compiled(f))
+
+
+def test_a_backward_sees_it():
+    """What a graph has saved was written: the backward raises, where it used the new values silently."""
+
+    def use(call):
+        x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        y = (w * x).sum()
+        with torch.inference_mode():
+            call(x, None)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+        return w.grad
+
+    assert use(adds) is None
+    assert use(compiled(adds)) is None
