@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aotlab.verification import compare
 from tests.engine_helpers import compiled
 
 
@@ -109,3 +110,21 @@ def test_a_backward_sees_it():
 
     assert use(adds) is None
     assert use(compiled(adds)) is None
+
+
+def test_a_comparison_sees_it():
+    """`verify` under inference_mode looks at the version counters of ordinary tensors, whose copies are ordinary."""
+    x, y = apart()
+
+    def uncounted(f):
+        def call(x, y):
+            x.data.add_(1)
+            return x * 2
+
+        return call
+
+    with torch.inference_mode():
+        assert compare(adds, (x, y), candidate=compiled).first is None
+        found = compare(adds, (x, y), candidate=uncounted).first
+    assert "version counter of `x` is unmoved" in str(found)
+    assert compare(reads, inside(), candidate=compiled).first is None

@@ -146,6 +146,11 @@ class _State:
         if id(original) in self._memo:
             found: torch.Tensor = self._memo[id(original)]
             return found
+        # one that is ordinary counts its versions wherever the comparison runs, and one that is not does nowhere
+        with torch.inference_mode(original.is_inference()):
+            return self._copy_of(original, name)
+
+    def _copy_of(self, original: torch.Tensor, name: str) -> torch.Tensor:
         plain = type(original) in (torch.Tensor, nn.Parameter) and original.layout == torch.strided
         if plain and original.is_neg() and not original.is_conj():
             raise UsageError(f"`{name}` has its negative bit set; pass its resolve_neg()")
