@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -166,6 +167,10 @@ class CompiledFunction:
 
     def __repr__(self) -> str:
         return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind to an object as a function does that is an attribute of a class, so that methods get their ``self``."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by an entry whose guards hold, or by compiling one."""

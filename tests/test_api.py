@@ -17,7 +17,7 @@ from aotlab import observe
 from aotlab import torch_internals as internals
 from aotlab.api import AotModule
 from aotlab.cache import CompiledFunction
-from aotlab.errors import UsageError
+from aotlab.errors import PythonValueError, UsageError
 from tests.engine_helpers import compiled, events, global_torch_state, leaf, metadata, nonleaf, record, same, targets
 
 
@@ -621,3 +621,22 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch, where):
     assert global_torch_state() == before
     f(leaf(2)).sum().backward()
     assert (f.calls.compiled, f.calls.eager) == (1, 0)
+
+
+def test_a_decorated_method():
+    """It gets its `self`: which Dynamo can look into, and the direct frontend refuses by name, with that way out."""
+
+    class Scale:
+        by = torch.full((2,), 3.0)
+
+        @aotlab.compile(backend="eager", frontend="dynamo")
+        def looked_into(self, x):
+            return x * self.by
+
+        @aotlab.compile(backend="eager")
+        def direct(self, x):
+            return x * self.by
+
+    assert Scale().looked_into(torch.ones(2)).tolist() == [3.0, 3.0]
+    with pytest.raises(PythonValueError, match=r'`self` is a .*Scale`.*frontend="dynamo"'):
+        Scale().direct(torch.ones(2))
