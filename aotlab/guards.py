@@ -155,8 +155,8 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
         why="a compiled entry could not tell when its contents change",
-        suggestion="pass the tensors and plain values that it holds, register it with torch.utils._pytree, or (a method of"
-        ' it) compile with frontend="dynamo"',
+        suggestion="pass the tensors and plain values that it holds, register it with torch.utils._pytree, or compile "
+        'with frontend="dynamo" (a method of it, say)',
         argument=name,
     )
 
