@@ -16,7 +16,7 @@ its outputs need. One tape serves the joint graph and every later backward::
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.clocks import clocks_watched
 from aotlab.recorder.counters import SharedCounters
-from aotlab.recorder.escapes import EscapeGuard, overlaps_itself
+from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.memory import place_in
@@ -27,6 +27,7 @@ from aotlab.recorder.signals import NeedsRoom, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
+from aotlab.recorder.writing import overlaps_itself
 
 __all__ = [
     "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "NeedsRoom", "Operation", "Place",
