@@ -12,6 +12,7 @@ from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
+from aotlab.recorder import is_tracing
 
 #: How often a function is handed to Dynamo anew of which no call has been captured yet.
 MOST_TRIES = 8
@@ -44,7 +45,7 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
         part.off = not config.enabled
         if not config.enabled:
             return function(*args, **kwargs)
-        watched = watch_arguments(args, kwargs)
+        watched = [] if is_tracing() else watch_arguments(args, kwargs)  # called by a function that is traced
         try:
             with cell.compiling(part):
                 return call(*args, **kwargs)

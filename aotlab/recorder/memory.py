@@ -56,9 +56,18 @@ class WholeStorages:
         return self._grounds.get(internals.storage_key(tensor))
 
     def window(self, tensor: Tensor) -> Tensor:
-        """Return a window of its base that lies where ``tensor`` does, with a version counter of its own."""
+        """Return a window of its base that lies where ``tensor`` does, with a version counter of its own.
+
+        Raises
+        ------
+        RunEagerly
+            Two of its elements may be one in memory: which is written last is the kernel's choice, and whether it reads
+            what the other wrote.
+        """
         ground = self._ground_of(tensor)
         shape, stride, offset = _layout(tensor)
+        if _may_overlap_itself(shape, stride):
+            raise RunEagerly(f"windows that may overlap are written in place, at {user_line()}")
         return place_in(ground.wrapper.data, tensor.dtype, shape, stride, offset)
 
     def wrote(self, tensor: Tensor, window: Tensor, version: int) -> None:
@@ -135,6 +144,16 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     internals.sync(tensor)
     value = internals.from_functional(tensor)
     return tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
+
+
+def _may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether two indices may mean the same element; False only if each step is longer than all smaller ones."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def _window_arguments(

@@ -237,3 +237,15 @@ def test_a_part_of_an_expanded_tensor_is_written_exactly(grad):
     x = torch.tensor([1e8], requires_grad=grad) * 1
     same(of_input, x, eagerly=grad)
     same(of_intermediate, x, eagerly=True)
+
+
+@pytest.mark.parametrize("op", [lambda t: t.mul_(2), lambda t: t.add_(1), lambda t: t.sin_()])
+def test_windows_that_overlap_are_written_by_eager(op):
+    """Its kernel reads what it has written for another window; windows that lie apart are compiled."""
+
+    def f(x, step):
+        op(x.unfold(0, 2, step))
+        return x
+
+    same(f, torch.arange(5.0), 1, eagerly=True)
+    same(f, torch.arange(5.0), 2)
