@@ -119,6 +119,11 @@ class InputAliasInfo:
         return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
 
     @property
+    def may_write_a_view(self) -> bool:
+        """Whether it has a history which, if it is a view, its base's history makes anew."""
+        return self.requires_grad and not self.is_leaf and self.moves_version
+
+    @property
     def changes_history_twice(self) -> bool:
         """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
         recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)

@@ -322,7 +322,7 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
-        window = self.memory.window(written)
+        window = self.memory.window(written, of_one_value=getattr(func, "__name__", "") in ("zero_", "fill_"))
         version = internals.version_of(window)
         if in_place:
             args = (window, *args[1:])

@@ -55,8 +55,10 @@ class WholeStorages:
             return None
         return self._grounds.get(internals.storage_key(tensor))
 
-    def window(self, tensor: Tensor) -> Tensor:
+    def window(self, tensor: Tensor, *, of_one_value: bool) -> Tensor:
         """Return a window of its base that lies where ``tensor`` does, with a version counter of its own.
+
+        ``of_one_value`` says that all of it is about to be written with one value.
 
         Raises
         ------
@@ -66,7 +68,7 @@ class WholeStorages:
         """
         ground = self._ground_of(tensor)
         shape, stride, offset = _layout(tensor)
-        if _may_overlap_itself(shape, stride):
+        if not of_one_value and _may_overlap_itself(shape, stride):
             raise RunEagerly(f"windows that may overlap are written in place, at {user_line()}")
         return place_in(ground.wrapper.data, tensor.dtype, shape, stride, offset)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aotlab.frontends import dynamo
+from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, same
 
 BUFFERS = {
@@ -249,3 +250,25 @@ def test_windows_that_overlap_are_written_by_eager(op):
 
     same(f, torch.arange(5.0), 1, eagerly=True)
     same(f, torch.arange(5.0), 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "view of a history", "two views of it"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_write_to_a_part_that_holds_nothing(kind, hidden):
+    """No byte changes, and the version and the history move all the same."""
+
+    def f(x, y):
+        part = x[2:]
+        (part.detach() if hidden else part).add_(1)
+        return x * 1, y
+
+    def inputs():
+        base = torch.arange(6.0).reshape(3, 2)
+        if kind == "plain":
+            return (base[1:], torch.ones(2)), {"base": base}
+        leaf = base.requires_grad_()
+        computed = leaf * 1
+        other = computed[:2] if kind.startswith("two") else torch.ones(2)
+        return (computed[1:], other), {"leaf": leaf, "computed": computed}
+
+    assert differences(f, compiled(f), [inputs, inputs]) == []

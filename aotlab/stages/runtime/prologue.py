@@ -140,6 +140,8 @@ class Prologue:
             draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])
+        elif info.may_write_a_view and draft.trace.training:
+            draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
         if self._stands_for_its_owner(info):
             draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
         if info.sees_behind:

@@ -59,6 +59,8 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
 def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
     """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
     for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
+        if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
+            raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
         if not info.metadata_steps:
             continue
         if info.changes_history_twice and item.real.retains_grad:
