@@ -3,7 +3,6 @@
 import type { Report, TimingRow } from '../model/report';
 import { duration, grouped, listed, short } from '../model/words';
 import type { Source } from '../source';
-import { fold } from './context';
 import type { Context } from './context';
 import { h, heading } from './dom';
 import type { Child } from './dom';
@@ -35,8 +34,7 @@ export function timingPanel(context: Context): Child[] {
     const image = h('img', { class: 'al-figure', alt: 'Distributions of the measured times' });
     // As an image, the SVG can neither run scripts nor load anything.
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source.figure)}`;
-    // It shows the bars above once more, as one picture: there for those who want to copy it.
-    drawn.push(rows.length > 0 ? fold(context, 'figure', ['The same as a figure'], () => [image]) : image);
+    drawn.push(image);
   }
   return drawn;
 }
