@@ -47,11 +47,8 @@ const COLUMNS: readonly Column<Input>[] = [
   {
     name: 'mutates_data',
     title: 'mutates data',
-    help: 'Its values changed: it was written, or a tensor that shares bytes with it',
-    cell: row =>
-      row.mutates_data === true && row.overlaps.length > 0
-        ? mark(row.kind === 'alias' ? `through ${row.overlaps.join(', ')}` : `itself or through ${row.overlaps.join(', ')}`, 'write')
-        : answer(row, row.mutates_data)
+    help: 'Its values changed',
+    cell: row => answer(row, row.mutates_data)
   },
   {
     name: 'mutates_metadata',
@@ -117,25 +114,15 @@ const COLUMNS: readonly Column<Input>[] = [
   { name: 'value', title: 'value', kind: 'code', cell: row => row.value }
 ];
 
-/** Columns that are always there; the others are shown only where they say something about a row. */
-const ALWAYS: ReadonlySet<string> = new Set(['name', 'kind', 'shape', 'dtype', 'requires_grad', 'mutates_data', 'storage']);
-
-/** A cell's text; an element always says something. */
-function plain(content: Child): string | null {
-  return content === null || typeof content === 'string' ? content : 'yes';
-}
+/** Columns that say nothing for most functions: shown only where they say something. */
+const RARE: ReadonlySet<string> = new Set(['requires_grad_after', 'value']);
 
 function yesNo(value: boolean | null): string | null {
   return value === null ? null : value ? 'yes' : 'no';
 }
 
 function columnsFor(rows: readonly Input[]): readonly Column<Input>[] {
-  const device = new Set(rows.map(row => row.tensor?.device ?? 'cpu'));
-  const says = (column: Column<Input>): boolean =>
-    column.name === 'device'
-      ? [...device].some(each => each !== 'cpu')
-      : rows.some(row => !['', 'no', 'not mutated', null].includes(plain(column.cell(row))));
-  return COLUMNS.filter(column => ALWAYS.has(column.name) || says(column));
+  return COLUMNS.filter(column => !RARE.has(column.name) || rows.some(row => column.cell(row) !== null));
 }
 
 /** The table of inputs of one graph. */
@@ -152,18 +139,6 @@ function inputTable(entry: Entry): HTMLElement {
   });
 }
 
-/** The table of tensors that are no graph's inputs. */
-function outsideTable(name: string, label: string, rows: readonly Input[]): HTMLElement {
-  return table({
-    name,
-    label,
-    columns: columnsFor(rows),
-    rows,
-    key: row => row.name,
-    tone: row => (mutated(row) ? 'al-written' : null)
-  });
-}
-
 /** Draw the panel. */
 export function inputsPanel(context: Context): Child[] {
   const drawn: Child[] = [];
@@ -174,15 +149,18 @@ export function inputsPanel(context: Context): Child[] {
     drawn.push(inputs.length > 0 ? inputTable(entry) : soft(entry.graph.status === 'compiled' ? 'It takes none.' : 'Not known: it was not traced.'));
   }
   const outside = context.report.cell?.mutated_outside ?? [];
-  const aliases = outside.filter(row => row.kind === 'alias');
-  const others = outside.filter(row => row.kind !== 'alias');
-  if (aliases.length > 0) {
-    const about = `${amount(aliases.length, 'tensor')} whose bytes a graph wrote through the tensors that it shares them with`;
-    drawn.push(heading('Under another name', about), outsideTable('aliases', about, aliases));
-  }
-  if (others.length > 0) {
-    const about = `${amount(others.length, 'tensor')} that the cell changed in Python or in autograd`;
-    drawn.push(heading('Outside the graphs', about), outsideTable('outside', about, others));
+  if (outside.length > 0) {
+    drawn.push(
+      heading('Outside the graphs', `${amount(outside.length, 'tensor')} that the cell changed in Python or in autograd`),
+      table({
+        name: 'outside',
+        label: 'Tensors that the cell changed outside of every compiled graph',
+        columns: columnsFor(outside),
+        rows: outside,
+        key: row => row.name,
+        tone: row => (mutated(row) ? 'al-written' : null)
+      })
+    );
   }
   if (drawn.length === 0) {
     drawn.push(soft('Nothing was compiled, so no inputs were recorded.'));
