@@ -675,7 +675,7 @@ def test_viewing_function():
     view.sum().backward()
     assert x.grad.tolist() == [1.0, 1.0]
     assert internals.is_view_by_custom_function(view)
-    with pytest.raises(RuntimeError, match="Output 0 of Mine(Backward)? is a view and is being modified inplace"):
+    with pytest.raises(RuntimeError, match=r"Output 0 of Mine(Backward)? is a view and is being modified inplace"):
         view.mul_(2)
 
 

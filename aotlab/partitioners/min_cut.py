@@ -253,9 +253,8 @@ class _Joint:
         todo = list(saved)
         while todo:
             node = todo.pop()
-            if node not in body or node in saved:
-                body.add(node)
-                todo += [each for each in self.inputs(node) if each not in body]
+            body.add(node)
+            todo += [each for each in self.inputs(node) if each not in body]
         forward = extract(
             module,
             primals,

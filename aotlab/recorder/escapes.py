@@ -274,7 +274,7 @@ class EscapeGuard(TorchFunctionMode):
         correction = corrected(func)
         if written is None:
             result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
-            if func in _VIEWS_DTYPES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            if func in _VIEWS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
                 self.looks.as_dtype(args[0], result)
             return result
         if not isinstance(written, Tensor):
@@ -617,7 +617,6 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
 
 
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
-_VIEWS_DTYPES = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
