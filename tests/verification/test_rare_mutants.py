@@ -93,11 +93,14 @@ def by_object(x):
 
 
 def with_scale(value):
-    """Put another object in the place of the one there, which is gone by then, so that its address is free."""
+    """Put another object in the place of the one there, and at its address where nothing else holds that one."""
 
     def make():
-        SCALES.clear()
-        SCALES.append(Fraction(value))
+        gone = id(SCALES.pop()) if SCALES else None
+        made = [Fraction(value)]
+        while id(made[-1]) != gone and len(made) < 1000:
+            made.append(Fraction(value))
+        SCALES.append(made[-1])
         return (torch.ones(1),)
 
     return make
