@@ -53,7 +53,7 @@ class Chronicle:
         self._kept_by: dict[Any, list[Tensor]] = {}
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
-        """Note at which version a view of an input is made, and from which of the ``args``."""
+        """Note at which version a view of an input is made, and from which of all that the op was given."""
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
@@ -70,9 +70,10 @@ class Chronicle:
         if known is not None and known[0]() is view:
             return
         key = internals.storage_key(view)
-        for tensor in tensors_in(args):
-            if tensor is view:  # an op in place, or one that returns its argument
-                return
+        given = tensors_in(args)
+        if any(tensor is view for tensor in given):  # an op in place or with `out=`, or one that returns its argument
+            return
+        for tensor in given:
             if internals.is_functional(tensor) and internals.storage_key(tensor) == key:
                 self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
                 return

@@ -204,7 +204,7 @@ class EscapeGuard(TorchFunctionMode):
             self._note_owner(args[0])
         self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
-        self.chronicle.made(result, args)
+        self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -171,7 +171,11 @@ class Reshapes:
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that moves elements of a tensor with a history."""
         tensor, shape = args[0], args[0].shape
-        if internals.base_of(tensor) is not None:
+        base = internals.base_of(tensor)
+        if base is not None:
+            if tensor.dtype != base.dtype:
+                # after a later write eager makes such a view again by its view ops, of which the step is none
+                raise RunEagerly(f"`{func.__name__}` on a view of another dtype with a history, at {user_line()}")
             with torch.enable_grad():
                 moved = getattr(tensor, func.__name__.removesuffix("_"))(*args[1:], **kwargs)
             if torch.is_grad_enabled():
