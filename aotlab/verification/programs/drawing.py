@@ -138,6 +138,10 @@ def _draw_flat(choices: Choices, max_statements: int, max_calls: int, *, grad: b
     for _ in range(min(max_calls, one_of(choices, _CALLS)) - 1):
         changed, change, grad_mode = draw_change(choices, recipes, grad)
         setup = setup_of(changed, change, grad_mode=grad_mode)
+        try:
+            _make(setup)
+        except RuntimeError:  # such a window does not fit into the changed tensor: there is no such call
+            continue
         # A changed call that raises is only worth having now and then.
         error_here, _ = _trial(function, setup)
         if not error_here or (chance(choices, 50) and not QUIRKS.search(error_here)):

@@ -239,7 +239,7 @@ def draw_family(
         first = replace(first, shape=(rows, rows))
         views = ("{}.t()", "{}.t().detach()", "{}.diagonal()", "{}[:, :1]")
     elif kind == "expanded":
-        views = (f"{{}}[:1].expand({sizes})", f"{{}}[0, 0].expand({sizes})", f"{{}}.detach()[:1].expand({sizes})")
+        views = ("{0}[:1].expand_as({0})", "{0}[0, 0].expand_as({0})", "{0}.detach()[:1].expand_as({0})")
     elif kind == "complex":
         first = replace(first, dtype="torch.complex64")
         views = ("torch.view_as_real({})", "{}.real", "torch.view_as_real({}.detach())", "{}.detach()", "{}.imag")
