@@ -166,6 +166,11 @@ def read_outputs(
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info, hooked=hooked)
+    returned = {id(tensor) for tensor in read.tensors.values()}
+    for i, tensor in read.tensors.items():
+        # the epilogue makes both before its write, and the gradient from one to the other would be lost
+        if tensor.requires_grad and any(id(other) in returned for other in chronicle.made_late_of(tensor)):
+            raise RunEagerly(f"`{names[i]}` is made after a write of a view from before it that is returned too")
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
 
