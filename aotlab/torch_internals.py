@@ -968,14 +968,6 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)  # inference tensors do not count
 
 
-def counts_versions(tensor: Tensor) -> bool:
-    """Tell whether a tensor has a version counter: inference tensors have none, but for one detached outside."""
-    try:
-        return tensor._version >= 0
-    except RuntimeError:
-        return False
-
-
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return the versions of many tensors; none of them may be an inference tensor."""
     return [tensor._version for tensor in tensors]

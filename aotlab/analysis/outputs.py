@@ -450,9 +450,6 @@ def _read_intermediate_group(
     """
     distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
     made_there = [i for i in distinct if _is_inference(leaves[i])]
-    if any(internals.counts_versions(leaves[i]) for i in made_there):
-        # of all aliases of an inference tensor, this one alone may be written outside
-        raise RunEagerly(f"`{names[made_there[0]]}` is an inference tensor that was detached outside of inference_mode")
     if made_there and len(made_there) < len(distinct):
         raise OutputError(
             f"`{names[made_there[0]]}` was made under inference_mode inside the function, and shares memory",

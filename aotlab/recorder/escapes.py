@@ -202,6 +202,10 @@ class EscapeGuard(TorchFunctionMode):
         """Let a function pass, or refuse it."""
         if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
             self._note_owner(args[0])
+            inside = args[0].is_inference() and internals.storage_key(args[0]) not in self.grounds
+            if inside and not torch.is_inference_mode_enabled():
+                # of all aliases of an inference tensor it is the one that may be written outside
+                raise RunEagerly(f"an inference tensor is detached outside of inference_mode, at {user_line()}")
         self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
