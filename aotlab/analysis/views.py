@@ -144,7 +144,7 @@ _DETACH = ViewStep(target="aten.detach.default")
 def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
     lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
-    if views == () and output.requires_grad and not output.is_leaf:
+    if views == () and output.requires_grad and not is_new_leaf(output):
         return (ViewStep(target="aten.alias.default"),)
     if views == () or (lost and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
