@@ -162,12 +162,12 @@ class Chronicle:
         """Return the number that the next autograd node would have had at the first write to an input's memory."""
         return self._written.get(internals.storage_key(wrapper))
 
-    def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the op in place on a view keeps."""
+    def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
+        """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""
         base = internals.base_of(args[0])
         if base is None or not base.requires_grad or not torch.is_grad_enabled():
             return
-        kept = _kept(func, args, kwargs)
+        kept = _kept(func, args, kwargs, required_grad=required_grad)
         if kept:
             self._kept_by[base.grad_fn] = kept
 
@@ -177,7 +177,9 @@ class Chronicle:
         return self._kept_by
 
 
-def _kept(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _kept(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool
+) -> list[Tensor]:
     """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere."""
     twins: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -185,7 +187,7 @@ def _kept(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         if isinstance(value, Tensor):
             if id(value) not in twins:
                 like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-                wanted = value is args[0] or value.requires_grad
+                wanted = required_grad if value is args[0] else value.requires_grad
                 twins[id(value)] = value, like.requires_grad_().clone() if wanted else like
             return twins[id(value)][1]
         if type(value) in (list, tuple):

@@ -370,6 +370,7 @@ class EscapeGuard(TorchFunctionMode):
         count = operations_so_far()
         versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
         ordinary = not any(tensor.is_inference() for tensor in written)
+        required = in_place and written[0].requires_grad
         for tensor in written:
             self.chronicle.writes(tensor)
         with ordinary_values() if ordinary else nullcontext():
@@ -378,7 +379,7 @@ class EscapeGuard(TorchFunctionMode):
                 if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
                     internals.sync(tensor)  # later, the value would be made where the function is by then
         if in_place:
-            self.chronicle.wrote(func, args, kwargs)
+            self.chronicle.wrote(func, args, kwargs, required_grad=required)
         for tensor, version in zip(written, versions, strict=True):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
