@@ -61,7 +61,7 @@ class Keeping:
         A saved input may share its version counter with a written one without sharing memory.
         """
         trace, meta = self._draft.trace, self._draft.meta
-        changed = bool(trace.writes) or any(info.mutates_metadata for info in meta.input_info)
+        changed = bool(trace.writes) or any(info.mutates_metadata or info.moves_version for info in meta.input_info)
         changed = changed and any(s.is_input for s in self._draft.parts.partition.saved)
         return trace.training and (changed or bool(self._watched))
 
