@@ -71,8 +71,11 @@ class Chronicle:
 
         The gradient goes through that one, whose history begins where it began before the write.
         """
+        if self.origin_of(view) is view:
+            return self._moment(view)
         for tensor in tensors_in(args):
-            if tensor is not view and self._is_older(tensor) and internals.base_of(tensor) is internals.base_of(view):
+            older = self._is_older(tensor) and self.origin_of(tensor) is not tensor  # an input is what it is by now
+            if older and tensor is not view and internals.base_of(tensor) is internals.base_of(view):
                 self._late[id(view)] = [weakref.ref(view), weakref.ref(tensor), *self._late.get(id(tensor), ())[1:]]
                 return self._made[id(tensor)][1]
         return self._moment(view)
