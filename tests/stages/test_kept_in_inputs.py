@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
+from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, same
 
 
@@ -99,3 +101,50 @@ def test_all_else_is_eagers() -> None:
     assert "saved.keep_in(0, x, " in entry_of(candidate).source
     same(function, nonleaf(3))
     same(function, nonleaf(4, 3).t(), entries=None)
+
+
+def by_data(a):
+    """Write in the one way that eager does not count."""
+    a.data.mul_(2)
+
+
+def by_a_part_of_data(a):
+    """Write so to a part."""
+    a.data[0].mul_(2)
+
+
+def without_grad(a):
+    """Write without a history, and counted."""
+    with torch.no_grad():
+        a.mul_(2)
+
+
+USES = {
+    "sin": torch.sin,
+    "square": lambda a: a * a,
+    "checkpoint": lambda a: checkpoint(lambda value: value * value, a, use_reentrant=False),
+    "parts": lambda a: a[0] * a[1],
+    "mm": lambda a: a @ a,
+}
+
+
+@pytest.mark.parametrize("write", [by_data, by_a_part_of_data, without_grad])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("when", ["before", "after", "both"])
+def test_what_the_caller_writes_uncounted_before_the_backward(write, use, is_leaf, when):
+    """Gradients are computed from what is in the input by then, as in eager, or it is eager's error."""
+
+    def program(a):
+        results = [USES[use](a)] if when != "before" else []
+        write(a)
+        return results + ([USES[use](a)] if when != "after" else [])
+
+    def inputs():
+        leaf = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]], requires_grad=True)
+        return (leaf if is_leaf else leaf * 1,), {"leaf": leaf}
+
+    def before(out, a):
+        return [lambda: a.data.mul_(3)]
+
+    assert differences(program, compiled(program), [inputs, inputs], backward="all", before=before) == []
