@@ -21,3 +21,27 @@ def test_transforms_of_real_values(dims: tuple[int, ...], right: bool | None, mo
             result = aotlab.compile(function, backend="eager")(x)
         assert function(x).stride() == result.stride()
         assert torch.equal(function(x), result)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("sizes", [(3, 2), (6,), (1, 3, 2), (2, 3)])
+def test_a_view_around_a_dimension_of_size_one(backend, is_used, sizes):
+    """Fakes take tensors for viewable that are not; the error is eager's, used or not, and not other values."""
+
+    def f(x):
+        view = x.view(sizes)
+        return view * 2 if is_used else x * 2
+
+    x = torch.arange(6.0).reshape(3, 1, 2).permute(2, 1, 0)
+    for call in (aotlab.compile(f, backend=backend), behind_dynamo(f, backend)):
+        if sizes == (2, 3):
+            assert torch.equal(f(x), call(x))
+        else:
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                call(x)
+
+
+def behind_dynamo(function, backend):
+    """Compile a function with our engine behind Dynamo."""
+    return torch.compile(function, backend="aotlab", options={"compiler": backend})

@@ -57,11 +57,21 @@ def _fft_of_real(args: tuple[Any, ...], result: Any) -> Any:
     return result.new_empty_strided(result.shape, strides)
 
 
+def _view(args: tuple[Any, ...], result: Any) -> Any:
+    # around a dimension of size one the fake takes tensors for viewable that are not; eager's kernel knows
+    tensor = args[0]
+    if not tensor.is_contiguous():
+        with internals.outside_of_trace():
+            torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(result.shape)
+    return result
+
+
 _CORRECTIONS: dict[Any, Correction] = {
     internals.FFT_OF_REAL: _fft_of_real,
     torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     torch.ops.aten.max_unpool2d.default: _max_unpool2d,
     internals.SOFTMAX: _softmax,
+    torch.ops.aten.view.default: _view,
 }
 
 
