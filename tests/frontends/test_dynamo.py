@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import aotlab
 from aotlab import config
@@ -395,3 +396,85 @@ def test_all_observables_through_dynamo():
 
     result = compare(f, (nonleaf(2, 3), leaf(2, 3)), candidate=make)
     assert result.first is None, result.first
+
+
+def _backward_of_one_graph(x, model):
+    loss = model(x).relu().sum()
+    loss.backward()
+    return loss * 2
+
+
+def _backward_through_segments(x, model):
+    y = model(x)
+    v = y.view(-1)
+    torch._dynamo.graph_break()
+    y.mul_(2)
+    loss = (y * 3).sum() + v.sum()
+    torch._dynamo.graph_break()
+    loss.backward()
+    return loss * 2
+
+
+def _backward_through_a_written_view(x, model):
+    y = model(x)
+    torch._dynamo.graph_break()
+    v = y.view(-1)
+    w = v[1:]
+    z = y + 1
+    w.mul_(2)
+    y.mul_(3)
+    torch._dynamo.graph_break()
+    (y.sum() + z.sum() + w.sum()).backward()
+    return y * 2
+
+
+def _backward_through_nodes_of_outputs(x, model):
+    y = torch.complex(model(x), x)
+    a, b = y.sin(), y.cos()
+    torch._dynamo.graph_break()
+    torch.view_as_real(a * b).sum().backward()
+    return a.real * 2
+
+
+def _backward_through_a_common_node(x, model):
+    y = model(x)
+    a = y.sin()
+    least, most = y.aminmax(dim=0)
+    torch._dynamo.graph_break()
+    (least.sum() + most.sum() + a.sum()).backward()
+    return a * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _backward_of_one_graph,
+        _backward_through_segments,
+        _backward_through_a_written_view,
+        _backward_through_nodes_of_outputs,
+        _backward_through_a_common_node,
+    ],
+    ids=lambda f: f.__name__[1:],
+)
+def test_dynamo_looks_into_no_backward_of_ours(function):
+    """With a backward inside the function Dynamo reads no more frames, and warns of no more, than without us."""
+    seen = []
+    for ours in (False, True):
+        torch.compiler.reset()
+        made = []
+
+        def keep(graph, inputs, made=made, ours=ours):
+            made.append(backend(graph, inputs, options={"compiler": "eager"}) if ours else graph.forward)
+            return made[-1]
+
+        torch.manual_seed(0)
+        model, x = nn.Linear(3, 3), torch.linspace(-1, 1, 6).view(2, 3)
+        counters["frames"].clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            values = [torch.compile(function, backend=keep)(x, model).tolist() for _ in range(2)]
+        seen.append((dict(counters["frames"]), len(made), values, model.weight.grad.tolist()))
+        if ours:
+            assert all(each.compiled.calls.compiled for each in made)
+    assert seen[0] == seen[1]
