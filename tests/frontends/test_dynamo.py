@@ -439,9 +439,9 @@ def _backward_through_nodes_of_outputs(x, model):
 def _backward_through_a_common_node(x, model):
     y = model(x)
     a = y.sin()
-    least, most = y.aminmax(dim=0)
+    q, r = torch.linalg.qr(y.t())
     torch._dynamo.graph_break()
-    (least.sum() + most.sum() + a.sum()).backward()
+    (q.sum() + r.sum() + a.sum()).backward()
     return a * 2
 
 
@@ -459,7 +459,7 @@ def _backward_through_a_common_node(x, model):
 def test_dynamo_looks_into_no_backward_of_ours(function):
     """With a backward inside the function Dynamo reads no more frames, and warns of no more, than without us."""
     seen = []
-    for ours in (False, True):
+    for ours in (False, False, True):  # at first torch still imports this and that
         torch.compiler.reset()
         made = []
 
@@ -477,4 +477,4 @@ def test_dynamo_looks_into_no_backward_of_ours(function):
         seen.append((dict(counters["frames"]), len(made), values, model.weight.grad.tolist()))
         if ours:
             assert all(each.compiled.calls.compiled for each in made)
-    assert seen[0] == seen[1]
+    assert seen[1] == seen[2]
