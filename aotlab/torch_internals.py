@@ -755,7 +755,7 @@ def unseen_by_dynamo(function: _Function) -> _Function:
 
     A backward in the middle of a compiled function is a graph break, after which Dynamo looks at each new frame.
     """
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))  # type: ignore[attr-defined]  # a Python function
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return function
 
 
