@@ -1373,6 +1373,13 @@ def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
     return [hook for hooks in every for hook in hooks if hook.scope is scope]
 
 
+def dynamo_makes_symbols() -> bool:
+    """Tell whether Dynamo makes a symbol of each size, as it does under ``torch.compile(…, dynamic=True)``."""
+    from torch._dynamo import config
+
+    return not config.assume_static_by_default
+
+
 def dynamo_reasons() -> dict[str, int]:
     """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
     from torch._dynamo.utils import counters

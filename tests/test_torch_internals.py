@@ -761,6 +761,23 @@ def test_dynamo_disable():
     torch.compiler.reset()
 
 
+def test_dynamo_makes_symbols():
+    """A backend learns that symbols were asked for, and not that Dynamo makes some because a size changed."""
+
+    def backend(gm, inputs):
+        found.append((internals.dynamo_makes_symbols(), any(isinstance(each, torch.SymInt) for each in inputs)))
+        return gm.forward
+
+    found = []
+    for dynamic in (None, False, True):
+        torch.compiler.reset()
+        f = torch.compile(lambda tensor: tensor * 2, backend=backend, dynamic=dynamic)
+        f(torch.ones(2))
+        f(torch.ones(3))
+    torch.compiler.reset()
+    assert found == [(False, False), (False, True), (False, False), (False, False), (True, True)]
+
+
 def test_what_dynamo_does_not_see():
     """Dynamo looks neither into what autograd calls nor into what that calls, also after a reset."""
 

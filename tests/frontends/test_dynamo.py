@@ -373,13 +373,40 @@ def test_recompiles_by_dynamo_and_by_us():
         assert g(torch.ones(size)).tolist() == [float(size)] * size
 
 
-def test_dynamic_shapes_run_eagerly_or_right():
-    """Symbolic sizes from Dynamo are refused by us, so the graph runs eagerly with a warning, and right."""
+def test_dynamic_shapes():
+    """Each size is compiled for itself, and what ``dynamic=True`` asked for is said to be missing, once and there."""
     g = by_dynamo(lambda x: x.sin() * x.shape[0], dynamic=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for size in (2, 3, 5):
             assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
+    assert [(dynamo.SYMBOLS, __file__)] == [(str(w.message), w.filename) for w in caught]
+
+
+def test_symbols_that_nobody_asked_for_are_no_news():
+    """When Dynamo makes symbols because a size changed there is no warning."""
+    g = by_dynamo(lambda x: x.sin() * x.shape[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in (2, 3, 5):
+            assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
+
+
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_a_module_of_torchs_has_names(as_keyword):
+    """Where no line is the user's the warning names the module that was compiled, and the argument as the module does.
+
+    That Dynamo calls it through a function of its own does not show.
+    """
+    g = by_dynamo(nn.Linear(3, 3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(2, 13):
+            x = torch.ones(size, 3)
+            assert (size, 3) == (g(input=x) if as_keyword else g(x)).shape
+    assert len(caught) == 1
+    assert "`Linear` was compiled 8 times" in str(caught[0].message)
+    assert "`input.size()[0]` is" in str(caught[0].message)
 
 
 def test_all_observables_through_dynamo():
