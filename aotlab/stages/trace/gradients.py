@@ -17,12 +17,15 @@ from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
 
-def differentiate_all(trace: Trace) -> list[Tensor | None]:
+def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | None]:
     """Return the gradients for all tangents together.
 
     If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
     can be differentiated from single outputs still can; then those gradients are returned, one list after the other,
     so that the partitioner sees what their backwards need.
+
+    ``moved`` says that the function gave a tensor with a history other sizes in place. Autograd looks at the history of
+    what was kept before it compares versions, and the views that make it on a wrapper may not fit these sizes.
     """
     if not trace.training:
         return []
@@ -45,6 +48,8 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
                     why="it calls a backward of its own, which a graph cannot hold",
                     suggestion="pass use_reentrant=False",
                 ) from error
+            if moved and not internals.is_of_a_write_or_misfit(error):
+                raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
             for i in range(count if count > 1 else 0):
