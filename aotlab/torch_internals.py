@@ -958,12 +958,6 @@ def saved_tensor_hooks_hidden() -> Iterator[None]:
             yield
 
 
-def is_of_a_write_or_misfit(error: BaseException) -> bool:
-    """Tell whether an error is autograd's: a kept tensor was written since, or a gradient does not fit its tensor."""
-    texts = ("has been modified by an inplace operation", "returned an invalid gradient")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
-
-
 def keeps_graph() -> bool:
     """Tell whether the backward that is running was called with ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from traceback import walk_tb
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.recorder import RunEagerly, Untraceable
+from aotlab.recorder import Recorder, RunEagerly, Untraceable
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
@@ -48,7 +49,7 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                     why="it calls a backward of its own, which a graph cannot hold",
                     suggestion="pass use_reentrant=False",
                 ) from error
-            if moved and not internals.is_of_a_write_or_misfit(error):
+            if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
@@ -93,6 +94,12 @@ def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
     """
     if seen.hidden and (hooked or any(internals.kept_is_written(node) for node in seen.hidden)):
         raise RunEagerly("a gradient that reaches no input calls hooks or raises")
+
+
+def _is_autograds(error: BaseException) -> bool:
+    """Tell whether autograd itself raised an error, rather than an operation that was recorded."""
+    recording = Recorder.__module__
+    return all(frame.f_globals.get("__name__") != recording for frame, _ in walk_tb(error.__traceback__))
 
 
 def _without_frames(error: BaseException) -> BaseException:
