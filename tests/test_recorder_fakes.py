@@ -34,14 +34,10 @@ def test_a_view_around_a_dimension_of_size_one(backend, is_used, sizes):
         return view * 2 if is_used else x * 2
 
     x = torch.arange(6.0).reshape(3, 1, 2).permute(2, 1, 0)
-    for call in (aotlab.compile(f, backend=backend), behind_dynamo(f, backend)):
+    for frontend in ("direct", "dynamo"):
+        call = aotlab.compile(f, backend=backend, frontend=frontend)
         if sizes == (2, 3):
             assert torch.equal(f(x), call(x))
         else:
             with pytest.raises(RuntimeError, match="view size is not compatible"):
                 call(x)
-
-
-def behind_dynamo(function, backend):
-    """Compile a function with our engine behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": backend})
