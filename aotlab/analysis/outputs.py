@@ -50,7 +50,6 @@ class Outputs:
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
     cut: list[int] = field(default_factory=list)  # views of views made under no_grad, where their gradients end
-    late: list[int] = field(default_factory=list)  # to be made, after a write, of another output from before it
 
 
 def read_outputs(
@@ -144,13 +143,7 @@ def read_outputs(
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        if not output.requires_grad or steps or not chronicle.precedes_a_write(output):
-            return False
-        return not late(output)
-
-    def late(output: Tensor) -> bool:
-        # made after a write, of a view from before it that is returned too, and to be made of that one again
-        return any(other is leaf for other in chronicle.made_late_of(output) for leaf in leaves)
+        return output.requires_grad and not steps and chronicle.precedes_a_write(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -171,7 +164,6 @@ def read_outputs(
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
-    read.late = [i for i, tensor in read.tensors.items() if tensor.requires_grad and late(tensor)]
     return read
 
 

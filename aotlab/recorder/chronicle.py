@@ -45,7 +45,6 @@ class Chronicle:
     def __init__(self, storages: Collection[int] = ()) -> None:
         self._storages = storages
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
-        self._late: dict[int, list[weakref.ref[Tensor]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
         self._moved_unseen: dict[int, int] = {}
@@ -64,26 +63,7 @@ class Chronicle:
             if internals.base_of(tensor) is not None:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
-                    self._made[id(tensor)] = weakref.ref(tensor), self._moment_of_view(tensor, args)
-
-    def _moment_of_view(self, view: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
-        """Return the moment of a view: that of the view which it was made from, if a write came between them.
-
-        The gradient goes through that one, whose history begins where it began before the write.
-        """
-        if self.origin_of(view) is view:
-            return self._moment(view)
-        for tensor in tensors_in(args):
-            older = self._is_older(tensor) and self.origin_of(tensor) is not tensor  # an input is what it is by now
-            if older and tensor is not view and internals.base_of(tensor) is internals.base_of(view):
-                self._late[id(view)] = [weakref.ref(view), weakref.ref(tensor), *self._late.get(id(tensor), ())[1:]]
-                return self._made[id(tensor)][1]
-        return self._moment(view)
-
-    def made_late_of(self, view: Tensor) -> list[Tensor]:
-        """Return the views that a view was made of after a write though they were made before it."""
-        found = [reference() for reference in self._late.get(id(view), ())]
-        return [tensor for tensor in found[1:] if tensor is not None] if found and found[0] is view else []
+                    self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
 
     def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
         known = self._origins.get(id(view))
@@ -111,12 +91,10 @@ class Chronicle:
         ------
         RunEagerly
             It was detached after it, and written before: the epilogue makes views before all changes or after them,
-            and one of several views must not be made before a write. Nor must one of several views of such a view.
+            and one of several views must not be made before a write.
         """
         if not self._is_older(view):
             return False
-        if internals.is_one_of_several_views(view) and self.made_late_of(view):
-            raise RunEagerly("one of several views is returned, made after a write of a view from before it")
         known = self._made[id(view)]
         written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
         if written and internals.is_one_of_several_views(view):

@@ -14,7 +14,7 @@ from aotlab.analysis.hooked import check_partners, check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder, RunEagerly, overlaps_itself
+from aotlab.recorder import Recorder, overlaps_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
@@ -34,10 +34,6 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     tangents = _Tangents(findings.recorder, forward.roots, parts)
     known.update(tangents.carriers)
     through = made_through(findings.outputs)
-    for i in findings.outputs.late:
-        if i not in through:
-            name = findings.outputs.infos[i].name
-            raise RunEagerly(f"`{name}` is made after a write of a view from before it that is returned too")
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
     bits = node_bits(parts)
     check_partners(findings.hooks, findings.outputs, findings.inputs)
