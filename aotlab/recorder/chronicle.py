@@ -48,7 +48,7 @@ class Chronicle:
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
         self._moved_unseen: dict[int, int] = {}
-        self._used_late: set[int] = set()
+        self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
 
@@ -109,11 +109,15 @@ class Chronicle:
         if self._made:
             for tensor in tensors_in(given):
                 if self._is_older(tensor):
-                    self._used_late.add(internals.storage_key(tensor))
+                    self._used_late.setdefault(internals.storage_key(tensor), {})[id(tensor)] = tensor
 
     def used_late(self, storage: int) -> bool:
         """Tell whether a view of an input was made before a write to its memory and used after it."""
         return storage in self._used_late
+
+    def views_used_late(self, storage: int) -> list[Tensor]:
+        """Return those views."""
+        return list(self._used_late.get(storage, {}).values())
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
