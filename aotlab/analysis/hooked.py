@@ -19,6 +19,15 @@ For the sake of histories, where ``x`` is a view of a tensor with a history::
 
 Autograd makes the history of ``v`` anew, from the tensor that ``x`` is itself a view of: the gradients of both outputs
 go there and not by ``x``. So they do if ``v`` is made before the epilogue's write, and the outputs from it after that.
+
+For the sake of the caller's hooks::
+
+    def f(x):
+        v, w = x.unbind(0)
+        return v.exp(), w
+
+A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node in
+common. So they do here if the gradient passes ``v``.
 """
 
 from __future__ import annotations
@@ -80,7 +89,7 @@ def all_outputs(
                 suggestion="register the hook outside of the compiled function",
             ) from error
     views = hooked_views(hooks, outputs, inputs)
-    views += [view for view in views_from_before(outputs, inputs, chronicle) if not any(view is v for v in views)]
+    views += [view for view in _views_passed(outputs, inputs, chronicle) if not any(view is v for v in views)]
     if views:
         try:
             outputs = read_outputs(
@@ -101,10 +110,14 @@ def hooked_views(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Enter
     return list(found.values())
 
 
-def views_from_before(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:
-    """Return the views from before a write that gradients pass, as the function used them after it."""
+def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:
+    """Return the views that gradients pass and that were used after a later write, or made together with an output."""
     storages = {i.storage for i in inputs if i.base is not None and not i.base.whole}
     found = [view for storage in storages for view in chronicle.views_used_late(storage) if view.requires_grad]
+    if chronicle.several:
+        views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
+        nodes = {edge_of(view)[0] for view in views}
+        found += [view for group in chronicle.several for view in group if view.grad_fn in nodes]
     if not found:
         return []
     known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]

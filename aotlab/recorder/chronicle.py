@@ -17,12 +17,14 @@ pass that one, and the graph, in which a write makes all windows anew, does not 
 
 A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
 ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
+
+And so are views that were made together, ``several``: a hook on one of them is called when a gradient comes to another.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -51,9 +53,12 @@ class Chronicle:
         self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
+        self.several: list[Sequence[Tensor]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of the ``args``."""
+        if isinstance(result, tuple | list) and _are_several_views(result):
+            self.several.append(result)
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
@@ -159,6 +164,11 @@ class Chronicle:
     def kept_by(self) -> dict[Any, list[Tensor]]:
         """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
         return self._kept_by
+
+
+def _are_several_views(result: Sequence[Any]) -> bool:
+    plain = len(result) > 1 and all(isinstance(each, Tensor) and internals.is_functional(each) for each in result)
+    return plain and result[0].requires_grad and internals.is_one_of_several_views(result[0])
 
 
 def _kept(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
