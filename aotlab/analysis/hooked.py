@@ -37,6 +37,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
@@ -113,11 +114,14 @@ def hooked_views(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Enter
 def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:
     """Return the views that gradients pass and that were used after a later write, or made together with an output."""
     storages = {i.storage for i in inputs if i.base is not None and not i.base.whole}
-    found = [view for storage in storages for view in chronicle.views_used_late(storage) if view.requires_grad]
-    if chronicle.several:
+    late = [view for storage in storages for view in chronicle.views_used_late(storage)]
+    # autograd refuses a gradient to one of several views after a write, and to say where it would go
+    found = [view for view in late if view.requires_grad and not internals.is_one_of_several_views(view)]
+    several = chronicle.several
+    if several:
         views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
         nodes = {edge_of(view)[0] for view in views}
-        found += [view for group in chronicle.several for view in group if view.grad_fn in nodes]
+        found += [view for group in several for view in group if view.grad_fn in nodes]
     if not found:
         return []
     known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]

@@ -18,7 +18,7 @@ pass that one, and the graph, in which a write makes all windows anew, does not 
 A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
 ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
 
-And so are views that were made together, ``several``: a hook on one of them is called when a gradient comes to another.
+And so are views that were made together: a hook on one of them is called when a gradient comes to another.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Chronicle:
         self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
-        self.several: list[Sequence[Tensor]] = []
+        self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of the ``args``."""
         if isinstance(result, tuple | list) and _are_several_views(result):
-            self.several.append(result)
+            self._several.append((result, self._moment(result[0])))
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
@@ -69,6 +69,11 @@ class Chronicle:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+
+    @property
+    def several(self) -> list[Sequence[Tensor]]:
+        """The views that were made together, where their history is still the one that they were made with."""
+        return [views for views, moment in self._several if self._moment(views[0]) == moment]
 
     def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
         known = self._origins.get(id(view))
