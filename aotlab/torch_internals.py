@@ -434,6 +434,9 @@ MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
 #: What Dynamo's graphs set the grad mode with.
 SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
 
+#: What Dynamo puts for ``tensor.data``; no function mode sees it.
+DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
+
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 

@@ -991,6 +991,22 @@ def test_checkpoint_settings():
     assert internals.checkpoint_settings({"use_reentrant": False, "z": 1}) == {"use_reentrant": False}
 
 
+def test_what_dynamo_puts_for_data():
+    """It gives an alias with a version counter of its own, as ``.data`` does."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compile(lambda x: x.data.add_(1), backend=keep)(torch.ones(2))
+    assert internals.DATA_OF in [node.target for node in graphs[0].graph.nodes]
+    tensor = torch.ones(2)
+    assert internals.DATA_OF(tensor).mul_(2).tolist() == tensor.tolist() == [2.0, 2.0]
+    assert tensor._version == 0
+
+
 def test_no_dispatch_modes():
     """A kernel runs on real tensors in the middle of a block under a mode."""
     with FakeTensorMode(), internals.no_dispatch_modes():

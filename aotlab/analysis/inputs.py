@@ -52,7 +52,7 @@ class Entered:
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
-    it had before.
+    it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Entered:
     sees_behind: bool = False
     given: str = ""
     left: Any = None
+    written_apart: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -85,7 +86,7 @@ class Entered:
     @property
     def counts_unseen(self) -> bool:
         """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
-        return self.wrapper.is_inference() and not self.real.is_inference()
+        return self.wrapper.is_inference() and not self.real.is_inference() and not self.written_apart
 
     def note_history(self) -> None:
         """Take the present history for the one without writes."""

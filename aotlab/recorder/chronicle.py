@@ -53,6 +53,8 @@ class Chronicle:
         self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
+        self._apart: dict[int, weakref.ref[Tensor]] = {}
+        self._counted: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
@@ -141,8 +143,31 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            if not self._counts_apart(written):
+                self._counted.add(internals.storage_key(written))
             if not (torch.is_grad_enabled() and written.requires_grad):
                 self.moves_unseen(written)
+
+    def takes(self, result: Any, given: Any, *, data: bool) -> None:
+        """Note an alias that counts its writes apart: what ``.data`` gives, as ``data`` says, or a view of such a one.
+
+        Under inference_mode no version tells.
+        """
+        operands = tensors_in(given)
+        for tensor in tensors_in(result):
+            if not internals.is_functional(tensor) or any(tensor is each for each in operands):
+                continue
+            key = internals.storage_key(tensor)
+            if data or any(self._counts_apart(each) and internals.storage_key(each) == key for each in operands):
+                self._apart[id(tensor)] = weakref.ref(tensor)
+
+    def _counts_apart(self, tensor: Tensor) -> bool:
+        known = self._apart.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def wrote_apart_only(self, storage: int) -> bool:
+        """Tell whether an input was written, and only through aliases that count apart."""
+        return storage in self._written and storage not in self._counted
 
     def moves_unseen(self, tensor: Tensor) -> None:
         """Note that the version of an input's memory moves without a node of autograd's that says so."""

@@ -78,6 +78,7 @@ def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     return otherwise(*args, **kwargs)
 
 
+_READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
@@ -207,6 +208,8 @@ class EscapeGuard(TorchFunctionMode):
         self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result, args)
+        if self._inference:
+            self.chronicle.takes(result, (args, kwargs), data=func == _READS_DATA)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
