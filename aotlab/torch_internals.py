@@ -434,6 +434,9 @@ MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
 #: What Dynamo's graphs set the grad mode with.
 SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
 
+#: What Dynamo puts for ``tensor.data``; no function mode sees it.
+DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
+
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -495,6 +498,7 @@ def replace_unguarded(
     swap: Callable[..., Any],
     to_dlpack: Callable[..., Any],
     random_state: Callable[[str], Any],
+    checkpoint_state: Callable[[str, Tensor], None],
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
@@ -503,7 +507,7 @@ def replace_unguarded(
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
     ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
-    ``otherwise``.
+    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets.
     """
     thread = threading.get_ident()
 
@@ -515,8 +519,20 @@ def replace_unguarded(
 
         return call
 
-    def of_state(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: random_state(name)
+    def of_state(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **kwargs)
+            if not _called_by_checkpoint():
+                return random_state(name)
+            result = original(*args, **kwargs)
+            state = result if result is not None else next(iter((*args, *kwargs.values())), None)
+            if isinstance(state, torch.Tensor):
+                checkpoint_state(name, state)
+            return result
+
+        return call
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
@@ -531,15 +547,17 @@ def replace_unguarded(
             for name in ("apply_", "map_", "map2_")
         ),
         (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
-        *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
-    before = [getattr(owner, name) for owner, name, _ in places]
+    states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]
+    new = [(owner, name, here(replacement, getattr(owner, name))) for owner, name, replacement in places]
+    new += [(owner, name, of_state(name, getattr(owner, name))) for owner, name in states]
+    before = [getattr(owner, name) for owner, name, _ in new]
     try:  # before the first replacement, since an interrupt may come between two of them
-        for (owner, name, replacement), original in zip(places, before, strict=True):
-            setattr(owner, name, here(replacement, original))
+        for owner, name, replacement in new:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for (owner, name, _), own in zip(places, before, strict=True):
+        for (owner, name, _), own in zip(new, before, strict=True):
             setattr(owner, name, own)
 
 
@@ -910,8 +928,13 @@ def sequence_of(node: Any) -> int:
 
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
-    node: Any = torch._C._current_autograd_node()
+    node = current_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def current_node() -> Any:
+    """Return the autograd node that is being run, None outside a backward."""
+    return torch._C._current_autograd_node()
 
 
 _CHECKED = "aotlab checks what comes in"
@@ -925,7 +948,7 @@ def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tupl
 
 def gradients_checked() -> bool:
     """Tell whether the autograd node that is being run has a check of `check_gradients`."""
-    node: Any = torch._C._current_autograd_node()
+    node = current_node()
     return node is not None and _CHECKED in node.metadata
 
 

@@ -144,12 +144,14 @@ RESULTS = {
     "mixed and one": lambda one, two: (one.exp(), two),
     "mixed, changed and one": lambda one, two: (one.exp(), two * 2, two),
     "mixed together": lambda one, two: (one, two * 2, (one.sum() * two).sum(), two),
+    "mixed part and one": lambda one, two: (one[:1].exp(), two),
+    "part and one": lambda one, two: (one[:1], one.exp(), two),
 }
 
 
 @pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
 @pytest.mark.parametrize("backward", ["first", "each"])
-@pytest.mark.parametrize("several", ["custom", "var_mean", "eigh"])
+@pytest.mark.parametrize("several", ["custom", "var_mean", "eigh", "unbind", "split"])
 @pytest.mark.parametrize("results", RESULTS)
 def test_a_hook_of_the_caller(results, several, backward, make):
     """It is called with None as in eager, by a gradient that goes past the output too."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -30,6 +32,26 @@ def copies(x, y):
 def through_detach(x, y):
     """Write it through an alias that counts with it."""
     x.detach().add_(1)
+    return x * 1
+
+
+def through_data(x, y):
+    """Write it through an alias that does not."""
+    x.data.add_(1)
+    return x * 1
+
+
+def through_a_view_of_data(x, y):
+    """Write it through a part of such an alias, made of a view."""
+    torch.add(x.view(-1).data[1:], 1, out=x.data.view(-1)[:3])
+    return x * 1
+
+
+def through_both(x, y):
+    """Write it in either way."""
+    data = x.data.view(-1)
+    data.add_(1)
+    torch.mul(data, 2, out=x.view(-1))
     return x * 1
 
 
@@ -78,7 +100,21 @@ def inside():
 
 
 @pytest.mark.parametrize("make", [apart, overlapping, one, with_a_history, inside])
-@pytest.mark.parametrize("f", [adds, scales_a_part, copies, through_detach, by_out, transposes, reads])
+@pytest.mark.parametrize(
+    "f",
+    [
+        adds,
+        scales_a_part,
+        copies,
+        through_detach,
+        through_data,
+        through_a_view_of_data,
+        through_both,
+        by_out,
+        transposes,
+        reads,
+    ],
+)
 def test_what_is_written_is_counted(f, make):
     """The version counter of an ordinary tensor moves if eager moves it, at the first call and at the second."""
 
@@ -110,6 +146,21 @@ def test_a_backward_sees_it():
 
     assert use(adds) is None
     assert use(compiled(adds)) is None
+
+
+@pytest.mark.parametrize("make", [compiled, partial(compiled, frontend="dynamo")], ids=["direct", "dynamo"])
+def test_a_backward_that_does_not_see_it_in_eager(make):
+    """A write through ``.data`` leaves no trace, and the backward uses the new values as in eager."""
+
+    def use(call):
+        x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        y = (w * x).sum()
+        with torch.inference_mode():
+            call(x, None)
+        y.backward()
+        return w.grad.tolist(), x._version
+
+    assert use(through_data) == use(make(through_data)) == ([2.0, 2.0, 2.0], 0)
 
 
 def test_a_comparison_sees_it():

@@ -1,4 +1,6 @@
-"""What the caller does not get and the epilogue has to make all the same, for the sake of hooks.
+"""What the caller does not get and the epilogue has to make all the same.
+
+For the sake of hooks::
 
     def f(x, y):
         v = x.view(-1)
@@ -7,6 +9,25 @@
 
 The output is a view of ``x``, made by the epilogue. Its gradient has to pass ``v`` with its hook: so ``v`` is made as
 well, as if it were an output, and ``v[0]`` from it. What the hook holds, ``y`` here, has to be there too.
+
+For the sake of histories, where ``x`` is a view of a tensor with a history::
+
+    def f(x):
+        v = x.view(-1)
+        x.mul_(2)
+        return v[0], v.exp()
+
+Autograd makes the history of ``v`` anew, from the tensor that ``x`` is itself a view of: the gradients of both outputs
+go there and not by ``x``. So they do if ``v`` is made before the epilogue's write, and the outputs from it after that.
+
+For the sake of the caller's hooks::
+
+    def f(x):
+        v, w = x.unbind(0)
+        return v.exp(), w
+
+A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node in
+common. So they do here if the gradient passes ``v``.
 """
 
 from __future__ import annotations
@@ -16,6 +37,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
@@ -23,7 +45,7 @@ from aotlab.errors import HooksError, OutputError
 from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
 
 
-def outputs_for_hooks(
+def all_outputs(
     tape: Tape,
     leaves: Sequence[Any],
     names: Sequence[str],
@@ -43,7 +65,7 @@ def outputs_for_hooks(
     HooksError
         A hook holds something that a compiled call cannot give it.
     RunEagerly
-        A view with a hook cannot be made again.
+        A view with a hook, or one from before a write, cannot be made again.
     """
     held: dict[int, tuple[str, Tensor, Hook]] = {}
     for hook in hooks:
@@ -68,13 +90,14 @@ def outputs_for_hooks(
                 suggestion="register the hook outside of the compiled function",
             ) from error
     views = hooked_views(hooks, outputs, inputs)
+    views += [view for view in _views_passed(outputs, inputs, chronicle) if not any(view is v for v in views)]
     if views:
         try:
             outputs = read_outputs(
-                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, chronicle
+                tape, [*every, *views], [*labels, *("view on the way" for _ in views)], inputs, chronicle
             )
         except OutputError as error:
-            raise RunEagerly(f"a view with a hook cannot be made again: {error}") from error
+            raise RunEagerly(f"a view that gradients pass cannot be made again: {error}") from error
     return outputs, tensors
 
 
@@ -88,22 +111,52 @@ def hooked_views(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Enter
     return list(found.values())
 
 
+def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:
+    """Return the views that gradients pass and that were used after a later write, or made together with an output."""
+    storages = {i.storage for i in inputs if i.base is not None and not i.base.whole}
+    late = [view for storage in storages for view in chronicle.views_used_late(storage)]
+    # autograd refuses a gradient to one of several views after a write, and to say where it would go
+    found = [view for view in late if view.requires_grad and not internals.is_one_of_several_views(view)]
+    several = chronicle.several
+    if several:
+        views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
+        nodes = {edge_of(view)[0] for view in views}
+        found += [view for group in several for view in group if view.grad_fn in nodes]
+    if not found:
+        return []
+    known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+    passed = edges_behind([edge_of(tensor) for tensor in known if tensor.grad_fn is not None])
+    return [view for view in found if not any(view is tensor for tensor in known) and edge_of(view) in passed]
+
+
 def check_passed(
     hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered], made_through: Mapping[int, int]
 ) -> None:
-    """See to it that each output that is made by views is made through the views with hooks.
+    """See to it that outputs that are made by views are made through views with hooks, and those from before writes.
 
     Raises
     ------
     RunEagerly
-        Its gradient would go past a hook.
+        Its gradient would go past one of them.
     """
     for i, hook in _passed(hooks, outputs, inputs):
-        j: int | None = i
-        while j is not None and edge_of(outputs.tensors[j]) != hook.edge:
-            j = made_through.get(j)
-        if j is None:
+        if not _is_made_through(i, hook.edge, outputs, made_through):
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
+    early = {
+        edge_of(outputs.tensors[info.index])
+        for info in outputs.infos
+        if info.precedes_write and info.base_idx is not None and inputs[info.base_idx].base is not None
+    }
+    for i, edge in _ways_back(outputs, inputs) if early else ():
+        if edge in early and not _is_made_through(i, edge, outputs, made_through):
+            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view from before a write")
+
+
+def _is_made_through(i: int, edge: Edge, outputs: Outputs, made_through: Mapping[int, int]) -> bool:
+    j: int | None = i
+    while j is not None and edge_of(outputs.tensors[j]) != edge:
+        j = made_through.get(j)
+    return j is not None
 
 
 def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
@@ -144,16 +197,20 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
     for hook in hooks:
         if hook.kind == "hook":
             at.setdefault(hook.edge, []).append(hook)
-    if not at:
-        return
+    if at:
+        for i, edge in _ways_back(outputs, inputs):
+            yield from ((i, hook) for hook in at.get(edge, ()))
+
+
+def _ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
+    """Go through the outputs that are made by views, each with the edges that its gradient passes on its way back."""
     ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
     ends.update(item.edge for item in inputs if item.edge is not None)
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
     ends.update(edge_of(root) for root in roots if root is not None)
     for i, tensor in outputs.tensors.items():
         if outputs.infos[i].views and tensor.grad_fn is not None:
-            for edge in _way_back(tensor, ends):
-                yield from ((i, hook) for hook in at.get(edge, ()))
+            yield from ((i, edge) for edge in _way_back(tensor, ends))
 
 
 def _way_back(tensor: Tensor, ends: Collection[Edge]) -> Iterator[Edge]:

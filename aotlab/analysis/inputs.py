@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -42,6 +44,23 @@ class NonLeaf(torch.autograd.Function):
         return gradient, None
 
 
+#: So many inputs of one trace are told apart by the names of their nodes.
+_NAMES = 64
+_numbers = count()
+
+
+@functools.cache
+def _non_leaf(number: int) -> type[NonLeaf]:
+    return type(f"NonLeaf{number}", (NonLeaf,), {})
+
+
+def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Hang what ``make`` returns on ``leaf``, by a node whose name, in autograd's errors, tells which input it is."""
+    with torch.enable_grad():
+        made: Tensor = _non_leaf(next(_numbers) % _NAMES).apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+    return made
+
+
 @dataclass(slots=True, kw_only=True)
 class Entered:
     """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
@@ -52,7 +71,7 @@ class Entered:
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
-    it had before.
+    it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``.
     """
 
     name: str
@@ -71,6 +90,7 @@ class Entered:
     sees_behind: bool = False
     given: str = ""
     left: Any = None
+    written_apart: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -85,7 +105,7 @@ class Entered:
     @property
     def counts_unseen(self) -> bool:
         """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
-        return self.wrapper.is_inference() and not self.real.is_inference()
+        return self.wrapper.is_inference() and not self.real.is_inference() and not self.written_apart
 
     def note_history(self) -> None:
         """Take the present history for the one without writes."""
@@ -123,8 +143,7 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
     if real.requires_grad:
         wrapper.requires_grad_(True)
         if not real.is_leaf:
-            with torch.enable_grad():
-                wrapper = NonLeaf.apply(wrapper, lambda: internals.to_functional(fake))  # type: ignore[no-untyped-call]  # untyped in torch
+            wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
     return entered(name, real, fake, wrapper, None)
 
 

@@ -10,7 +10,8 @@ In the user's program the block would have been left. Here its mode would last u
 object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
 
 Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
-the checkpoint itself is called, whether the graph is recorded or runs eagerly.
+the checkpoint itself is called, whether the graph is recorded or runs eagerly. So is ``.data``, for which Dynamo writes
+a function that passes by those who watch.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class GraphRun(fx.Interpreter):
         """Call a function, and note which modes it enters or leaves."""
         if target is internals.CHECKPOINT:
             return self._checkpoint(args, kwargs)
+        if target is internals.DATA_OF:
+            return args[0].data  # which the recorder sees
         result = super().call_function(target, args, kwargs)
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])

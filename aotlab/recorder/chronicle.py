@@ -17,12 +17,14 @@ pass that one, and the graph, in which a write makes all windows anew, does not 
 
 A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
 ``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
+
+And so are views that were made together: a hook on one of them is called when a gradient comes to another.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -48,12 +50,17 @@ class Chronicle:
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
         self._moved_unseen: dict[int, int] = {}
-        self._used_late: set[int] = set()
+        self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
+        self._apart: dict[int, weakref.ref[Tensor]] = {}
+        self._counted: set[int] = set()
+        self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
+        if isinstance(result, tuple | list) and _are_several_views(result):
+            self._several.append((result, self._moment(result[0])))
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
@@ -64,6 +71,11 @@ class Chronicle:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+
+    @property
+    def several(self) -> list[Sequence[Tensor]]:
+        """The views that were made together, where their history is still the one that they were made with."""
+        return [views for views, moment in self._several if self._moment(views[0]) == moment]
 
     def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
         known = self._origins.get(id(view))
@@ -110,11 +122,15 @@ class Chronicle:
         if self._made:
             for tensor in tensors_in(given):
                 if self._is_older(tensor):
-                    self._used_late.add(internals.storage_key(tensor))
+                    self._used_late.setdefault(internals.storage_key(tensor), {})[id(tensor)] = tensor
 
     def used_late(self, storage: int) -> bool:
         """Tell whether a view of an input was made before a write to its memory and used after it."""
         return storage in self._used_late
+
+    def views_used_late(self, storage: int) -> list[Tensor]:
+        """Return those views."""
+        return list(self._used_late.get(storage, {}).values())
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
@@ -128,8 +144,31 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            if not self._counts_apart(written):
+                self._counted.add(internals.storage_key(written))
             if not (torch.is_grad_enabled() and written.requires_grad):
                 self.moves_unseen(written)
+
+    def takes(self, result: Any, given: Any, *, data: bool) -> None:
+        """Note an alias that counts its writes apart: what ``.data`` gives, as ``data`` says, or a view of such a one.
+
+        Under inference_mode no version tells.
+        """
+        operands = tensors_in(given)
+        for tensor in tensors_in(result):
+            if not internals.is_functional(tensor) or any(tensor is each for each in operands):
+                continue
+            key = internals.storage_key(tensor)
+            if data or any(self._counts_apart(each) and internals.storage_key(each) == key for each in operands):
+                self._apart[id(tensor)] = weakref.ref(tensor)
+
+    def _counts_apart(self, tensor: Tensor) -> bool:
+        known = self._apart.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def wrote_apart_only(self, storage: int) -> bool:
+        """Tell whether an input was written, and only through aliases that count apart."""
+        return storage in self._written and storage not in self._counted
 
     def moves_unseen(self, tensor: Tensor) -> None:
         """Note that the version of an input's memory moves without a node of autograd's that says so."""
@@ -156,6 +195,11 @@ class Chronicle:
     def kept_by(self) -> dict[Any, list[Tensor]]:
         """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
         return self._kept_by
+
+
+def _are_several_views(result: Sequence[Any]) -> bool:
+    plain = len(result) > 1 and all(isinstance(each, Tensor) and internals.is_functional(each) for each in result)
+    return plain and result[0].requires_grad and internals.is_one_of_several_views(result[0])
 
 
 def _kept(

@@ -24,7 +24,7 @@ from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
-from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
+from aotlab.recorder.mode import casts_since, note_random_state, operations_so_far, ordinary_values
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
@@ -78,6 +78,7 @@ def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     return otherwise(*args, **kwargs)
 
 
+_READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 _MEMORY = "the compiled function would see the memory of this one trace"
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
@@ -211,6 +212,8 @@ class EscapeGuard(TorchFunctionMode):
         self.chronicle.uses((args, kwargs))
         result = self._pass(func, args, kwargs)
         self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
+        if self._inference:
+            self.chronicle.takes(result, (args, kwargs), data=func == _READS_DATA)
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -430,7 +433,14 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks, _call_back
+            _refuse_swap,
+            _refuse_dlpack,
+            _refuse_random_state,
+            note_random_state,
+            tensor_of,
+            self._set,
+            self._push_saved_hooks,
+            _call_back,
         )
         self._replaced.__enter__()
         return self

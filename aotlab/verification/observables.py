@@ -14,12 +14,12 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from aotlab import torch_internals
-from aotlab.errors import RefusedError
+from aotlab.errors import RefusedError, UsageError
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
 #: How torch's errors say that they are mistakes of torch's own.
@@ -28,6 +28,7 @@ INTERNAL_ASSERTION = "INTERNAL ASSERT FAILED"
 #: Which outputs are differentiated after a call: all at once, only the first, one after the other, that in reverse, all
 #: twice over (the first time with ``retain_graph``), none.
 Backward = Literal["all", "first", "each", "reversed", "twice"] | None
+_BACKWARDS = (*get_args(get_args(Backward)[0]), None)
 
 #: What a tensor is to the call. A watched tensor does not go in, but the call can reach it: the base
 #: of a view that goes in, or the leaf behind a non-leaf.
@@ -238,7 +239,17 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     -------
     Observation
         With ``failure`` set if the function raised; nothing but ``KeyboardInterrupt`` and its like is raised.
+
+    Raises
+    ------
+    UsageError
+        There is no such ``backward``; the function was not called.
     """
+    if backward not in _BACKWARDS:
+        ways = ", ".join(map(repr, _BACKWARDS))
+        raise UsageError(
+            f"backward={backward!r} does not say which outputs are to be differentiated; pass one of {ways}"
+        )
     known = [("input", *named) for named in call.inputs]
     known += [("captured", *named) for named in call.captured]
     known += [("watched", *named) for named in call.watched]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputType
 from aotlab.verification import compare
+from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled, leaf, metadata, nonleaf, same, traced
 from tests.stages.test_metadata_mutation import behind_dynamo
 
@@ -158,3 +161,76 @@ def test_parts_of_several_results_are_refused():
 
     with pytest.raises(OutputError, match="history of its own"):
         traced(lambda a: Both.apply(a)[0], leaf(2))
+
+
+def _written_itself(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v[1:]
+
+
+def _written_above(b):
+    v = b.view(-1)
+    b.mul_(2)
+    return v[1:], v.exp()
+
+
+def _computed_from(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v[1:].exp()
+
+
+def _view_of_a_view(b):
+    v = b.view(-1)
+    v.mul_(2)
+    w = v[1:]
+    return w[:2], w[1:], b[0]
+
+
+def _written_twice(b):
+    v = b.view(-1)
+    v.mul_(2)
+    w = v[1:]
+    b.add_(1)
+    return w[1:], v.view(2, 2), b[0]
+
+
+def _written_unseen(b):
+    v = b.view(-1)
+    b.detach().mul_(2)
+    return v[1:], v * 2
+
+
+CALLERS = {
+    "gradients": lambda out, b, base: [lambda: torch.autograd.grad(out[0].sum(), [b, base], allow_unused=True)],
+    "hook": lambda out, b, base: [lambda: b.register_hook(lambda gradient: SEEN.append(("b", gradient)))],
+    "hook on what it is a view of": lambda out, b, base: [
+        lambda: base.register_hook(lambda gradient: SEEN.append(("base", gradient)))
+    ],
+    "write": lambda out, b, base: [lambda: b.mul_(3), lambda: torch.autograd.grad(out[0].sum(), b, allow_unused=True)],
+}
+SEEN = []
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("make", [compiled, partial(compiled, frontend="dynamo")], ids=["direct", "dynamo"])
+@pytest.mark.parametrize("retains", [False, True], ids=["", "retains"])
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize(
+    "program", [_written_itself, _written_above, _computed_from, _view_of_a_view, _written_twice, _written_unseen]
+)
+def test_views_from_before_a_write_that_are_used_after_it(program, caller, retains, make):
+    """Their gradients go past the argument, which is a view as they are, to what both are views of."""
+
+    def inputs():
+        leaf = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        base = leaf * 1
+        if retains:
+            base.retain_grad()
+        return (base[1:],), {"base": base, "leaf": leaf}
+
+    function = make(program)
+    assert differences(program, function, [inputs, inputs], before=CALLERS[caller], seen=SEEN) == []
+    if make is compiled:
+        assert function.calls.compiled == 2

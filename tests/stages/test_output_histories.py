@@ -237,7 +237,7 @@ def test_a_custom_view_between_outputs():
     def after(out):
         return [lambda: torch.autograd.grad(out[1], out[0], torch.ones_like(out[1]))]
 
-    agree(program, history(2, 2), backward=(0,), after=after)
+    agree(program, history(2, 2), backward="first", after=after)
     g = compiled(program)
     g(*history(2, 2)()[0])
     assert metadata(g).output_info[0].made_by == "Viewed"

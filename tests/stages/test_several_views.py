@@ -89,3 +89,16 @@ def test_it_is_eagers_in_all_else(function: Callable[[Tensor], Tensor]) -> None:
     """Values, gradients and memory are eager's, in training and in inference."""
     same(function, nonleaf(3, 2))
     same(function, torch.ones(3, 2), make=compiled)
+
+
+def test_one_of_several_that_is_written_twice_is_compiled():
+    """Autograd would not say where its gradient goes after the writes; nobody has to ask."""
+
+    def f(x):
+        one, _ = x.unbind(0)
+        with torch.no_grad():
+            one.zero_()
+            one.add_(1)
+        return x * 2
+
+    same(f, nonleaf(3, 2)[1:])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotlab.errors import RandomOpError
+from aotlab.errors import RandomOpError, UsageError
 from aotlab.verification.observables import Call, CallerStep, cotangent, flatten, observe
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -118,6 +118,15 @@ def test_which_outputs_are_backwarded(backward, differentiated, steps):
         assert torch.equal(seen.gradients[0].value, 3 * cotangent(x, 1))
     if backward == "twice":
         assert torch.equal(seen.gradients[1].value, 2 * seen.gradients[0].value)
+
+
+@pytest.mark.parametrize("backward", [(0,), "last", 0, True, []])
+def test_what_does_not_say_which_outputs(backward):
+    """It is an error, before the function is called; taken for all of them it would compare something else."""
+    called = []
+    with pytest.raises(UsageError, match="pass one of 'all', 'first', 'each', 'reversed', 'twice', None"):
+        observe(lambda: called.append(1), call(), backward=backward)
+    assert called == []
 
 
 def test_grad_mode_is_observed_and_put_back():

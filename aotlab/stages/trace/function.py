@@ -14,7 +14,7 @@ from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
 from aotlab.analysis.history import Edge
-from aotlab.analysis.hooked import outputs_for_hooks
+from aotlab.analysis.hooked import all_outputs
 from aotlab.errors import LeakedTensorError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
@@ -110,13 +110,14 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()
+            item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         hooks = escapes.hooks.all
-        outputs, held = outputs_for_hooks(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
+        outputs, held = all_outputs(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
