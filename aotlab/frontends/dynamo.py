@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from aotlab.stages.capture import ArgumentKind
 from aotlab.values import NOTHING_MENTIONED, Mentioned
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
+_TORCH = str(Path(torch.__file__).parent)
 _NOTED = ("example_value", "grapharg", "tensor_dict")
 
 
@@ -53,7 +55,7 @@ class GraphTarget:
         self.graph = graph
         self.function = graph.forward
         lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
-        self.line = next((line for line in lines if line is not None), None)
+        self.line = next((line for line in lines if line is not None), _first_line(graph))
         self.name = self.line.function if self.line is not None else "graph"
         inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self._names = [_source_name(n) for n in inputs]
@@ -123,6 +125,12 @@ class GraphTarget:
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""
         return list(self._names)
+
+
+def _first_line(graph: fx.GraphModule) -> UserLine | None:
+    """Return the first line of the user's in a graph that calls methods only."""
+    frames = (frame for node in graph.graph.nodes for frame in reversed(frames_of_stack(node.meta.get("stack_trace"))))
+    return next((frame for frame in frames if not frame.file.startswith(_TORCH)), None)
 
 
 def _line_of_frame(frame: Any) -> str:
