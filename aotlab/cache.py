@@ -435,14 +435,15 @@ class CompiledFunction:
     def _warn(self, text: str) -> None:
         if self._warns and text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=_levels_to_caller())
+            warnings.warn(text, RuntimeWarning, stacklevel=levels_to_caller())
 
 
-def _levels_to_caller() -> int:
+def levels_to_caller() -> int:
     """Return the stack level of the first frame outside of aotlab and torch, for `warnings.warn` one frame below."""
     level = 1
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("aotlab", "torch"):
+    inside = ("aotlab", "torch", "contextlib")  # the last because torch decorates with context managers
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
         frame = frame.f_back
         level += 1
     return level

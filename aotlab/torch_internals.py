@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +27,9 @@ from torch import Tensor, fx
 # Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
+
+# What Dynamo does at a frame, noted with its code: `torch.compiler.disable` would cost 2 µs at each call.
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 # The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
@@ -63,6 +66,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from aotlab.errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 __all__ = [
     "DataDependentOutputException",
@@ -745,6 +750,15 @@ ASSERTIONS = frozenset(
 )
 
 
+def unseen_by_dynamo(function: _Function) -> _Function:
+    """Keep Dynamo from looking into what autograd calls in a backward, and into what that calls in turn.
+
+    A backward in the middle of a compiled function is a graph break, after which Dynamo looks at each new frame.
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
+
+
 class _OwnNode(torch.autograd.Function):
     """Hangs a node behind a tensor as a write in place does."""
 
@@ -754,6 +768,7 @@ class _OwnNode(torch.autograd.Function):
         return tensor
 
     @staticmethod
+    @unseen_by_dynamo
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
@@ -778,6 +793,7 @@ class _CommonNode(torch.autograd.Function):
         return tensors
 
     @staticmethod
+    @unseen_by_dynamo
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return gradients
 
@@ -796,6 +812,7 @@ def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         return tensor.view_as(tensor)
 
+    @unseen_by_dynamo
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
@@ -1354,6 +1371,13 @@ def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
 
     every = list(CleanupManager.instance.values.values())
     return [hook for hooks in every for hook in hooks if hook.scope is scope]
+
+
+def dynamo_makes_symbols() -> bool:
+    """Tell whether Dynamo makes a symbol of each size, as it does under ``torch.compile(…, dynamic=True)``."""
+    from torch._dynamo import config
+
+    return not config.assume_static_by_default
 
 
 def dynamo_reasons() -> dict[str, int]:

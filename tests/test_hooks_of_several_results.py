@@ -98,6 +98,44 @@ def test_a_hook_in_the_function(use, several, backward):
     assert bool(function.calls.compiled) == (use is not only_other)
 
 
+BELOW = {
+    "view": lambda made: [made.view(-1)],
+    "views": lambda made: [made.view(-1), made[0]],
+    "view and more": lambda made: [made.t(), made.exp()],
+}
+
+
+@pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
+@pytest.mark.parametrize("backward", ["all", "first", "each"])
+@pytest.mark.parametrize("views", BELOW.values(), ids=BELOW.keys())
+def test_a_hook_on_what_outputs_are_views_of(views, backward, make):
+    """It is not called at all, not even with None, when a gradient comes from an output that is no such view."""
+
+    def program(a):
+        made = a * 2
+        made.register_hook(negated)
+        return a.sin(), *views(made)
+
+    function = make(program)
+    assert differences(program, function, [leaf_input, leaf_input], backward=backward) == []
+    if make is compiled:
+        assert function.calls.compiled == 2
+
+
+@pytest.mark.parametrize("backward", ["all", "each"])
+@pytest.mark.parametrize("several", ["custom", "eigh"])
+@pytest.mark.parametrize("hooked", [0, 1])
+def test_a_hook_in_the_function_where_one_result_is_returned_as_a_view(hooked, several, backward):
+    """It is called with None where the gradient comes from the other, whichever of them has it."""
+
+    def program(a):
+        results = SEVERAL[several](a)
+        results[hooked].register_hook(negated)
+        return results[0].view_as(results[0]), results[1]
+
+    assert differences(program, compiled(program), [leaf_input, leaf_input], backward=backward) == []
+
+
 # --- the caller's hooks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import threading
 from pathlib import Path
 
@@ -758,6 +759,63 @@ def test_dynamo_disable():
     assert torch.compile(lambda x: inner(x + 1) * 2, backend=backend)(torch.ones(1)).item() == 12.0
     assert len(graphs) == 2
     torch.compiler.reset()
+
+
+def test_dynamo_makes_symbols():
+    """A backend learns that symbols were asked for, and not that Dynamo makes some because a size changed."""
+
+    def backend(gm, inputs):
+        found.append((internals.dynamo_makes_symbols(), any(isinstance(each, torch.SymInt) for each in inputs)))
+        return gm.forward
+
+    found = []
+    for dynamic in (None, False, True):
+        torch.compiler.reset()
+        f = torch.compile(lambda tensor: tensor * 2, backend=backend, dynamic=dynamic)
+        f(torch.ones(2))
+        f(torch.ones(3))
+    torch.compiler.reset()
+    assert found == [(False, False), (False, True), (False, False), (False, False), (True, True)]
+
+
+def test_what_dynamo_does_not_see():
+    """Dynamo looks neither into what autograd calls nor into what that calls, also after a reset."""
+
+    def twice(tensor):
+        return tensor.cos() + 1
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    counts = []
+    for mark in (lambda function: function, internals.unseen_by_dynamo):
+
+        class Sine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, tensor):
+                return tensor.sin()
+
+            @staticmethod
+            @mark
+            def backward(ctx, gradient):
+                return twice(gradient * 2)
+
+        apply = internals.dynamo_disable(Sine.apply)
+
+        def f(tensor, apply=apply):
+            apply(tensor).sum().backward()
+            return tensor
+
+        for _ in range(2):
+            torch.compiler.reset()
+            graphs = []
+            x = leaf(2)
+            torch.compile(f, backend=backend)(x)
+            assert x.grad.tolist() == pytest.approx([math.cos(2) + 1] * 2)
+            counts.append(len(graphs))
+            torch.compiler.reset()
+    assert counts == [2, 2, 1, 1]
 
 
 def test_inductor_parts_exist():

@@ -204,8 +204,9 @@ def _keys(
 
     First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it, as
     bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not, a
-    backward from the latter would hand that input None, which its hooks would see. So it is with what the caller can
-    see in the middle. Where all roots reach all of that, nothing is gained by telling them apart.
+    backward from the latter would hand that input None, which its hooks would see, and which would use up the graph
+    behind it. So it is with what the caller can see in the middle. Where all roots reach all of that, nothing is gained
+    by telling them apart.
     """
     depth = dict.fromkeys(order, 0)
     reached_by = dict.fromkeys(order, 0)
@@ -227,7 +228,8 @@ def _keys(
             if goes_on or edge in ends or edge in cuts or edge in visible or edge in seen:
                 own = leaves.setdefault(depth[node], {})
                 own[edge] = own.get(edge, 0) | reached_by[node]
-    alike = len(set(arrived.values())) < 2 and len({edge for edge in roots if edge in ends}) == 0
+    every = (1 << len(roots)) - 1
+    alike = all(bits == every for bits in arrived.values()) and len({edge for edge in roots if edge in ends}) == 0
     alike = alike and all(len(set(own.values())) < 2 for own in leaves.values())
     if alike or len(set(reached_by.values())) > _MOST_PARTS:
         return {node: (depth[node], 0) for node in order}

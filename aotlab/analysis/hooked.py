@@ -54,14 +54,12 @@ def outputs_for_hooks(
     every = [*leaves, *tensors]
     labels = [*names, *(f"{name} in a hook" for name, *_ in held.values())]
     if not held:
-        outputs = read_outputs(tape, leaves, names, inputs, chronicle, hooked=bool(hooks))
+        outputs = read_outputs(tape, leaves, names, inputs, chronicle)
     else:
         try:
-            outputs = read_outputs(tape, every, labels, inputs, chronicle, hooked=bool(hooks))
+            outputs = read_outputs(tape, every, labels, inputs, chronicle)
         except OutputError as error:
-            read_outputs(
-                tape, leaves, names, inputs, chronicle, hooked=bool(hooks)
-            )  # if it is about an output, it says so
+            read_outputs(tape, leaves, names, inputs, chronicle)  # if it is about an output, it says so
             used, _, hook = next(iter(held.values()))
             raise HooksError(
                 f"a hook holds `{used}`, a tensor of the call",
@@ -73,7 +71,7 @@ def outputs_for_hooks(
     if views:
         try:
             outputs = read_outputs(
-                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, chronicle, hooked=True
+                tape, [*every, *views], [*labels, *("view with a hook" for _ in views)], inputs, chronicle
             )
         except OutputError as error:
             raise RunEagerly(f"a view with a hook cannot be made again: {error}") from error

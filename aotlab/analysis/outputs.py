@@ -58,13 +58,10 @@ def read_outputs(
     names: Sequence[str],
     inputs: Sequence[Entered],
     chronicle: Chronicle,
-    *,
-    hooked: bool = False,
 ) -> Outputs:
     """Classify every output.
 
-    ``chronicle`` tells what views were made of, and when inputs were written; ``hooked`` says that the function
-    registers hooks.
+    ``chronicle`` tells what views were made of, and when inputs were written.
     """
     read = Outputs()
     storages = StorageNumbers()
@@ -165,7 +162,7 @@ def read_outputs(
                 early_ones = {i for i in own if early(leaves[i], inputs[k])}
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
-            _read_intermediate_group(tape, leaves, values, names, members, read, roots, info, hooked=hooked)
+            _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
 
@@ -438,8 +435,6 @@ def _read_intermediate_group(
     read: Outputs,
     roots: Sequence[Tensor],
     info: Callable[..., None],
-    *,
-    hooked: bool,
 ) -> None:
     """Classify outputs that share the storage of one intermediate.
 
@@ -466,9 +461,8 @@ def _read_intermediate_group(
     # one that may not be written in place is made by the very view, so that autograd says so again
     several = new_leaf is None and lone.requires_grad and internals.is_one_of_several_views(lone)
     cut = lone.requires_grad and internals.base_of(lone) is not None and _ends_nowhere(lone)
-    # what the caller's later write makes of its history and hooks is another thing for a view; but hooks of the
-    # function on what it is made of must not be called without it
-    view = new_leaf is None and lone.requires_grad and internals.base_of(lone) is not None and not hooked
+    # what the caller's later write makes of its history and hooks is another thing for a view
+    view = new_leaf is None and lone.requires_grad and internals.base_of(lone) is not None
     view = view and not internals.is_view_by_custom_function(lone)
     apart = under_no_grad or several or cut or view
     if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not apart:

@@ -232,6 +232,9 @@ def _strided(flat: Tensor, offset: int, like: Tensor) -> Tensor:
         offset -= first
     if offset >= 0:
         result = result.select(-1, offset)
+    for d in (d for d in range(len(shape)) if shape[d] == 1 and stride[d] > 0):
+        result = result.unsqueeze(-1)[..., :: stride[d]]  # the step to where another element would be can be seen
+        dims.append(d)
     result = result.permute([dims.index(d) for d in sorted(dims)])
     for d in range(len(shape)):
         if d not in dims:

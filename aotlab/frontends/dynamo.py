@@ -7,7 +7,9 @@ back when inputs begin to share memory. A graph that cannot be compiled faithful
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch import Tensor, fx
 from aotlab import observe, pipeline
 from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
-from aotlab.cache import CompiledFunction
+from aotlab.cache import CompiledFunction, levels_to_caller
 from aotlab.errors import UsageError, UserLine
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.partitioners import default_partition
@@ -29,6 +31,11 @@ from aotlab.values import NOTHING_MENTIONED, Mentioned
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
+#: What is said of ``dynamic=True``.
+SYMBOLS = (
+    "aotlab has no symbolic shapes yet: with dynamic=True too each size is compiled for itself, up to "
+    "aotlab.config.recompile_limit of them for each graph; leave out dynamic=True, or pad to a few sizes"
+)
 _NOTED = ("example_value", "grapharg", "tensor_dict")
 
 
@@ -55,10 +62,15 @@ class GraphTarget:
         self.graph = graph
         self.function = graph.forward
         lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
-        self.line = next((line for line in lines if line is not None), _first_line(graph))
-        self.name = self.line.function if self.line is not None else "graph"
+        self.line = next((line for line in lines if line is not None), None)
         inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self._names = [_source_name(n) for n in inputs]
+        module = _called_by_torch(graph) if self.line is None else None
+        if module is not None:
+            self._names = _names_inside(module, self._names)
+        elif self.line is None:
+            self.line = _first_line(graph)
+        self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
         self._has_fakes = True
@@ -154,6 +166,35 @@ def _readable(name: str) -> str:
     return re.sub(r"getattr\((\w+), '(\w+)'\)", r"\1.\2", name)
 
 
+def _called_by_torch(graph: fx.GraphModule) -> type[torch.nn.Module] | None:
+    """Return the type of the module of torch's that was compiled itself, which has no line of the user's."""
+    stacks = (node.meta.get("nn_module_stack") for node in graph.graph.nodes if node.op == "call_function")
+    path, kind = next((next(iter(stack.values())) for stack in stacks if stack), ("", None))
+    return kind if path == "L['fn']" and isinstance(kind, type) else None
+
+
+def _names_inside(module: type[torch.nn.Module], names: Sequence[str]) -> list[str]:
+    """Turn names in torch's function ``inner(*args, **kwargs)`` that calls ``fn``, a module, into those of the module.
+
+    Examples
+    --------
+    >>> _names_inside(torch.nn.Linear, ["fn.weight", "args[0]"])
+    ['weight', 'input']
+    """
+    parameters = [
+        p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL
+    ]
+
+    def inside(name: str) -> str:
+        name = re.sub(r"^fn\.|^kwargs\['(\w+)'\]", r"\1", name)
+        found = re.match(r"args\[(\d+)\]", name)
+        if found is None or int(found[1]) + 1 >= len(parameters):
+            return name
+        return parameters[int(found[1]) + 1] + name[found.end() :]
+
+    return [inside(name) for name in names]
+
+
 def backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **unknown: Any
 ) -> Callable[..., Any]:
@@ -186,6 +227,8 @@ def backend(
     if settings or unknown:
         wrong = ", ".join(map(repr, (*settings, *unknown)))
         raise UsageError(f"backend 'aotlab' does not know {wrong}; its options are 'compiler' and 'partitioner'")
+    if internals.dynamo_makes_symbols() and any(isinstance(each, torch.SymInt) for each in example_inputs):
+        warnings.warn(SYMBOLS, RuntimeWarning, stacklevel=levels_to_caller())
     compiled = compile_graph(GraphTarget(graph), compiler, partitioner)
     call = internals.dynamo_disable(compiled.__call__)
     call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aotlab.ir.graphs import STAYS, output_args, placeholders
+from aotlab.ir.graphs import STAYS, output_args, phase_of, placeholders
 from aotlab.partitioners.extract import extract
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
@@ -101,6 +101,7 @@ def default_partition(
     outputs = output_args(graph)
     fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
     forward = forward_nodes(graph, fwd_outputs)
+    forward |= _ancestors(_used_late(graph, _ancestors(gradients, forward), set(gradients)), forward)
     backward = _ancestors(gradients, forward)
     kept = set(gradients)
     saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
@@ -110,6 +111,27 @@ def default_partition(
         extract(joint_module, primals, [n for n in graph.nodes if n in forward], (*fwd_outputs, *saved), "Forward"),
         extract(joint_module, [*saved, *tangents], [n for n in graph.nodes if n in backward], gradients, "Backward"),
     )
+
+
+def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:
+    """Return what was computed in the forward for the backward alone, as what a custom Function saves may be.
+
+    Computed in the backward it would need inputs instead, which the caller may have written by then.
+    """
+    reached: dict[fx.Node, tuple[bool, bool]] = {}  # whether primals reach a node, and whether tangents do
+    found = []
+    for node in graph.nodes:
+        ways = [reached[each] for each in node.all_input_nodes]
+        is_input = node.op == "placeholder"
+        by_primal = any(p for p, _ in ways) or (is_input and not is_tangent(node))
+        by_tangent = any(t for _, t in ways) or (is_input and is_tangent(node))
+        reached[node] = by_primal, by_tangent
+        early = node.meta.get("phase") == "forward" and node.op == "call_function"
+        if early and by_primal and not by_tangent and node in backward:
+            users = (user for user in node.users if user in backward and phase_of(user) == "backward")
+            if node in gradients or any(users):
+                found.append(node)
+    return found
 
 
 def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.Node]:

@@ -122,6 +122,7 @@ class Reshaper(Protocol):
     """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
 
     unseen: list[tuple[Tensor, tuple[Any, int], int]]
+    moved: bool
 
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself."""
@@ -162,6 +163,7 @@ class _NoInputs:
 
     def __init__(self) -> None:
         self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
+        self.moved = False
 
     def is_input(self, tensor: Tensor) -> bool:
         return False

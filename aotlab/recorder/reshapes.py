@@ -79,6 +79,8 @@ class Reshapes:
         self._inference = {internals.storage_key(item.wrapper) for item in items if item.real.is_inference()}
         #: Intermediates moved under no_grad, each with where its gradient goes, and the number of the next node then.
         self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
+        #: Whether a tensor that requires grad was given other sizes or strides.
+        self.moved = False
         self._changed: dict[int, Tensor] = {}  # tensors that were changed, or of which a view was
         self._made = MadeTensors(item.wrapper for item in self._items.values())
 
@@ -104,6 +106,7 @@ class Reshapes:
             The epilogue could not do the same.
         """
         tensor = args[0]
+        self.moved |= tensor.requires_grad and func not in _DETACHES
         if func in _MOVES and self._keeps_histories(tensor):
             if self.is_input(tensor):
                 return self._run_on_input(func, args, kwargs)
@@ -140,6 +143,7 @@ class Reshapes:
     def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step of a tensor in a base that is a whole storage, and write it down if it is on an input."""
         tensor = args[0]
+        self.moved |= tensor.requires_grad and func not in _DETACHES
         item = self._items.get(id(tensor))
         step = _step(func, args[1:], kwargs)
         if func in _RESIZES:

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import aotlab
 from aotlab import config
@@ -372,13 +373,40 @@ def test_recompiles_by_dynamo_and_by_us():
         assert g(torch.ones(size)).tolist() == [float(size)] * size
 
 
-def test_dynamic_shapes_run_eagerly_or_right():
-    """Symbolic sizes from Dynamo are refused by us, so the graph runs eagerly with a warning, and right."""
+def test_dynamic_shapes():
+    """Each size is compiled for itself, and what ``dynamic=True`` asked for is said to be missing, once and there."""
     g = by_dynamo(lambda x: x.sin() * x.shape[0], dynamic=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for size in (2, 3, 5):
             assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
+    assert [(dynamo.SYMBOLS, __file__)] == [(str(w.message), w.filename) for w in caught]
+
+
+def test_symbols_that_nobody_asked_for_are_no_news():
+    """When Dynamo makes symbols because a size changed there is no warning."""
+    g = by_dynamo(lambda x: x.sin() * x.shape[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in (2, 3, 5):
+            assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
+
+
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_a_module_of_torchs_has_names(as_keyword):
+    """Where no line is the user's the warning names the module that was compiled, and the argument as the module does.
+
+    That Dynamo calls it through a function of its own does not show.
+    """
+    g = by_dynamo(nn.Linear(3, 3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(2, 13):
+            x = torch.ones(size, 3)
+            assert (size, 3) == (g(input=x) if as_keyword else g(x)).shape
+    assert len(caught) == 1
+    assert "`Linear` was compiled 8 times" in str(caught[0].message)
+    assert "`input.size()[0]` is" in str(caught[0].message)
 
 
 def test_all_observables_through_dynamo():
@@ -395,3 +423,85 @@ def test_all_observables_through_dynamo():
 
     result = compare(f, (nonleaf(2, 3), leaf(2, 3)), candidate=make)
     assert result.first is None, result.first
+
+
+def _backward_of_one_graph(x, model):
+    loss = model(x).relu().sum()
+    loss.backward()
+    return loss * 2
+
+
+def _backward_through_segments(x, model):
+    y = model(x)
+    v = y.view(-1)
+    torch._dynamo.graph_break()
+    y.mul_(2)
+    loss = (y * 3).sum() + v.sum()
+    torch._dynamo.graph_break()
+    loss.backward()
+    return loss * 2
+
+
+def _backward_through_a_written_view(x, model):
+    y = model(x)
+    torch._dynamo.graph_break()
+    v = y.view(-1)
+    w = v[1:]
+    z = y + 1
+    w.mul_(2)
+    y.mul_(3)
+    torch._dynamo.graph_break()
+    (y.sum() + z.sum() + w.sum()).backward()
+    return y * 2
+
+
+def _backward_through_nodes_of_outputs(x, model):
+    y = torch.complex(model(x), x)
+    a, b = y.sin(), y.cos()
+    torch._dynamo.graph_break()
+    torch.view_as_real(a * b).sum().backward()
+    return a.real * 2
+
+
+def _backward_through_a_common_node(x, model):
+    y = model(x)
+    a = y.sin()
+    q, r = torch.linalg.qr(y.t())
+    torch._dynamo.graph_break()
+    (q.sum() + r.sum() + a.sum()).backward()
+    return a * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _backward_of_one_graph,
+        _backward_through_segments,
+        _backward_through_a_written_view,
+        _backward_through_nodes_of_outputs,
+        _backward_through_a_common_node,
+    ],
+    ids=lambda f: f.__name__[1:],
+)
+def test_dynamo_looks_into_no_backward_of_ours(function):
+    """With a backward inside the function Dynamo reads no more frames, and warns of no more, than without us."""
+    seen = []
+    for ours in (False, False, True):  # at first torch still imports this and that
+        torch.compiler.reset()
+        made = []
+
+        def keep(graph, inputs, made=made, ours=ours):
+            made.append(backend(graph, inputs, options={"compiler": "eager"}) if ours else graph.forward)
+            return made[-1]
+
+        torch.manual_seed(0)
+        model, x = nn.Linear(3, 3), torch.linspace(-1, 1, 6).view(2, 3)
+        counters["frames"].clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            values = [torch.compile(function, backend=keep)(x, model).tolist() for _ in range(2)]
+        seen.append((dict(counters["frames"]), len(made), values, model.weight.grad.tolist()))
+        if ours:
+            assert all(each.compiled.calls.compiled for each in made)
+    assert seen[1] == seen[2]

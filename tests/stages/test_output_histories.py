@@ -532,9 +532,13 @@ def test_an_intermediate_that_is_set(viewed, requires_grad):
         assert g.calls.compiled == (not viewed)
 
 
+@pytest.mark.parametrize("where", ["nowhere", "elsewhere", "below", "on it", "everywhere"])
 @pytest.mark.parametrize("view", [lambda y: y.view(-1), lambda y: y.t(), lambda y: y[:]])
-def test_a_lone_view_of_an_intermediate_is_a_view(view):
-    """A later write gives it a history through its base, past the hooks that it had, and frees it in the backward."""
+def test_a_lone_view_of_an_intermediate_is_a_view(view, where):
+    """A later write gives it a history through its base, past the hooks that it had, and frees it in the backward.
+
+    It does so also where the function registers hooks, on the view or on what it is made of.
+    """
 
     def use(g):
         x = torch.ones(2, 2, requires_grad=True)
@@ -548,6 +552,13 @@ def test_a_lone_view_of_an_intermediate_is_a_view(view):
         return called, x.grad.tolist(), out._base is not None
 
     def f(x):
-        return view(x.sin())
+        below = x.sin()
+        made = view(below)
+        for name, tensor in {"elsewhere": x, "below": below, "on it": made}.items():
+            if where in (name, "everywhere"):
+                tensor.register_hook(lambda gradient: gradient * 3)
+        return made
 
-    assert use(f) == use(compiled(f))
+    function = compiled(f)
+    assert use(f) == use(function)
+    assert (function.calls.compiled, function.calls.eager) == (1, 0)

@@ -914,3 +914,27 @@ def test_inputs_without_one_are_parted():
 
     a = nonleaf(4)
     same(f, a, a[1:].detach())
+
+
+LAYOUTS = {
+    "permuted": ((1, 1, 3), (1, 1, 1)),
+    "none that is stepped": ((1, 1), (7, 5)),
+    "gaps": ((2, 1, 2, 1), (4, 9, 2, 3)),
+    "in the middle": ((2, 1, 3), (3, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("with_another", [False, True], ids=["lone", "group"])
+@pytest.mark.parametrize(("shape", "stride"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_the_steps_of_dimensions_of_size_one_are_the_callers(shape, stride, with_another, requires_grad):
+    """The function may ask for them, and the offsets of empty parts hang on them."""
+
+    def f(a, b):
+        a.detach()[:].mul_(2)
+        empty = a[1:1]
+        asked = [a.stride(), a[:, None].stride(), a.is_contiguous(), empty.storage_offset(), empty.stride()]
+        return asked, b * 2, a.view_as(a)
+
+    base = nonleaf(24) if requires_grad else torch.arange(24.0)
+    same(f, base.as_strided(shape, stride, 2), base[1:] if with_another else torch.ones(2))

@@ -10,6 +10,7 @@ import torch
 
 from aotlab import torch_internals
 from aotlab.errors import UsageError
+from aotlab.torch_internals import FakeTensorMode
 from aotlab.verification.mutants import MUTANTS
 from aotlab.verification.op_database import SAMPLE, Outcome, Variant, cases_of, judge_variant, variants
 
@@ -137,6 +138,25 @@ def test_behind_dynamo(by_name: dict[str, Variant]):
     assert module.outcome is Outcome.EQUAL
     refused = judge_variant(by_name["sin in-place int64"], limit=1, dynamo=True)
     assert refused.outcome is Outcome.DYNAMOS  # its error has Dynamo's words around eager's
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_dynamo_leaves_to_python(by_name: dict[str, Variant]):
+    """Where Dynamo captures nothing that is told apart, with its reason, from what it captures and we run eagerly."""
+    uncaptured = judge_variant(by_name["squeeze in-place int64"], limit=1, dynamo=True)
+    assert (uncaptured.outcome, uncaptured.compiled) == (Outcome.UNCAPTURED, 0)
+    assert "inplace view op" in uncaptured.reason
+    eagerly = judge_variant(by_name["empty out int64"], limit=1, dynamo=True)
+    assert (eagerly.outcome, eagerly.compiled) == (Outcome.EAGERLY, 0)
+    assert "`empty` writes its `out` around the trace" in eagerly.reason
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_dynamo_does_only_once_in_a_process(by_name: dict[str, Variant]):
+    """An error of Dynamo's that its cached fake results hide at the second time counts as its own all the same."""
+    FakeTensorMode.cache_clear()
+    torn = judge_variant(by_name["addr in-place float32"], dynamo=True)
+    assert torn.outcome in (Outcome.DYNAMOS, Outcome.EQUAL), torn  # the latter on torches that do not fail there
 
 
 def test_outcomes_that_are_not_equal(by_name: dict[str, Variant]):

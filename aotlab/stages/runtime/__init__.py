@@ -35,8 +35,10 @@ import linecache
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
+from aotlab import torch_internals as internals
 from aotlab.stages.runtime.backward import Backward
 from aotlab.stages.runtime.draft import Parts
 from aotlab.stages.runtime.failing import ForwardFailed, can_be_repeated
@@ -78,4 +80,8 @@ def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[st
     name = f"<aotlab {safe} entry {parts.entry}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), namespace)
+    for each in list(namespace.values()):
+        backward = getattr(each, "backward", None) if isinstance(each, type) else None
+        if isinstance(backward, FunctionType) and backward.__code__.co_filename == name:
+            internals.unseen_by_dynamo(backward)
     return RuntimeRecord(name=name, source=source), namespace["run"]

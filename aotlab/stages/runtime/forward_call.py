@@ -169,19 +169,23 @@ def own_nodes(draft: Draft, entries: Sequence[tuple[Edge, int | None]], names: S
 
     A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the
     others; and autograd's bookkeeping of a tensor that was detached fails if gradients are retained before a write.
+    The former matters to bases of outputs too, if the function has hooks on them.
 
     ``entries`` are where gradients come into the node that was just called, each with the position of the forward
     output that it is, None for a carrier; ``names`` are their expressions.
     """
     first = len(draft.trace.writes)
     last = first + len(draft.trace.returned_outputs)
+    hooked = {draft.trace.roots[source.index] for _, source, _ in draft.trace.hooks if source.kind == "root"}
     together: dict[Any, list[str]] = {}
     own = []
     for ((node, _), i), name in zip(entries, names, strict=True):
-        if i is None:
+        if i is None or i >= last:
             together.setdefault(node, []).append(name)
+            if i in hooked and len(entries) > 1:
+                own.append((node, name))
             continue
-        if not first <= i < last or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
+        if i < first or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
             continue
         function = draft.meta.output_info[draft.trace.returned_outputs[i - first]].made_by
         if function is not None:  # a view of which autograd knows that nobody may write it

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aotlab import torch_internals as internals
+
 
 class _History(torch.autograd.Function):
     """Hands a gradient on to the history that its input had when it was applied."""
@@ -16,6 +18,7 @@ class _History(torch.autograd.Function):
         return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
     @staticmethod
+    @internals.unseen_by_dynamo
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 

@@ -20,6 +20,7 @@ class _Keeps(torch.autograd.Function):
         return leaf.clone()
 
     @staticmethod
+    @internals.unseen_by_dynamo
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         _ = ctx.saved_tensors
         return gradient, None

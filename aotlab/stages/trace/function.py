@@ -62,8 +62,9 @@ class Findings:
         When it made views of inputs, and wrote them.
     sets_saved_hooks
         Whether it sets ``saved_tensors_hooks``.
-    moved_unseen
-        The intermediates that it moved under ``no_grad``; see `Reshapes`.
+    moved_unseen, moved
+        The intermediates that it moved under ``no_grad``, and whether it moved anything that requires grad; see
+        `Reshapes`.
     visible, held
         How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
     """
@@ -82,6 +83,7 @@ class Findings:
     chronicle: Chronicle
     sets_saved_hooks: bool
     moved_unseen: Sequence[tuple[Tensor, Edge, int]]
+    moved: bool
     visible: int
     held: list[Tensor]
 
@@ -139,6 +141,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         hooks=hooks,
         sets_saved_hooks=escapes.sets_saved_hooks,
         moved_unseen=escapes.reshapes.unseen,
+        moved=escapes.reshapes.moved,
         visible=len(leaves),
         held=held,
     )

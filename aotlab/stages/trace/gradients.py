@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from traceback import walk_tb
 
 from torch import Tensor
 
@@ -11,18 +12,21 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.recorder import RunEagerly, Untraceable
+from aotlab.recorder import Recorder, RunEagerly, Untraceable
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
 
-def differentiate_all(trace: Trace) -> list[Tensor | None]:
+def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | None]:
     """Return the gradients for all tangents together.
 
     If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
     can be differentiated from single outputs still can; then those gradients are returned, one list after the other,
     so that the partitioner sees what their backwards need.
+
+    ``moved`` says that the function gave a tensor with a history other sizes in place. Autograd looks at the history of
+    what was kept before it compares versions, and the views that make it on a wrapper may not fit these sizes.
     """
     if not trace.training:
         return []
@@ -46,6 +50,8 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
                     suggestion="pass use_reentrant=False",
                     pattern=r"checkpoint\w*\(",
                 ) from error
+            if moved and not _is_autograds(error):
+                raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
             for i in range(count if count > 1 else 0):
@@ -92,6 +98,12 @@ def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
             "a gradient that reaches no input calls hooks or raises",
             suggestion="detach what needs no gradient, to have it compiled",
         )
+
+
+def _is_autograds(error: BaseException) -> bool:
+    """Tell whether autograd itself raised an error, rather than an operation that was recorded."""
+    recording = Recorder.__module__
+    return all(frame.f_globals.get("__name__") != recording for frame, _ in walk_tb(error.__traceback__))
 
 
 def _without_frames(error: BaseException) -> BaseException:

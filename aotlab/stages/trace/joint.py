@@ -88,7 +88,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     )
     seen = survey(parts)
     with unwritten(_callers(findings, trace), seen.custom):
-        gradients = differentiate_all(trace)
+        gradients = differentiate_all(trace, moved=findings.moved)
     if trace.training:
         check_out_of_sight(seen, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)

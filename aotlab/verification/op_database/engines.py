@@ -15,6 +15,7 @@ from torch import fx, nn
 from aotlab import api
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
+from aotlab.torch_internals import FakeTensorMode
 
 Function = Callable[..., Any]
 
@@ -26,7 +27,7 @@ class Engine(Protocol):
         """Compile ``function``."""
 
     def ran_eagerly(self) -> bool:
-        """Tell whether eager ran a call, or a part of one, or if nothing was compiled."""
+        """Tell whether eager ran a call, or a part of one."""
 
     def close(self) -> None:
         """Forget what is kept of the function in the process."""
@@ -55,7 +56,8 @@ class BehindDynamo:
     """``torch.compile(backend="aotlab")``, for torch's own kernels."""
 
     def candidate(self, function: Function) -> Function:
-        """Compile ``function``."""
+        """Compile ``function``, with no memory of what fake tensors met before: Dynamo may fail where they are new."""
+        FakeTensorMode.cache_clear()
         self._parts: list[CompiledFunction] = []
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
@@ -66,8 +68,12 @@ class BehindDynamo:
         return torch.compile(function, backend=backend)
 
     def ran_eagerly(self) -> bool:
-        """Tell whether eager ran a part of a call, or Dynamo found nothing to compile."""
-        return not self._parts or any(part.calls.eager for part in self._parts)
+        """Tell whether eager ran a part of a call."""
+        return any(part.calls.eager for part in self._parts)
+
+    def captured(self) -> bool:
+        """Tell whether Dynamo gave us anything to compile."""
+        return bool(self._parts)
 
     def close(self) -> None:
         """Reset Dynamo."""
@@ -79,6 +85,7 @@ class DynamoAlone(BehindDynamo):
 
     def candidate(self, function: Function) -> Function:
         """Let Dynamo capture ``function``."""
+        FakeTensorMode.cache_clear()
         return torch.compile(function, backend="eager")
 
     def close(self) -> None:

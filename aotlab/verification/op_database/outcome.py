@@ -36,6 +36,7 @@ class Outcome(enum.Enum):
     ROUNDED = "equal but for rounding: eager runs another kernel where it writes into memory that is there"
     SHAPES = "equal but for values that eager does not determine"
     RAISES = "eager raises, and so does aotlab"
+    UNCAPTURED = "Dynamo's own: it captures nothing, so there is nothing to compile"
     EAGERLY = "ran eagerly"
     REFUSED = "refused"
     NOT_COMPARED = "not compared"
@@ -195,6 +196,8 @@ def _judge_case(case: Case, entry: str, dynamo: bool) -> tuple[Outcome, str]:
         failure = expected[0].failure
         if failure is not None:
             return Outcome.RAISES, str(failure)
+        if isinstance(engine, BehindDynamo) and not engine.captured():
+            return Outcome.UNCAPTURED, _why_nothing(case, engine)
         if engine.ran_eagerly():
             return Outcome.EAGERLY, _without_line(_why_eagerly(case, engine))
     if not values or unstable:
@@ -261,8 +264,15 @@ def _why_eagerly(case: Case, engine: Engine) -> str:
     """Run the call once more and listen to why it is not compiled."""
     with _failures() as heard:
         _observe_by(case, engine)
-    nothing = "Dynamo captured nothing" if isinstance(engine, BehindDynamo) else "aotlab gave no reason"
-    return str(heard[0]) if heard else nothing
+    return str(heard[0]) if heard else "aotlab gave no reason"
+
+
+def _why_nothing(case: Case, engine: Engine) -> str:
+    """Run the call once more and ask Dynamo why it captures nothing."""
+    before = torch_internals.dynamo_reasons()
+    _observe_by(case, engine)
+    new = [text for text, count in torch_internals.dynamo_reasons().items() if count > before.get(text, 0)]
+    return " ".join(new[0].split("Hint:")[0].split()) if new else "it says nothing of why"
 
 
 @contextmanager

@@ -1,0 +1,124 @@
+"""Backwards that go wrong: whether they raise, and what, is as in eager, and so is what happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tests.engine_helpers import compiled, record, same
+
+
+def behind_dynamo(function: Callable[..., Any]) -> Any:
+    """Compile behind Dynamo."""
+    return compiled(function, frontend="dynamo")
+
+
+makers = pytest.mark.parametrize("make", [compiled, behind_dynamo])
+
+
+class Parted(torch.autograd.Function):
+    """Two results, of which it saves one."""
+
+    @staticmethod
+    def forward(ctx, value):
+        double, negative = value * 2, -value
+        ctx.save_for_backward(double)
+        return double, negative
+
+    @staticmethod
+    def backward(ctx, one, two):
+        (double,) = ctx.saved_tensors
+        return (one + 1) * double - two
+
+
+def grown(x: Tensor) -> Tensor:
+    """Keep a view of what gets another dimension."""
+    y = x * 1
+    z = y.permute(1, 0)
+    result = z * z
+    y.unsqueeze_(0)
+    return result
+
+
+def grown_input(x: Tensor) -> Tensor:
+    """Keep a view of an input that does."""
+    z = x.t()
+    result = z * z
+    x.unsqueeze_(0)
+    return result
+
+
+def grown_for_checkpoint(x: Tensor) -> Tensor:
+    """Let a checkpoint keep the view, as its argument."""
+    y = x * 1
+    result = checkpoint(lambda z: z * z, y.t(), use_reentrant=False)
+    y.unsqueeze_(0)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("function", [grown, grown_input, grown_for_checkpoint])
+def test_what_is_kept_is_a_view_of_what_changes_its_sizes(function):
+    """Eager's error is about the write, whose version it sees; a trace fails before that, making the view again."""
+    same(function, torch.ones(2, 3, dtype=torch.float64).requires_grad_() * 1, eagerly=True)
+
+
+@makers
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_only_the_backward_uses_is_computed_in_the_forward(make):
+    """What a custom Function saves is what it was, whatever the caller does to the input that it came from."""
+
+    def function(x):
+        return Parted.apply(x)[1]
+
+    def gradients(called):
+        found = []
+        for write in (lambda x: x.add_(1), lambda x: x.data.add_(1)):
+            leaf = torch.tensor([1.0, 2.0], requires_grad=True)
+            x = leaf * 1
+            out = called(x)
+            write(x)
+            out.sum().backward()
+            found.append(leaf.grad.tolist())
+        return found
+
+    assert gradients(function) == gradients(make(function))
+
+
+def test_it_is_saved_itself():
+    """The forward graph computes it; the backward graph does not."""
+    made = compiled(lambda x: Parted.apply(x)[1])
+    made(torch.ones(2, requires_grad=True) * 1)
+    saved = record(made, "partition").saved
+    assert saved[0].name == "mul"
+    assert len(saved) == 1
+
+
+@makers
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_an_output_that_reaches_no_input_leaves_the_graphs_behind_inputs_alone(make):
+    """A backward from it calls no node of the caller's, which could be called a second time only if that is asked."""
+
+    def function(x):
+        x.mul_(2)
+        with torch.no_grad():
+            x.mul_(2)
+            view, _ = x.unbind(0)
+        return view.clone()
+
+    def backwards(called):
+        leaf = torch.ones(2, 2, requires_grad=True)
+        x = leaf * 1
+        out = called(x)
+        for _ in range(2):
+            out.backward(torch.ones(2))
+        none = leaf.grad
+        x.sum().backward()
+        return out.requires_grad, none, leaf.grad.tolist()
+
+    assert backwards(function) == backwards(make(function))
