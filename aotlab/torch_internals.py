@@ -910,8 +910,13 @@ def sequence_of(node: Any) -> int:
 
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
-    node: Any = torch._C._current_autograd_node()
+    node = current_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def current_node() -> Any:
+    """Return the autograd node that is being run, None outside a backward."""
+    return torch._C._current_autograd_node()
 
 
 _CHECKED = "aotlab checks what comes in"
@@ -925,7 +930,7 @@ def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tupl
 
 def gradients_checked() -> bool:
     """Tell whether the autograd node that is being run has a check of `check_gradients`."""
-    node: Any = torch._C._current_autograd_node()
+    node = current_node()
     return node is not None and _CHECKED in node.metadata
 
 

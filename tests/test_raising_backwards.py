@@ -122,3 +122,102 @@ def test_an_output_that_reaches_no_input_leaves_the_graphs_behind_inputs_alone(m
         return out.requires_grad, none, leaf.grad.tolist()
 
     assert backwards(function) == backwards(make(function))
+
+
+class Doubled(torch.autograd.Function):
+    """A node with a name of its own."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+#: How the caller makes a tensor with a history.
+MAKES: list[Callable[[Tensor], Tensor]] = [
+    lambda leaf: leaf * 1,
+    Doubled.apply,
+    lambda leaf: (leaf * 1)[:],
+    lambda leaf: leaf.max(0).values,
+    lambda leaf: torch.unbind(torch.stack([leaf, leaf]).clone())[1].exp(),
+]
+
+
+def says(function: Callable[..., Any], make: Callable[[Tensor], Tensor], write: Any = None) -> str:
+    """Return what the backward raises."""
+    x = make(torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True))
+    out = function(x)
+    if write is not None:
+        write(x)
+    with pytest.raises(RuntimeError) as raised:
+        out.sum().backward()
+    return str(raised.value).split("Hint")[0]
+
+
+def written_unseen(x: Tensor) -> Tensor:
+    """Write what is kept, without autograd's knowledge."""
+    y = x * x
+    with torch.no_grad():
+        x.add_(1)
+    return y
+
+
+def written_seen(x: Tensor) -> Tensor:
+    """Write what is kept."""
+    y = x * x
+    x.add_(1)
+    return y
+
+
+def viewed_and_written(x: Tensor) -> Tensor:
+    """Keep a view, and write what it is a view of."""
+    y = x[0] * x[0]
+    x.add_(1)
+    return y
+
+
+def viewed_twice_and_written(x: Tensor) -> Tensor:
+    """Keep a view of an intermediate's view, and write that."""
+    z = (x * 2).view(-1)
+    v = z[1:]
+    y = v * v
+    z.add_(1)
+    return y
+
+
+@makers
+@pytest.mark.parametrize("make_input", MAKES)
+@pytest.mark.parametrize("function", [written_unseen, written_seen, viewed_and_written, viewed_twice_and_written])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_error_names_the_nodes_that_eager_names(function, make_input, make):
+    """What was kept is called an output of the caller's node, or of the node that autograd made for a written view."""
+    assert says(function, make_input) == says(make(function), make_input)
+
+
+@makers
+@pytest.mark.parametrize("make_input", MAKES)
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_error_after_a_write_of_the_callers_names_its_node(make_input, make):
+    """The input is kept itself, so its present history is named."""
+
+    def unseen(x):
+        with torch.no_grad():
+            x.add_(1)
+
+    def square(x):
+        return x * x
+
+    made = make(square)
+    for write in (unseen, lambda x: x.add_(1), lambda x: x[0].add_(1)):
+        assert says(square, make_input, write) == says(made, make_input, write)
+
+
+def test_one_entry_names_the_node_of_each_call():
+    """The names are the call's, not the trace's."""
+    made = compiled(written_unseen)
+    for make_input in (MAKES[0], MAKES[1]):
+        assert says(written_unseen, make_input) == says(made, make_input)
+    assert len(made.entries) == 1

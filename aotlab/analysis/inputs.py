@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -40,6 +42,23 @@ class NonLeaf(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Pass the gradient on."""
         return gradient, None
+
+
+#: So many inputs of one trace are told apart by the names of their nodes.
+_NAMES = 64
+_numbers = count()
+
+
+@functools.cache
+def _non_leaf(number: int) -> type[NonLeaf]:
+    return type(f"NonLeaf{number}", (NonLeaf,), {})
+
+
+def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Hang what ``make`` returns on ``leaf``, by a node whose name, in autograd's errors, tells which input it is."""
+    with torch.enable_grad():
+        made: Tensor = _non_leaf(next(_numbers) % _NAMES).apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+    return made
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,8 +144,7 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
     if real.requires_grad:
         wrapper.requires_grad_(True)
         if not real.is_leaf:
-            with torch.enable_grad():
-                wrapper = NonLeaf.apply(wrapper, lambda: internals.to_functional(fake))  # type: ignore[no-untyped-call]  # untyped in torch
+            wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
     return entered(name, real, fake, wrapper, None)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of
-from aotlab.analysis.inputs import Entered, NonLeaf, entered
+from aotlab.analysis.inputs import Entered, entered, non_leaf
 from aotlab.guards import byte_interval
 from aotlab.recorder import RunEagerly, Tape, place_in
 from aotlab.torch_internals import FakeTensorMode
@@ -338,5 +338,4 @@ def _with_history(real: Tensor, make: Callable[[], Tensor]) -> Tensor:
         leaf: Tensor = make().requires_grad_(True)
         return leaf
     leaf = internals.to_functional(internals.from_functional(make())).requires_grad_(True)
-    result: Tensor = NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
-    return result
+    return non_leaf(leaf, make)

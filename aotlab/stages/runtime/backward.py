@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.kept_values import named_node, stem, with_node
 from aotlab.backends.base import Boxed
 from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
@@ -38,6 +39,7 @@ class Backward:
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = [i for i, connected in enumerate(trace.connected[segment]) if connected]
+        self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
         self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}
         if full is not None:
@@ -48,6 +50,18 @@ class Backward:
         pattern = (True,) * len(self.masks)
         with internals.disable_autocast():
             self._compiled[pattern] = self._compile(pattern)
+
+    def _compile_or_say_why(self, pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
+        """Compile the backward for a pattern; what raises names the caller's autograd nodes and not the trace's."""
+        try:
+            return self._compile(pattern)
+        except RuntimeError as error:
+            text = str(error)
+            named = named_node(text)
+            for way, (node, number) in zip(self._ways, internals.current_node().next_functions, strict=False):
+                if named and way is not None and stem(way[0][0].name()) == named and node is not None:
+                    error.args = (with_node(text, node.name(), number), *error.args[1:])
+            raise
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of what went through ``apply``, in their order.
@@ -80,7 +94,7 @@ class Backward:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
         if known is None:
-            known = self._compiled[*pattern, *casting] = self._compile(pattern)
+            known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
         compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         arguments = saved.use(mask, needs)

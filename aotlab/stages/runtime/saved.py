@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.kept_values import with_node
 
 
 class _Keeps(torch.autograd.Function):
@@ -45,12 +46,20 @@ def _raise_for_second_backward() -> NoReturn:
 
 
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
+    node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
-    stand_in = torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+    with torch.enable_grad():
+        one = torch.empty((), dtype=value.dtype, device=value.device, requires_grad=node is not None)
+        stand_in = one.expand(value.shape)
     internals.set_version(stand_in, version)
     leaf, out = _keep(stand_in)
     internals.set_version(stand_in, is_at)
-    torch.autograd.grad(out, leaf)
+    try:
+        torch.autograd.grad(out, leaf)
+    except RuntimeError as error:
+        if node is not None:
+            error.args = (with_node(str(error), node.name(), value.output_nr), *error.args[1:])
+        raise
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 

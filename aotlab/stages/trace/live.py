@@ -13,6 +13,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
 from aotlab.analysis.history import Edge, Exit, Segment, differentiate
+from aotlab.analysis.kept_values import as_of_a_view
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
 from aotlab.errors import RandomOpError
@@ -185,6 +186,9 @@ class Trace:
             with tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 found = differentiate(part, given)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+        except RuntimeError as error:
+            error.args = (as_of_a_view(str(error)), *error.args[1:])
+            raise
         finally:
             self.recorder.phase = "forward"
             if autocast:
