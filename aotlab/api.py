@@ -73,7 +73,7 @@ def make_boxed_func(f: Function) -> Function:
     (3,)
     """
     if not callable(f):
-        raise UsageError(f"make_boxed_func takes a function, not a {type(f).__qualname__}")
+        raise UsageError(f"make_boxed_func takes a function, not {f!r:.80}")
     return boxed(f)
 
 
@@ -179,7 +179,7 @@ def aot_function(
     """
     _check_static(dynamic, static_argnums)
     if not callable(fn):
-        raise UsageError(f"aot_function takes a function, not a {type(fn).__qualname__}")
+        raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     return _compiled(
         FunctionTarget(fn),
@@ -205,6 +205,12 @@ class AotModule(nn.Module):
         for name in MODULE_DICTIONARIES:
             self.__dict__[name] = module.__dict__[name]
         self.training = module.training
+        self.__dict__["__doc__"] = module.__doc__
+
+    def __repr__(self) -> str:
+        """Show the module within."""
+        inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
+        return f"AotModule(\n  (orig_module): {inner}\n)"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled form."""
@@ -258,7 +264,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     tensor([[1., 1.]])
     """
     if not isinstance(mod, nn.Module):
-        raise UsageError(f"aot_module takes a module, not a {type(mod).__qualname__}; for functions, use aot_function")
+        raise UsageError(f"aot_module takes a module, not {mod!r:.80}; for functions, use aot_function")
     compiled = _module_function(mod, *args, **kwargs)
     return AotModule(mod, compiled)
 
@@ -400,7 +406,12 @@ def compile(
             compile, backend=backend, frontend=frontend, dynamic=dynamic, partitioner=partitioner, engine=engine
         )
     if not callable(fn_or_module):
-        raise UsageError(f"compile takes a function or a module, not a {type(fn_or_module).__qualname__}")
+        raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
+    if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
+        name = fn_or_module.__qualname__
+        raise UsageError(f"`{name}` is a class of modules: compile a module, as in aotlab.compile({name}(…))")
+    if partitioner is not None and not callable(partitioner):
+        raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, as aotlab.default_partition is one")
     if frontend not in ("direct", "dynamo"):
         raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
     if engine == "eager":

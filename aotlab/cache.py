@@ -161,7 +161,7 @@ class CompiledFunction:
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
         self._warned: set[str] = set()
         self._said_limit = False
-        self.__name__ = target.name
+        self.__name__ = self.__qualname__ = target.name
         self.__wrapped__ = getattr(target, "function", None)
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
 

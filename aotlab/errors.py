@@ -15,6 +15,7 @@ wrongly". A refusal is raised before anything that the caller owns has been chan
     │   ├── SymbolicShapeError          symbolic sizes
     │   ├── DataDependentError          Python control flow on tensor values
     │   ├── RandomOpError               random ops in a training graph
+    │   ├── InferenceTensorError        a tensor made under ``inference_mode`` is written; also a RuntimeError
     │   ├── CapturedTensorError         a tensor from outside that is not an argument
     │   ├── EscapeError                 ``numpy()``, ``data_ptr()``, ``.data = …`` on traced tensors
     │   ├── LeakedTensorError           a traced tensor stored in an object of the caller's
@@ -32,7 +33,19 @@ wrongly". A refusal is raised before anything that the caller owns has been chan
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+#: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
+BY_DYNAMO = 'take frontend="dynamo", which runs such a line as plain Python'
+_ASSERTION = re.compile(
+    r"(?P<what>.*?) ?INTERNAL ASSERT FAILED at .*?please report a bug to PyTorch\.?\s*(?P<text>.*)", re.S
+)
+#: Of what torch says to those who write it, or kernels for it.
+_NOT_FOR_USERS = re.compile(
+    r"report a bug|file an issue|please file|If you're using|erroneously|Caffe2|https?://|TORCH_LOGS|C\+\+ stack"
+)
+_LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +60,36 @@ class UserLine:
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
         return f"{where} ({self.code})" if self.code else where
+
+
+def brief(error: BaseException) -> str:
+    """Name an error of torch's by its class and what a user can use of its text.
+
+    Examples
+    --------
+    >>> brief(RuntimeError('n > 0 INTERNAL ASSERT FAILED at "x.cpp":3, please report a bug to PyTorch. Too small'))
+    'RuntimeError: a check inside torch failed (Too small)'
+    """
+    text = str(error).strip()
+    found = _ASSERTION.match(text)
+    if found is not None:
+        said = _sentences(found["text"]) or found["what"].strip()
+        text = "a check inside torch failed" + (f" ({said})" if said else "")
+    else:
+        text = _sentences(text)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _sentences(text: str) -> str:
+    """Return the first line as far as it is said to users."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    kept = []
+    for sentence in re.split(r"(?<=[.!?])\s+", line):
+        if _NOT_FOR_USERS.search(sentence):
+            break
+        kept.append(sentence)
+    line = " ".join(kept)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 class AotlabError(Exception):
@@ -72,6 +115,8 @@ class RefusedError(AotlabError):
         The name of the argument concerned, for example ``"x"`` or ``"args[0]['w']"``.
     line
         The line of the user's program concerned.
+    pattern
+        Where the line is not known: what its text looks like, for whoever has the code.
     """
 
     def __init__(
@@ -82,20 +127,42 @@ class RefusedError(AotlabError):
         suggestion: str = "",
         argument: str | None = None,
         line: UserLine | None = None,
+        pattern: str | None = None,
     ) -> None:
+        self.pattern = pattern
         self.seen = seen
         self.why = why
         self.suggestion = suggestion
         self.argument = argument
         self.line = line
-        text = seen
-        if line is not None:
-            text += f", at {line}"
-        if why:
-            text += f": {why}"
-        if suggestion:
-            text += f"; {suggestion}"
-        super().__init__(text)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        text = self.seen
+        if self.line is not None:
+            text += f", at {self.line}"
+        if self.why:
+            text += f": {self.why}"
+        if self.suggestion:
+            text += f"; {self.suggestion}"
+        return text
+
+    def reword(
+        self,
+        *,
+        seen: str | None = None,
+        why: str | None = None,
+        suggestion: str | None = None,
+        argument: str | None = None,
+        line: UserLine | None = None,
+    ) -> None:
+        """Say it better: for whoever knows more of the program than the place that raised it."""
+        self.seen = self.seen if seen is None else seen
+        self.why = self.why if why is None else why
+        self.suggestion = self.suggestion if suggestion is None else suggestion
+        self.argument = self.argument if argument is None else argument
+        self.line = self.line if line is None else line
+        self.args = (self._text(),)
 
     @property
     def reason(self) -> str:
@@ -132,11 +199,21 @@ class SymbolicShapeError(RefusedError):
 
 
 class DataDependentError(RefusedError):
-    """Python asked for the value of a traced tensor."""
+    """Python asked for the value of a traced tensor.
+
+    ``of_size`` says that it is a result's size that depends on values, ``inputs`` names what these are computed from.
+    """
+
+    of_size: bool = False
+    inputs: tuple[str, ...] = ()
 
 
 class RandomOpError(RefusedError):
     """A random op stands where its random numbers could differ from eager's."""
+
+
+class InferenceTensorError(RefusedError, RuntimeError):
+    """A tensor that was made under ``inference_mode`` is written; eager, too, has a RuntimeError for most of these."""
 
 
 class CapturedTensorError(RefusedError):

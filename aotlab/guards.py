@@ -109,21 +109,19 @@ def check_tensor(tensor: Tensor, name: str) -> None:
             suggestion="pass the plain tensors that it consists of",
             argument=name,
         )
-    kinds = {
-        "a sparse tensor or another non-strided layout": tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "nested": tensor.is_nested,
-        "a lazy conjugate": tensor.is_conj(),
-        "a lazy negative": tensor.is_neg(),
-        "on the meta device": tensor.is_meta,
-    }
-    for kind, is_so in kinds.items():
+    lazy = "call resolve_conj() or resolve_neg() on it"
+    kinds = (
+        ("a sparse tensor or of another layout than strided", tensor.layout != torch.strided, "pass to_dense() of it"),
+        ("quantized", tensor.is_quantized, "pass dequantize() of it"),
+        ("nested", tensor.is_nested, "pass its parts, as unbind() gives them, or a padded tensor"),
+        ("a lazy conjugate", tensor.is_conj(), lazy),
+        ("a lazy negative", tensor.is_neg(), lazy),
+        ("on the meta device", tensor.is_meta, "pass a tensor with memory"),
+    )
+    for kind, is_so, suggestion in kinds:
         if is_so:
             raise UnsupportedTensorError(
-                f"`{name}` is {kind}",
-                why="a trace cannot represent it",
-                suggestion="call resolve_conj() or resolve_neg() on it" if "lazy" in kind else "",
-                argument=name,
+                f"`{name}` is {kind}", why="a trace cannot represent it", suggestion=suggestion, argument=name
             )
 
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
-from aotlab.errors import RefusedError, UsageError
+from aotlab.code_lines import definition, line_like
+from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
@@ -141,13 +143,17 @@ def compile_call(
             )
         journal.announce("runtime", generated)
     except RefusedError as error:
+        if error.line is None:
+            error.reword(line=_line_like(error.pattern, state) or _definition(target))
+        if target.frontend == "dynamo":
+            error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
         error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
         raise
     except RunEagerly as signal:
-        notice = f"`{target.name}` runs eagerly: {signal}"
+        notice = f"`{target.name}` runs eagerly: {signal}{_where(signal, target)}; {signal.suggestion}"
         raise Declined(signal, notice=notice, state=None if signal.passing else state) from signal
     except trace.TraceFailed as failure:
-        text = f"`{target.name}` was not compiled and ran eagerly: tracing it raised {failure}, which eager did not"
+        text = f"`{target.name}` was not compiled and ran eagerly: {failure}"
         raise Declined(type(failure)(text), notice=text) from failure
 
     except KeyboardInterrupt:
@@ -227,6 +233,26 @@ def _trace(
             except failures:
                 break
         raise
+
+
+def _line_like(pattern: str | None, state: CallState | None) -> UserLine | None:
+    """Look in the function's code for a line that an error cannot name, but describe."""
+    if pattern is None or state is None:
+        return None
+    return line_like((item.expected for item in state.reached if isinstance(item.expected, CodeType)), pattern)
+
+
+def _definition(target: Target) -> UserLine | None:
+    """Return the line where a function begins, for errors that know no better one."""
+    function = getattr(target, "function", None)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return target.line if code is None or target.frontend == "dynamo" else definition(code)
+
+
+def _where(signal: RunEagerly, target: Target) -> str:
+    """Say where the function begins, if the reason says no line."""
+    line = None if ", at " in str(signal) or "registered at " in str(signal) else _definition(target)
+    return "" if line is None else f", at {line}"
 
 
 class _GarbagePause:

@@ -257,7 +257,7 @@ def test_boxing_what_is_no_function():
     f = aotlab.aot_function(lambda x: x * 2, aotlab.make_boxed_compiler(lambda gm, inputs: None))
     with pytest.raises(UsageError, match="`<lambda>` returned None for the inference graph"):
         f(torch.ones(1))
-    with pytest.raises(UsageError, match="not a NoneType"):
+    with pytest.raises(UsageError, match="takes a function, not None"):
         aotlab.make_boxed_func(None)
 
 

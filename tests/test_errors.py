@@ -28,7 +28,7 @@ def test_every_refusal_says_what_where_why_and_what_to_try(kind):
     assert str(error) == "`x` is odd, at model.py:7 (x.t_()): it matters; pass a clone"
     assert (error.seen, error.why, error.suggestion) == ("`x` is odd", "it matters", "pass a clone")
     assert (error.argument, error.line) == ("x", line)
-    assert kind.__doc__.endswith(".")
+    assert kind.__doc__.rstrip().endswith(".")
     assert error.reason == kind.__name__.removesuffix("Error")
 
 

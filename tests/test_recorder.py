@@ -453,7 +453,7 @@ def test_subclasses_inside_are_refused():
 
 def test_data_dependent_ops_are_refused():
     """The op and the line are named."""
-    with pytest.raises(DataDependentError, match=r"aten\.nonzero") as caught:
+    with pytest.raises(DataDependentError, match="of what `nonzero` returns depends on the values of `x`") as caught:
         compiled(lambda x: x.nonzero())(torch.ones(2))
     assert caught.value.line.code.startswith("compiled(lambda x: x.nonzero())")
     assert caught.value.suggestion

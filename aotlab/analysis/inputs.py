@@ -123,16 +123,18 @@ class Entered:
             raise LeakedTensorError(
                 f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",
                 why="a compiled call would not",
-                suggestion="do it outside",
+                suggestion="do it outside of the compiled function",
                 argument=self.name,
+                pattern=r"\.__class__\s*=",
             )
         if vars(self.wrapper) != self.attributes:
-            changed = set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes)
+            changed = sorted(set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes))[0]
             raise LeakedTensorError(
-                f"the function sets the attribute `{sorted(changed)[0]}` of `{self.name}`",
+                f"the function sets the attribute `{changed}` of `{self.name}`",
                 why="a compiled call would not",
-                suggestion="return the value",
+                suggestion="return the value, or set it outside of the compiled function",
                 argument=self.name,
+                pattern=rf"\.{changed}\s*[-+*/]?=|attr\(",
             )
 
 
@@ -200,6 +202,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             why="they would be added to the traced tensor, not to the caller's",
             suggestion="use torch.autograd.grad inside, or call backward() outside",
             argument=item.name,
+            pattern=r"\bbackward\(",
         )
     requires_grad = item.real.requires_grad
     resized = (item.write_after == 0 and item.whole is None) or bool(item.given)
@@ -257,10 +260,10 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         return
     if internals.was_storage_changed(wrapper):
         raise StorageMutationError(
-            f"`{item.name}` is given another storage or another size",
+            f"`{item.name}` is given another storage, or its storage another size",
             line=line,
-            why="that is not supported yet",
-            suggestion="return a new tensor",
+            why="a compiled call gives a tensor only memory that the function itself computed",
+            suggestion=f"copy the values with `{item.name}.copy_(…)`, or return the new tensor",
             argument=item.name,
         )
     expected = replayed(real, item.steps) if item.steps else real

@@ -76,7 +76,7 @@ def read_outputs(
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
             if is_traced_array(leaf):
-                raise refusal(line_of(leaf))
+                raise refusal(leaf, line_of(leaf))
             if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
@@ -232,6 +232,7 @@ def _nearest_inputs(
         if not (same or reached or around or past):
             raise OutputError(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
+                why="the epilogue can make views of one tensor only",
                 suggestion="return a clone",
             )
         found.setdefault([*same, *made_from, *reached, *around, *past][0], []).append(i)
@@ -348,7 +349,8 @@ def _read_input_aliases(
             )
         if views is None and _reads_otherwise(values[i], base_value):
             raise OutputError(
-                f"`{names[i]}` views `{item.name}` as another dtype, conjugate or negative and cannot be replayed",
+                f"`{names[i]}` views `{item.name}` as another dtype, conjugate or negative",
+                why="its views cannot be replayed",
                 suggestion="return a clone",
                 argument=item.name,
             )
@@ -496,7 +498,8 @@ def _read_intermediate_group(
     if base is None or not connected or (root is not None and value_of(root, "a base") is not base):
         listed = ", ".join(f"`{names[i]}`" for i in distinct)
         raise OutputError(
-            f"the outputs {listed} share memory in a way that cannot be made again from one tensor",
+            f"the outputs {listed} share memory",
+            why="they do so in a way that cannot be made again from one tensor",
             suggestion="return clones",
         )
     owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
@@ -516,11 +519,14 @@ def _read_intermediate_group(
         if views is None and leaves[i].requires_grad:
             raise OutputError(
                 f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
+                why="its views cannot be replayed",
                 suggestion="use the out-of-place form, as t() for t_()",
             )
         if views is None and _reads_otherwise(values[i], base):
             raise OutputError(
-                f"`{names[i]}` views an intermediate as another dtype, conjugate or negative and cannot be replayed"
+                f"`{names[i]}` views an intermediate as another dtype, conjugate or negative",
+                why="its views cannot be replayed",
+                suggestion="return a clone",
             )
         info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following

@@ -8,14 +8,15 @@ what is not). A function that changes any of that is refused, and what a trace c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
-from aotlab.errors import HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.code_lines import line_that_changes
+from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
@@ -76,6 +77,7 @@ class _Reaching:
             f"the backward of a function changes `{name}`",
             why="a compiled backward would not",
             suggestion="return the new value from the forward",
+            line=line_that_changes(_codes(found.state), name),
         )
 
 
@@ -125,7 +127,7 @@ class FunctionTarget:
             result = self.function(*args, **kwargs)
             leak = watch.leaked()
             if leak is not None:
-                raise _leak(leak)
+                raise _leak(leak, found.state)
             _check_unchanged(found.state)
         except BaseException:
             _undo(found.state, watch)
@@ -168,11 +170,18 @@ def _check_unchanged(reached: Sequence[Reached]) -> None:
     """
     changed = next((item for item in reached if not item.holds()), None)
     if changed is not None:
+        name = changed.present_name()
         raise LeakedTensorError(
-            f"the function changes `{changed.present_name()}`",
+            f"the function changes `{name}`",
             why="a compiled call would not",
-            suggestion="return the new value",
+            suggestion=f"return the new value, or {BY_DYNAMO}",
+            line=line_that_changes(_codes(reached), name),
         )
+
+
+def _codes(reached: Sequence[Reached]) -> list[CodeType]:
+    """Return the code that was found, the function's own first."""
+    return [item.expected for item in reached if isinstance(item.expected, CodeType)]
 
 
 def _undo(reached: Sequence[Reached], watch: Watch) -> None:
@@ -183,19 +192,21 @@ def _undo(reached: Sequence[Reached], watch: Watch) -> None:
     watch.restore()
 
 
-def _assigned(name: str) -> LeakedTensorError:
+def _assigned(name: str, reached: Sequence[Reached]) -> LeakedTensorError:
     return LeakedTensorError(
         f"the module assigns to its `{name}`",
         why="a compiled call would not",
-        suggestion="write buffers in place (`self.buffer.copy_(…)`), or return the value",
+        suggestion=f"write buffers in place (`self.buffer.copy_(…)`), return the value, or {BY_DYNAMO}",
+        line=line_that_changes(_codes(reached), name),
     )
 
 
-def _leak(place: str) -> LeakedTensorError:
+def _leak(place: str, reached: Sequence[Reached]) -> LeakedTensorError:
     return LeakedTensorError(
         f"the function leaves a tensor behind in `{place}`",
         why="a compiled call would not, and the one there belongs to the trace",
-        suggestion="return it",
+        suggestion=f"return it, or {BY_DYNAMO}",
+        line=line_that_changes(_codes(reached), place),
     )
 
 
@@ -278,7 +289,7 @@ class ModuleTarget:
             self._forget_caches(attributes)
             leak = watch.leaked()
             if leak is not None:
-                raise _leak(leak)
+                raise _leak(leak, found.state)
             _check_unchanged(found.state)
             assigned = [
                 key
@@ -287,7 +298,7 @@ class ModuleTarget:
                 if value is not was.get(key) and not key.startswith("_")
             ]
             if assigned:
-                raise _assigned(assigned[0])
+                raise _assigned(assigned[0], found.state)
         except BaseException:
             self._forget_caches(attributes)
             _undo(found.state, watch)
@@ -304,7 +315,7 @@ class ModuleTarget:
             result = self.module(*args, **kwargs)
             for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
                 if held.get(key) is not tensor:
-                    raise _assigned(name)
+                    raise _assigned(name, self._reaching.known().state)
         finally:
             for (held, key), before in zip(self._slots, own, strict=True):
                 held[key] = before

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from aotlab.stages.capture import ArgumentKind
 from aotlab.values import NOTHING_MENTIONED, Mentioned
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
+_TORCH = str(Path(torch.__file__).parent)
 #: What is said of ``dynamic=True``.
 SYMBOLS = (
     "aotlab has no symbolic shapes yet: with dynamic=True too each size is compiled for itself, up to "
@@ -66,6 +68,8 @@ class GraphTarget:
         module = _called_by_torch(graph) if self.line is None else None
         if module is not None:
             self._names = _names_inside(module, self._names)
+        elif self.line is None:
+            self.line = _first_line(graph)
         self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
@@ -133,6 +137,12 @@ class GraphTarget:
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program."""
         return list(self._names)
+
+
+def _first_line(graph: fx.GraphModule) -> UserLine | None:
+    """Return the first line of the user's in a graph that calls methods only."""
+    frames = (frame for node in graph.graph.nodes for frame in reversed(frames_of_stack(node.meta.get("stack_trace"))))
+    return next((frame for frame in frames if not frame.file.startswith(_TORCH)), None)
 
 
 def _line_of_frame(frame: Any) -> str:

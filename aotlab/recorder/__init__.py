@@ -21,7 +21,7 @@ from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.memory import place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
-from aotlab.recorder.places import Place, user_line, user_place
+from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
 from aotlab.recorder.signals import NeedsRoom, RunEagerly
 from aotlab.recorder.storage_looks import Ground
@@ -32,7 +32,6 @@ from aotlab.recorder.writing import overlaps_itself
 __all__ = [
     "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "NeedsRoom", "Operation", "Place",
     "Recorder", "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape",
-    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "locate", "overlaps_itself", "place_in",
-    "replayed", "tensors_in",
-    "user_line", "user_place", "warn_again", "would_raise",
+    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "line_of_error", "locate", "overlaps_itself",
+    "place_in", "replayed", "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from aotlab.errors import EscapeError, UserLine
+from aotlab.errors import BY_DYNAMO, EscapeError, UserLine
 from aotlab.recorder.places import user_line
 
 try:
@@ -46,13 +46,15 @@ def _is_lazy(tensor: Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
-def refusal(line: UserLine | None) -> EscapeError:
+def refusal(array: TracedArray, line: UserLine | None) -> EscapeError:
     """Make the error for what cannot be had of a traced tensor's array."""
+    name: str | None = vars(array)["_name"]
     return EscapeError(
-        "`numpy()` of a traced tensor was asked for",
+        f"`numpy()` of {'a traced tensor' if name is None else f'`{name}`'} was asked for",
+        argument=name,
         line=line,
         why="the compiled function would see the memory of this one trace",
-        suggestion="move it out of the compiled function",
+        suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
     )
 
 
@@ -65,11 +67,14 @@ class TracedArray:
         An alias of the tensor, without its history and its version counter.
     eager
         The signal that eager has to run the call.
+    name
+        What the user calls the tensor, if that is known.
     """
 
     __hash__ = None  # type: ignore[assignment]  # as an array's
 
-    def __init__(self, tensor: Tensor, eager: type[Exception]) -> None:
+    def __init__(self, tensor: Tensor, eager: type[Exception], name: str | None = None) -> None:
+        self._name = name
         self._tensor = tensor
         self._eager = eager
         self._line = user_line()
@@ -83,18 +88,18 @@ class TracedArray:
         tensor = self._tensor
         keys = key if type(key) is tuple else (key,)
         if not all(one is Ellipsis or type(one) in (int, slice) for one in keys) or not _fits(value, tensor.dtype):
-            raise refusal(user_line())
+            raise refusal(self, user_line())
         try:
             tensor[key] = value
         except (IndexError, TypeError, ValueError) as error:
             raise self._eager(f"writing to an array raised {type(error).__name__}") from error
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise refusal(user_line())
+        raise refusal(self, user_line())
 
 
 def _refuse(self: TracedArray, *args: Any, **kwargs: Any) -> NoReturn:
-    raise refusal(user_line())
+    raise refusal(self, user_line())
 
 
 for _name in (

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 
 _CLOCKS = (
@@ -36,7 +37,10 @@ def clocks_watched() -> Iterator[None]:
         def read() -> Any:
             module = str(sys._getframe(1).f_globals.get("__name__", ""))
             if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise RunEagerly(f"it reads the clock by `time.{name}`, which is another time at each call")
+                raise RunEagerly(
+                    f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
+                    suggestion="pass the time as an argument",
+                )
             return original()
 
         return read

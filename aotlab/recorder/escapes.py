@@ -13,18 +13,23 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import torch_internals as internals
 from aotlab.errors import (
+    BY_DYNAMO,
+    CapturedTensorError,
     DataDependentError,
     EscapeError,
     HooksError,
     RandomOpError,
     RefusedError,
+    StorageMutationError,
 )
+from aotlab.recorder import questions
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import casts_since, note_random_state, operations_so_far, ordinary_values
+from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
@@ -44,7 +49,7 @@ from aotlab.recorder.writing import (
 
 def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
     raise EscapeError(
-        "`torch.utils.swap_tensors` was called inside the function",
+        f"`torch.utils.swap_tensors` of {called(first)} and {called(second)} was called inside the function",
         line=user_line(),
         why="it would exchange a traced tensor for another behind the trace's back",
         suggestion="move it out of the compiled function",
@@ -53,10 +58,10 @@ def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
 
 def _refuse_dlpack(tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
     raise EscapeError(
-        "`to_dlpack` was called inside the function",
+        f"`to_dlpack` of {called(tensor)} was called inside the function",
         line=user_line(),
         why="the compiled function would see the memory of this one trace",
-        suggestion="move it out of the compiled function",
+        suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
     )
 
 
@@ -65,14 +70,17 @@ def _refuse_random_state(name: str) -> NoReturn:
         f"`torch.{name}` was called inside the function: it seeds, sets or reads a random generator",
         line=user_line(),
         why="that would happen while tracing only",
-        suggestion="do it outside of the compiled function",
+        suggestion=f"do it outside of the compiled function, or {BY_DYNAMO}",
     )
 
 
 def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
     if any(map(internals.is_functional, tensors_in((args, kwargs)))):
-        raise RunEagerly(f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}")
+        raise RunEagerly(
+            f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
+            suggestion="compute with whole tensors, to have it compiled",
+        )
     if args and isinstance(args[0], Tensor) and _is_captured(args[0]):
         raise RunEagerly(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
     return otherwise(*args, **kwargs)
@@ -120,6 +128,12 @@ class Reshaper(Protocol):
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself."""
 
+    def is_inference(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input that is an inference tensor."""
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Return the name of an input, None for other tensors."""
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step."""
 
@@ -154,6 +168,12 @@ class _NoInputs:
 
     def is_input(self, tensor: Tensor) -> bool:
         return False
+
+    def is_inference(self, tensor: Tensor) -> bool:
+        return False
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        return None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
@@ -210,7 +230,14 @@ class EscapeGuard(TorchFunctionMode):
                 # of all aliases of an inference tensor it is the one that may be written outside
                 raise RunEagerly(f"an inference tensor is detached outside of inference_mode, at {user_line()}")
         self.chronicle.uses((args, kwargs))
-        result = self._pass(func, args, kwargs)
+        try:
+            result = self._pass(func, args, kwargs)
+        except DataDependentError as error:
+            questions.explain(error, func, args, kwargs)
+            raise
+        except RuntimeError as error:
+            _explain(error, func, args, kwargs or {})
+            raise
         self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
         if self._inference:
             self.chronicle.takes(result, (args, kwargs), data=func == _READS_DATA)
@@ -219,7 +246,7 @@ class EscapeGuard(TorchFunctionMode):
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         plainly = func is Tensor.numpy and len(args) == 1 and not kwargs
         if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
-            return TracedArray(args[0].data, RunEagerly)
+            return TracedArray(args[0].data, RunEagerly, self.reshapes.name_of(args[0]))
         if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
             return self.reshapes.give(args[0], args[1], "data")
         escape = _ESCAPES.get(func)
@@ -228,24 +255,27 @@ class EscapeGuard(TorchFunctionMode):
             step = _WHOLE_STEP if func in _TRAINING else ""
             if internals.is_functional(args[0]):
                 raise kind(
-                    f"{what} of a traced tensor was asked for",
+                    f"{what} of {self._called(args[0], 'a traced tensor')} was asked for",
                     line=user_line(),
-                    why=why,
-                    suggestion=f"move it out of the compiled function{step}",
+                    why=self._why_not_given(args[1]) if func == _ASSIGNS_DATA else why,
+                    suggestion=f"move it out of the compiled function{step or f', or {BY_DYNAMO}'}",
+                    argument=self.reshapes.name_of(args[0]),
                 )
             if _is_captured(args[0]):
                 raise kind(
-                    f"{what} of a tensor that is not an argument was asked for",
+                    f"{what} of {self._called(args[0], 'a tensor')}, which is not an argument, was asked for",
                     line=user_line(),
                     why="it would happen while tracing only, and what it gave would be frozen into the graph",
                     suggestion=f"pass the tensor as an argument, or move it out of the compiled function{step}",
+                    argument=self.reshapes.name_of(args[0]),
                 )
         if (func in _CHANGES or func in _HOOKS) and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
             raise (HooksError if func in _HOOKS else EscapeError)(
-                f"`{_name(func)}` of a tensor that is not an argument was called inside the function",
+                f"`{_name(func)}` of {self._called(args[0])}, which is not an argument, was called inside the function",
                 line=user_line(),
                 why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
+                argument=self.reshapes.name_of(args[0]),
             )
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._hook(func, args, kwargs or {})
@@ -255,7 +285,10 @@ class EscapeGuard(TorchFunctionMode):
             raise RunEagerly(f"`{_name(func)}` is given tensors that share memory, at {user_line()}")
         if getattr(func, "__name__", "").partition(".")[0] in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
-            raise RunEagerly(f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}")
+            raise RunEagerly(
+                f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}",
+                suggestion="use split, chunk or view, to have it compiled",
+            )
         if func is torch.lstm and torch.is_grad_enabled():
             # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
             with internals.without_onednn():
@@ -352,8 +385,9 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes tensors, and see to it that they keep their strides."""
-        if any(tensor.is_inference() for tensor in written) and not torch.is_inference_mode_enabled():
-            # the op itself sees that of whole tensors only
+        of_inference = any(tensor.is_inference() or self.reshapes.is_inference(tensor) for tensor in written)
+        if of_inference and not torch.is_inference_mode_enabled():
+            # the op itself sees that of whole tensors only; the wrapper of an input is none
             raise RunEagerly(f"an inference tensor is written outside of inference_mode, at {user_line()}")
         self.looks.check_writes(written)
         self.looks.note_writes(written)
@@ -488,7 +522,18 @@ class EscapeGuard(TorchFunctionMode):
                     self.reshapes.give(tensor, args[0], "set_")
                     return tensor
                 self.reshapes.leaves_its_memory(tensor, args[0])
-            return otherwise(tensor, *args, **kwargs)
+            result = otherwise(tensor, *args, **kwargs)
+            with internals.disable_torch_function():
+                if self.reshapes.is_input(tensor) and internals.was_storage_changed(tensor):
+                    name = self._called(tensor)
+                    raise StorageMutationError(
+                        f"{name} is given the memory of {self._called(args[0])}",
+                        line=user_line(),
+                        why=self._why_not_given(args[0]),
+                        suggestion="copy the values with `copy_`, or return the new tensor",
+                        argument=self.reshapes.name_of(tensor),
+                    )
+            return result
         with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
             if tensor.requires_grad and tensor.is_leaf:
                 # an error, or another end for the gradients that are still to come
@@ -505,6 +550,20 @@ class EscapeGuard(TorchFunctionMode):
             return False
         key = internals.storage_key(source)
         return key not in self.grounds
+
+    def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
+        """Name a tensor for an error."""
+        name = self.reshapes.name_of(tensor)
+        return called(tensor, otherwise) if name is None else f"`{name}`"
+
+    def _why_not_given(self, source: Tensor) -> str:
+        """Say why an input cannot be given the memory of a tensor."""
+        name = self._called(source, "the tensor")
+        if not internals.is_functional(source):
+            return f"{name} is not computed inside the function"
+        if source.requires_grad or source.is_inference():
+            return f"{name} {'requires grad' if source.requires_grad else 'is an inference tensor'}"
+        return f"{name} has the memory of an argument, and a compiled call gives away only memory of its own making"
 
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
@@ -614,7 +673,35 @@ _CHANGES = frozenset(
 
 
 def _name(func: Any) -> str:
-    return str(getattr(getattr(func, "__self__", func), "__name__", func))
+    name = str(getattr(func, "__name__", func))
+    return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else name
+
+
+def _explain(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say of an error of torch's about the trace's own tensors what the user did.
+
+    Raises
+    ------
+    CapturedTensorError
+        A tensor that is no argument is written.
+    RunEagerly
+        A tensor's memory is read by a function that no trace can see into.
+    """
+    text = str(error)
+    if "functional tensor" in text:
+        written = next((tensor for tensor in tensors_in((args, kwargs)) if _is_captured(tensor)), None)
+        if written is not None:
+            raise CapturedTensorError(
+                f"{called(written)}, which is not an argument, is written",
+                line=user_line(),
+                why="the write would happen while tracing",
+                suggestion=f"pass it as an argument, or {BY_DYNAMO}",
+            ) from error
+    if "data is not allocated yet" in text:
+        raise RunEagerly(
+            f"`{_name(func)}` reads the values of a traced tensor, at {user_line()}",
+            suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
+        ) from error
 
 
 def _is_captured(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.errors import (
+    BY_DYNAMO,
     CapturedTensorError,
     DataDependentError,
     EscapeError,
@@ -22,6 +23,7 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
+from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.replays import Replays
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
@@ -107,6 +109,7 @@ class Recorder(TorchDispatchMode):
         self.meta: dict[str, Any] | None = None
         self._settings = _settings()
         self._inference = torch.is_inference_mode_enabled()
+        self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
         self.values_only = False
         self.ordinary = False
         self._original: OpOverload | None = None
@@ -213,14 +216,23 @@ class Recorder(TorchDispatchMode):
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
             if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
                 return self._ask_constants(func, args, kwargs)
-            raise DataDependentError(
-                f"`{func}` has a result that depends on the values of a tensor",
-                line=self._line(),
-                why="a graph traced ahead of time has no values and one size for each result",
-                suggestion="move it out of the compiled function, or use torch.where in place of `if`",
-            ) from error
+            raise self._no_values(func, (args, kwargs), error) from error
         self._append(func, args, kwargs, result)
         return result
+
+    def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
+        """Make the error for an op that asks for values; see `aotlab.recorder.questions` for its final words."""
+        of_size = isinstance(error, internals.DynamicOutputShapeException)
+        made = DataDependentError(
+            f"`{func}` {'has a result whose size depends on' if of_size else 'asks for'} the values of a tensor",
+            line=self._line(),
+            why="a graph traced ahead of time has no values and one size for each result",
+            suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
+        )
+        made.of_size = of_size
+        outside = self.tape.needed(tensors_in(arguments), set())[1]
+        made.inputs = tuple(self.names[id(fake)] for fake in outside if id(fake) in self.names)
+        return made
 
     def _run_on_fakes(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -247,7 +259,7 @@ class Recorder(TorchDispatchMode):
             ):
                 raise Untraceable(
                     f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
-                    f"{self._line()}"
+                    f"{self._line()}; do that outside of the compiled function"
                 )
         result = as_in_eager(func, args, result, self.fake_mode)
         if key is not None:
@@ -337,19 +349,23 @@ class Recorder(TorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             raise Untraceable(
                 f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
-                f"that is made inside the function, at {self._line()}"
+                f"that is made inside the function, at {self._line()}; make it outside, and pass it in or compile the "
+                "module"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             raise SubclassError(
-                f"`{func}` was given a `{type(tensor).__qualname__}`",
+                f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it",
                 line=self._line(),
                 why="tensor subclasses are not supported yet",
+                suggestion="compute with the plain tensors that it consists of",
             )
+        name = name_of(tensor)
         raise CapturedTensorError(
-            f"`{func}` was given a tensor of shape {tuple(tensor.shape)} that is not an argument",
+            f"`{func}` was given {'' if name is None else f'`{name}`, '}"
+            f"a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
             why="its values, or a write to it, would be frozen into the graph",
-            suggestion="pass it as an argument; for a model, compile the model, or use frontend='dynamo'",
+            suggestion='pass it as an argument; for a model, compile the model, or take frontend="dynamo"',
         )
 
     def _refuse_mutation(self, func: Any) -> NoReturn:
@@ -357,12 +373,14 @@ class Recorder(TorchDispatchMode):
             f"`{func}` changes its arguments and functionalization has no rule for it",
             line=self._line(),
             why="the write would be lost or done at the wrong time",
+            suggestion="call it outside of the compiled function, or use an op that returns its result",
         )
 
     def _refuse_higher_order(self, func: Any) -> NoReturn:
         raise HigherOrderOpError(
             f"higher-order op `{func}` has no tracing rule yet",
             line=self._line(),
+            why="it holds functions, which would have to be traced on their own",
             suggestion="move it out of the compiled function",
         )
 

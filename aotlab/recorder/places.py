@@ -74,18 +74,39 @@ def user_place() -> Place | None:
     """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        known = _is_user_code.get(code)
-        if known is None:
-            file = code.co_filename
-            known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
-            if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
-                known = False
-            _is_user_code[code] = known
-        if known:
-            return Place(code, frame.f_lasti)
+        if is_users(frame.f_code):
+            return Place(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return None
+
+
+def is_users(code: CodeType) -> bool:
+    """Tell whether code belongs to neither torch, the engine nor the standard library."""
+    known = _is_user_code.get(code)
+    if known is None:
+        file = code.co_filename
+        known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
+        if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
+            known = False
+        _is_user_code[code] = known
+    return known
+
+
+def starts_traces(code: CodeType) -> bool:
+    """Tell whether code is the engine's that calls what is traced: the frames around it are not."""
+    return code.co_filename.startswith(str(_HERE / "stages"))
+
+
+def line_of_error(error: BaseException) -> UserLine | None:
+    """Return the innermost line of the user's that an error came through."""
+    if _known_line() is not None:
+        return _known_line()
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code):
+            line = Place(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    return None if line is None else line()
 
 
 _located = threading.local()
@@ -98,9 +119,13 @@ def located(place: Callable[[], UserLine | None] | None) -> None:
 
 def user_line() -> UserLine | None:
     """Return the user's line that is running, for an error."""
-    known: Callable[[], UserLine | None] | None = getattr(_located, "place", None)
-    line = known() if known is not None else None
+    line = _known_line()
     if line is not None:
         return line
     place = user_place()
     return None if place is None else place()
+
+
+def _known_line() -> UserLine | None:
+    known: Callable[[], UserLine | None] | None = getattr(_located, "place", None)
+    return known() if known is not None else None

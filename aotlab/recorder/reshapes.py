@@ -75,6 +75,8 @@ class Reshapes:
 
     def __init__(self, inputs: Iterable[Reshaped] = ()) -> None:
         self._items = {id(item.wrapper): item for item in inputs}
+        items = self._items.values()
+        self._inference = {internals.storage_key(item.wrapper) for item in items if item.real.is_inference()}
         #: Intermediates moved under no_grad, each with where its gradient goes, and the number of the next node then.
         self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
         #: Whether a tensor that requires grad was given other sizes or strides.
@@ -85,6 +87,15 @@ class Reshapes:
     def is_input(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` is an input itself, other than a view of one."""
         return id(tensor) in self._items
+
+    def is_inference(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input that is an inference tensor."""
+        return internals.storage_key(tensor) in self._inference if self._inference else False
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Return the name of an input, None for other tensors."""
+        item = self._items.get(id(tensor))
+        return None if item is None else item.name
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take one step, and write it down if it is on an input.

@@ -1086,7 +1086,7 @@ def test_storage_resize_is_refused():
         return y
 
     x = torch.ones(3)
-    refused(f, x, kind=EscapeError, line="resize_(0)")
+    refused(f, x, kind=EscapeError, line="resize_(0)", argument="x")
     assert x.untyped_storage().nbytes() == 12
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
 from aotlab.analysis.history import Edge
 from aotlab.analysis.hooked import all_outputs
-from aotlab.errors import LeakedTensorError, RefusedError
+from aotlab.code_lines import line_that_changes
+from aotlab.errors import InferenceTensorError, LeakedTensorError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
 from aotlab.recorder import (
@@ -95,6 +97,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     warned = WarningTape()
     lifted, args, kwargs = call.rebuild(values, places.made)
     grad_mode = torch.is_grad_enabled()
+    recorder.names = {id(item.fake): item.name for item in inputs}
     with WorldUnchanged(), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs)
@@ -121,7 +124,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
-        raise RunEagerly("a warning of the function is turned into an error", passing=True)
+        raise RunEagerly(
+            "a warning of the function is turned into an error", passing=True, suggestion="mend what it warns of"
+        )
     return Findings(
         call=call,
         dedupe=dedupe,
@@ -189,7 +194,7 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
             # the epilogue, outside of the function's inference mode, could not write it
             made = recorder.tape.producer(internals.from_functional(item.wrapper))
             place = None if made is None else made[0].place
-            raise RefusedError(
+            raise InferenceTensorError(
                 f"`{item.name}` was made under inference_mode and is written",
                 argument=item.name,
                 line=None if place is None else place(),
@@ -200,12 +205,36 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
 
 
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
-    """Refuse a function that put something into a container of the caller's."""
+    """Refuse a function that put something into a container of the caller's, or took something out."""
     now, spec = nesting.flatten((args, kwargs))
     before = values[call.lifted_count :]
-    if spec != call.spec or any(a is not b for a, b in zip(now, before, strict=False)):
-        raise LeakedTensorError(
-            "the function changes a list or dict that it was given",
-            why="a compiled call would not",
-            suggestion="return the new container",
-        )
+    if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
+        return
+    _, given, named = call.rebuild(values)
+    heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))
+    parts = zip(heads, [*given, *named.values()], [*args, *kwargs.values()], strict=True)
+    codes = [item.expected for item in call.state.reached if isinstance(item.expected, CodeType)]
+    for head, was, is_ in parts:
+        path = _first_change(head, was, is_)
+        if path is not None:
+            raise LeakedTensorError(
+                f"the function changes the argument `{head}`" + (f" at `{path}`" if path != head else ""),
+                why="a compiled call would not",
+                suggestion="return the new value",
+                argument=head,
+                line=line_that_changes(codes, path) or line_that_changes(codes, head),
+            )
+    raise LeakedTensorError(
+        "the function changes which of the lists and dicts that it was given are one object",
+        why="a compiled call would not",
+        suggestion="return the new container",
+    )
+
+
+def _first_change(name: str, before: Any, after: Any) -> str | None:
+    """Return the path of the first thing in a container that is not what it was, None if there is none."""
+    (were, old), (are, new) = nesting.flatten([before]), nesting.flatten([after])
+    then = dict(zip(nesting.paths([(name, before)]), were, strict=True))
+    now = dict(zip(nesting.paths([(name, after)]), are, strict=True))
+    changed = (path for path in {**now, **then} if path not in now or path not in then or now[path] is not then[path])
+    return next(changed, name if old != new else None)

@@ -48,6 +48,7 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                     "a checkpoint with use_reentrant=True is used inside the function",
                     why="it calls a backward of its own, which a graph cannot hold",
                     suggestion="pass use_reentrant=False",
+                    pattern=r"checkpoint\w*\(",
                 ) from error
             if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
@@ -93,7 +94,10 @@ def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
     raises if what a node kept has been written.
     """
     if seen.hidden and (hooked or any(internals.kept_is_written(node) for node in seen.hidden)):
-        raise RunEagerly("a gradient that reaches no input calls hooks or raises")
+        raise RunEagerly(
+            "a gradient that reaches no input calls hooks or raises",
+            suggestion="detach what needs no gradient, to have it compiled",
+        )
 
 
 def _is_autograds(error: BaseException) -> bool:

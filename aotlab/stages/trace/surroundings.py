@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from aotlab import torch_internals as internals
-from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError
+from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
 from aotlab.guards import global_state, restore_settings
-from aotlab.recorder import Recorder, RunEagerly, Untraceable
+from aotlab.recorder import Recorder, RunEagerly, Untraceable, line_of_error
 from aotlab.stages.trace.records import TraceFailed
 
 
@@ -60,11 +60,16 @@ class WorldUnchanged:
         if drew is not None:
             raise RandomOpError(
                 f"the function draws from {drew}",
+                pattern=r"(?<!torch\.)\brandom\.",
                 why="the number would be the same at every call",
-                suggestion="pass it as an argument",
+                suggestion="pass it as an argument, or use torch's random ops",
             )
         if changed:
-            raise EscapeError(f"the function leaves a global setting changed: {', '.join(changed)}")
+            raise EscapeError(
+                f"the function leaves a global setting changed: {', '.join(changed)}",
+                why="a compiled call would not",
+                suggestion="change it outside of the compiled function",
+            )
 
 
 class _RandomState:
@@ -99,27 +104,31 @@ def failures_told_apart() -> Iterator[None]:
     except (RefusedError, RunEagerly):
         raise
     except RuntimeError as error:
+        line = line_of_error(error)
         if "support functionalizing operators" in str(error):
             raise HigherOrderOpError(
                 f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
+                line=line,
                 why="its write could not be taken out of the graph",
                 suggestion="move it out of the compiled function",
             ) from error
         if "functional tensor" in str(error):
             raise CapturedTensorError(
                 "a tensor that is not an argument is written inside the function",
+                line=line,
                 why="the write would happen while tracing",
                 suggestion="pass it as an argument",
             ) from error
-        raise TraceFailed(f"{type(error).__name__}: {error}") from error
+        raise TraceFailed(_raised(error)) from error
     except KeyboardInterrupt:
         raise  # the user's, who wants this to end
     except Untraceable as error:
         raise TraceFailed(str(error)) from error
     except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
-        raise TraceFailed(_first_line(error)) from error
+        raise TraceFailed(_raised(error)) from error
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0].strip()}"
+def _raised(error: BaseException) -> str:
+    line = line_of_error(error)
+    where = "" if line is None else f", at {line}"
+    return f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
