@@ -118,6 +118,8 @@ def read_outputs(
         precedes = item is not None and early(leaves[i], item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
+        if item is not None and not precedes and hangs_on_earlier(leaves[i], item):
+            raise RunEagerly(f"`{names[i]}` is a view of a view of `{item.name}` from before that was written")
         if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
             # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
@@ -139,6 +141,12 @@ def read_outputs(
             precedes_write=precedes,
             is_inference=_is_inference(leaves[i]),
         )
+
+    def hangs_on_earlier(output: Tensor, item: Entered) -> bool:
+        # of an input that is a view itself; else the input is on the way in any case
+        if not output.requires_grad or internals.base_of(item.real) is None:
+            return False
+        return chronicle.hangs_on_earlier_view(output, [leaves[n] for n in values])
 
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself

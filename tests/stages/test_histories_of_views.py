@@ -158,3 +158,65 @@ def test_parts_of_several_results_are_refused():
 
     with pytest.raises(OutputError, match="history of its own"):
         traced(lambda a: Both.apply(a)[0], leaf(2))
+
+
+def _view_of_an_earlier_view(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v.view(-1)
+
+
+def _part_of_an_earlier_view(b):
+    v = b.view(-1)
+    with torch.no_grad():
+        b.mul_(2)
+    return v.view(-1)[1:]
+
+
+def _view_of_a_view_of_an_earlier_view(b):
+    v = b.view(-1)
+    b.mul_(2)
+    return v.view(-1).view(2, 2)
+
+
+def _both(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v.view(-1), v
+
+
+def _view_of_a_later_view(b):
+    b.mul_(2)
+    return b.view(-1).view(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "of_views"),
+    [
+        (_view_of_an_earlier_view, False),
+        (_part_of_an_earlier_view, False),
+        (_view_of_a_view_of_an_earlier_view, False),
+        (_both, True),
+        (_view_of_a_later_view, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_a_view_of_a_view_from_before_a_write(function, of_views):
+    """After the write the earlier view hangs on what the input is a view of, past the input."""
+
+    def reaches(called, is_view):
+        base = torch.arange(6.0).view(3, 2).requires_grad_() * 1
+        b = base[1:] if is_view else base[1:].clone()
+        made = called(b)
+        found = []
+        for out in made if isinstance(made, tuple) else (made,):
+            (gradient,) = torch.autograd.grad(out.sum(), b, allow_unused=True, retain_graph=True)
+            found.append(None if gradient is None else gradient.tolist())
+        return found
+
+    for is_view in (True, False):
+        for made in (compiled(function), compiled(function, frontend="dynamo")):
+            assert reaches(function, is_view) == reaches(made, is_view)
+        made = compiled(function)
+        reaches(made, is_view)
+        assert (of_views or not is_view) == bool(made.calls.compiled)
