@@ -26,6 +26,7 @@ from aotlab.analysis.views import (
     views_between,
     views_from_window,
     views_past_detaches,
+    views_to,
     with_detach,
     with_several,
 )
@@ -118,8 +119,8 @@ def read_outputs(
         precedes = item is not None and early(leaves[i], item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
-        if item is not None and not precedes and hangs_on_earlier(leaves[i], item):
-            raise RunEagerly(f"`{names[i]}` is a view of a view of `{item.name}` from before that was written")
+        views = with_several(views, leaves[i])
+        before = 0 if item is None or precedes else views_before(leaves[i], names[i], item, views)
         if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
             # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
@@ -132,7 +133,8 @@ def read_outputs(
             spec=spec_of(leaves[i], storages),
             base_idx=base,
             requires_grad=leaves[i].requires_grad,
-            views=with_several(views, leaves[i]),
+            views=views,
+            views_before=before,
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=views != () and not (leaves[i].requires_grad and not leaves[i].is_leaf),
@@ -142,11 +144,17 @@ def read_outputs(
             is_inference=_is_inference(leaves[i]),
         )
 
-    def hangs_on_earlier(output: Tensor, item: Entered) -> bool:
+    def views_before(output: Tensor, name: str, item: Entered, views: tuple[ViewStep, ...] | None) -> int:
         # of an input that is a view itself; else the input is on the way in any case
         if not output.requires_grad or internals.base_of(item.real) is None:
-            return False
-        return chronicle.hangs_on_earlier_view(output, [leaves[n] for n in values])
+            return 0
+        place = chronicle.earlier_view(output, [leaves[n] for n in values])
+        if place is None:
+            return 0
+        count = None if views is None or item.steps else views_to(item.wrapper, views, place)
+        if not count:
+            raise RunEagerly(f"`{name}` is a view of a view of `{item.name}` from before that was written")
+        return count
 
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself

@@ -177,6 +177,20 @@ def with_several(views: tuple[ViewStep, ...] | None, output: Tensor) -> tuple[Vi
     return views
 
 
+def views_to(window: Tensor, views: Sequence[ViewStep], place: tuple[Any, ...]) -> int | None:
+    """Return after how many of the views of an input a view lies at ``place``: of this shape, strides and offset."""
+    shape, stride, offset = tuple(window.shape), window.stride(), window.storage_offset()
+    with internals.outside_of_trace(), torch.no_grad():
+        value: Any = torch.empty(0, dtype=window.dtype, device="meta").as_strided(shape, stride, offset)
+        for count, step in enumerate(views, 1):
+            packet, overload = step.target.removeprefix("aten.").rsplit(".", 1)
+            value = getattr(getattr(torch.ops.aten, packet), overload)(value, *step.args, **dict(step.kwargs))
+            value = value if step.item is None else value[step.item]
+            if place == (tuple(value.shape), value.stride(), value.storage_offset()):
+                return count
+    return None
+
+
 def _ends_on_the_way(output: Tensor) -> bool:
     """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
     node = output.grad_fn

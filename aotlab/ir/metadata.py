@@ -196,6 +196,9 @@ class OutputAliasInfo:
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
     no_grad_views
         How many of the first of ``views`` are made under ``no_grad``, though not all are: gradients end there.
+    views_before
+        How many of the first of ``views`` were made before the input that it is a view of was written, the others after
+        it; the history of the earlier ones was made anew by the write, and bypasses the input.
     same_as
         The index of an earlier output that is the same object.
     under_no_grad
@@ -221,6 +224,7 @@ class OutputAliasInfo:
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
     no_grad_views: int = 0
+    views_before: int = 0
     same_as: int | None = None
     under_no_grad: bool = False
     is_new_leaf: bool = False

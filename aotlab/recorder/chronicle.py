@@ -46,7 +46,7 @@ class Chronicle:
         self._storages = storages
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._earlier: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
+        self._earlier: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple[Any, ...]]] = {}
         self._written: dict[int, int] = {}
         self._moved_unseen: dict[int, int] = {}
         self._used_late: set[int] = set()
@@ -77,9 +77,10 @@ class Chronicle:
             if internals.is_functional(tensor) and internals.storage_key(tensor) == key:
                 self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
                 if self._is_older(tensor):
-                    self._earlier[id(view)] = weakref.ref(view), weakref.ref(tensor)
+                    place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+                    self._earlier[id(view)] = weakref.ref(view), weakref.ref(tensor), place
                 elif self._hangs_on_earlier(tensor):
-                    self._earlier[id(view)] = weakref.ref(view), self._earlier[id(tensor)][1]
+                    self._earlier[id(view)] = weakref.ref(view), *self._earlier[id(tensor)][1:]
                 return
 
     def origin_of(self, tensor: Tensor) -> Tensor:
@@ -88,16 +89,18 @@ class Chronicle:
         found = origin() if origin is not None and view is not None and view() is tensor else None
         return tensor if found is None else found
 
-    def hangs_on_earlier_view(self, view: Tensor, others: Collection[Tensor]) -> bool:
-        """Tell whether a view was made of an earlier view, between the making of which and its own came a write.
+    def earlier_view(self, view: Tensor, others: Collection[Tensor]) -> tuple[Any, ...] | None:
+        """Return the place of the earlier view that a view was made of, if there was a write between the two.
 
-        The history of the earlier one was made anew then, and bypasses the input. One that is among ``others``, which
-        are returned too, does not count: at run time the later view is made from it.
+        Its shape, strides and offset, that is. The history of the earlier one was made anew by the write, and bypasses
+        the input. One that is among ``others``, which are returned too, does not count: at run time the later view is
+        made from it.
         """
         if not self._hangs_on_earlier(view):
-            return False
-        earlier = self._earlier[id(view)][1]()
-        return not any(earlier is other for other in others)
+            return None
+        _, reference, place = self._earlier[id(view)]
+        earlier = reference()
+        return None if any(earlier is other for other in others) else place
 
     def _hangs_on_earlier(self, view: Tensor) -> bool:
         known = self._earlier.get(id(view))

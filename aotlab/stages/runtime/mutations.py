@@ -126,6 +126,8 @@ class Mutations:
         for output in self.draft.meta.output_info:
             if output.precedes_write and output.base_idx in together:
                 self._outputs.expression(output.index)
+            elif output.views_before and output.base_idx in together:
+                self._outputs.before_write(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
         if write.of_memory:

@@ -20,6 +20,7 @@ class Outputs:
         self.w = draft.w
         self._views = ViewCalls(draft)
         self._made: dict[int, str] = {}
+        self._before: dict[int, str] = {}
         self._inference_bases: dict[int, str] = {}
 
     def write(self) -> list[str]:
@@ -36,6 +37,17 @@ class Outputs:
         if i not in self._made:
             self._made[i] = self._make(self.meta.output_info[i])
         return self._made[i]
+
+    def before_write(self, i: int) -> str:
+        """Return the expression of that view of which an output is a view, and which is made before a write."""
+        if i not in self._before:
+            output = self.meta.output_info[i]
+            assert output.views is not None
+            base, base_requires = self._base(output)
+            name = self._before[i] = self.w.local(f"{output.name} before")
+            earlier = replace(output, views=output.views[: output.views_before])
+            self._views.write(name, base, earlier, True if base_requires and not self.draft.grad_on else None)
+        return self._before[i]
 
     def view_without_history(self, output: OutputAliasInfo) -> str:
         """Write the view of an input that an output is, for an autograd node that takes it as its own."""
@@ -91,6 +103,11 @@ class Outputs:
             assert output.views is not None
             rest = output.views[len(other.views) :]
             base, output = self.expression(through), replace(output, views=rest, no_grad_views=0)
+        elif output.views_before:
+            assert output.views is not None
+            base, output = self.before_write(output.index), replace(output, views=output.views[output.views_before :])
+            if not output.views:
+                return base
         name = self.w.local(output.name)
         if output.no_grad_views:
             assert output.views is not None
