@@ -234,3 +234,64 @@ def test_views_from_before_a_write_that_are_used_after_it(program, caller, retai
     assert differences(program, function, [inputs, inputs], before=CALLERS[caller], seen=SEEN) == []
     if make is compiled:
         assert function.calls.compiled == 2
+
+
+def _view_of_an_earlier_view(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v.view(-1)
+
+
+def _part_of_an_earlier_view(b):
+    v = b.view(-1)
+    with torch.no_grad():
+        b.mul_(2)
+    return v.view(-1)[1:]
+
+
+def _view_of_a_view_of_an_earlier_view(b):
+    v = b.view(-1)
+    b.mul_(2)
+    return v.view(-1).view(2, 2)
+
+
+def _both(b):
+    v = b.view(-1)
+    v.mul_(2)
+    return v.view(-1), v
+
+
+def _view_of_a_later_view(b):
+    b.mul_(2)
+    return b.view(-1).view(-1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _view_of_an_earlier_view,
+        _part_of_an_earlier_view,
+        _view_of_a_view_of_an_earlier_view,
+        _both,
+        _view_of_a_later_view,
+    ],
+)
+def test_a_view_of_a_view_from_before_a_write(function):
+    """After the write the earlier view hangs on what the input is a view of, past the input."""
+
+    def reaches(called, is_view):
+        base = torch.arange(6.0).view(3, 2).requires_grad_() * 1
+        b = base[1:] if is_view else base[1:].clone()
+        made = called(b)
+        found = []
+        for out in made if isinstance(made, tuple) else (made,):
+            (gradient,) = torch.autograd.grad(out.sum(), b, allow_unused=True, retain_graph=True)
+            found.append(None if gradient is None else gradient.tolist())
+        return found
+
+    for is_view in (True, False):
+        for made in (compiled(function), compiled(function, frontend="dynamo")):
+            assert reaches(function, is_view) == reaches(made, is_view)
+        made = compiled(function)
+        reaches(made, is_view)
+        assert made.calls.eager == 0
