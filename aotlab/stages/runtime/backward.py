@@ -57,9 +57,9 @@ class Backward:
             return self._compile(pattern)
         except RuntimeError as error:
             text = str(error)
-            named = named_node(text)
-            for way, (node, number) in zip(self._ways, internals.current_node().next_functions, strict=False):
-                if named and way is not None and stem(way[0][0].name()) == named and node is not None:
+            named, own = named_node(text), internals.current_node()
+            for way, (node, number) in zip(self._ways, own.next_functions if named and own else (), strict=False):
+                if way is not None and stem(way[0][0].name()) == named and node is not None:
                     error.args = (with_node(text, node.name(), number), *error.args[1:])
             raise
 
