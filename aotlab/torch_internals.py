@@ -937,6 +937,42 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+@contextlib.contextmanager
+def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | None) -> Iterator[None]:
+    """Append those of ``edges`` that end at leaves to ``seen``, as their gradients arrive."""
+    leaves = [] if seen is None else [(edge, getattr(edge[0], "variable", None)) for edge in edges]
+
+    def listener(edge: tuple[Any, int]) -> Callable[[Tensor], None]:
+        return lambda _: None if seen is None else seen.append(edge)
+
+    with torch._C.DisableTorchFunction():
+        handles = [leaf.register_hook(listener(edge)) for edge, leaf in leaves if leaf is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def turns(count: int) -> list[int]:
+    """Return in which order autograd serves ``count`` leaves that get their gradients from one node at once.
+
+    It keeps what is ready in a heap, in which all leaves are equal: this is C++'s way to take the first of equals.
+    """
+    heap, order = list(range(count)), []
+    while heap:
+        order.append(heap[0])
+        last = heap.pop()
+        hole, length = 0, len(heap)
+        while 2 * hole + 2 < length:
+            heap[hole], hole = heap[2 * hole + 2], 2 * hole + 2
+        if 2 * hole + 2 == length:
+            heap[hole], hole = heap[2 * hole + 1], 2 * hole + 1
+        if heap:
+            heap[hole] = last
+    return order
+
+
 _CHECKED = "aotlab checks what comes in"
 
 

@@ -308,8 +308,12 @@ def _useful(
     return useful
 
 
-def differentiate(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[Exit, Tensor]:
+def differentiate(
+    segment: Segment, tangents: Sequence[Tensor | None], arrived: list[Edge] | None = None
+) -> dict[Exit, Tensor]:
     """Run the segment's nodes and return the gradients that leave it, by exit.
+
+    ``arrived`` is given the edges of leaves in the order in which autograd comes to them; not by a segment of several.
 
     ``tangents`` has one gradient or None per entry. A segment that is the only one is run by one call of autograd; else
     each node is run by a call of its own, in autograd's order, because autograd would not stop at an edge that the
@@ -322,13 +326,14 @@ def differentiate(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
         stops = [edge for edge in segment.stops if edge in reached]
         if not stops or not chosen:
             return {}
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            [edge for edge, _ in chosen],
-            [GradientEdge(*edge) for edge in stops],
-            [tangent for _, tangent in chosen],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with internals.arrivals(stops, arrived):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                [edge for edge, _ in chosen],
+                [GradientEdge(*edge) for edge in stops],
+                [tangent for _, tangent in chosen],
+                retain_graph=True,
+                allow_unused=True,
+            )
         return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
     return _node_by_node(segment, tangents)
 

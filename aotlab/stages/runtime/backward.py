@@ -38,7 +38,7 @@ class Backward:
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
-        self.wanted = [i for i, connected in enumerate(trace.connected[segment]) if connected]
+        self.wanted = trace.through(segment)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
         self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}

@@ -63,9 +63,8 @@ class ForwardCall:
     def _apply(self, inputs: Sequence[str]) -> None:
         draft, trace, w = self.draft, self.trace, self.w
         slots, connected = trace.slots[0], trace.connected[0]
-        through = [
-            self._edges.through(trace.sources[way[0]], ()) for way, c in zip(slots, connected, strict=True) if way and c
-        ]
+        ways = [slots[i] for i in trace.through(0)]
+        through = [self._edges.through(trace.sources[way[0]], ()) for way in ways if way]
         beside = [e for e, c in zip(inputs, connected, strict=False) if not c]
         names = draft.results
         for i in range(len(trace.forward_outputs)):
@@ -114,7 +113,7 @@ class ForwardCall:
 
     def _graph_arguments(self, inputs: int) -> tuple[str, int]:
         """Write the list of the graph's inputs inside the Function; say how many of them come in the box."""
-        through = [i for i, connected in enumerate(self.trace.connected[0]) if connected]
+        through = self.trace.through(0)
         order, box_index = [], 0
         for i in range(inputs):
             if i in through:
@@ -122,7 +121,7 @@ class ForwardCall:
             else:
                 order.append(f"box[{box_index}]")
                 box_index += 1
-        if not box_index and len(through) == inputs:
+        if not box_index and through == list(range(inputs)):
             return "list(inputs)" if through else "[]", box_index
         return f"[{', '.join(order)}]", box_index
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ class Trace:
         For each kept input, its offset when the function returned.
     warned
         What the function warned of.
+    arrived
+        The edges of leaves in the order in which autograd came to them, if the graph is one segment.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
     watch
@@ -104,6 +106,7 @@ class Trace:
     state_masks: list[list[int]]
     watch: dict[Source, int]
     backward_error: BaseException | None
+    arrived: list[Edge] = field(default_factory=list)
     out_spec: Any
     out_constants: dict[int, Any]
     offsets_read: tuple[int, ...]
@@ -145,6 +148,19 @@ class Trace:
             for way, connected in zip(own, flags, strict=True)
         )
 
+    def through(self, segment: int) -> list[int]:
+        """Return the slots that go through autograd, in the order in which they do.
+
+        If all are leaves it is one that lets autograd come to them in eager's order, which their hooks see.
+        """
+        slots = [i for i, connected in enumerate(self.connected[segment]) if connected]
+        places = {way[0]: i for i in slots if (way := self.slots[segment][i]) is not None}
+        wanted = [places[edge] for edge in self.arrived if edge in places]
+        if not self.is_whole or sorted(wanted) != slots:
+            return slots
+        placed = dict(zip(internals.turns(len(slots)), wanted, strict=True))
+        return [placed[place] for place in range(len(slots))]
+
     def is_view(self, position: int) -> bool:
         """Tell whether a forward output is made by a view op."""
         return view_parent(self.tape, self.forward_outputs[position]) is not None
@@ -184,7 +200,8 @@ class Trace:
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
             with tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
-                found = differentiate(part, given)
+                arrived: list[Edge] | None = [] if all(pattern) and not self.arrived else None
+                found = differentiate(part, given, arrived)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         except RuntimeError as error:
             error.args = (as_of_a_view(str(error)), *error.args[1:])
@@ -201,4 +218,6 @@ class Trace:
                     why="a compiled backward would draw other numbers than eager",
                     suggestion="keep random ops, dropout among them, out of checkpoints and backwards of your own",
                 )
+        if arrived:
+            self.arrived += arrived
         return [None if way is None else values.get(way) for way in slots]
