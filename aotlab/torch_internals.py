@@ -495,6 +495,7 @@ def replace_unguarded(
     swap: Callable[..., Any],
     to_dlpack: Callable[..., Any],
     random_state: Callable[[str], Any],
+    checkpoint_state: Callable[[str, Tensor], None],
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
@@ -503,7 +504,7 @@ def replace_unguarded(
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
     ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
-    ``otherwise``.
+    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets.
     """
     thread = threading.get_ident()
 
@@ -515,8 +516,20 @@ def replace_unguarded(
 
         return call
 
-    def of_state(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: random_state(name)
+    def of_state(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **kwargs)
+            if not _called_by_checkpoint():
+                return random_state(name)
+            result = original(*args, **kwargs)
+            state = result if result is not None else next(iter((*args, *kwargs.values())), None)
+            if isinstance(state, torch.Tensor):
+                checkpoint_state(name, state)
+            return result
+
+        return call
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
@@ -531,15 +544,17 @@ def replace_unguarded(
             for name in ("apply_", "map_", "map2_")
         ),
         (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
-        *((owner, name, of_state(name)) for name in _RANDOM_STATE for owner in (torch, torch.random)),
     ]
-    before = [getattr(owner, name) for owner, name, _ in places]
+    states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]
+    new = [(owner, name, here(replacement, getattr(owner, name))) for owner, name, replacement in places]
+    new += [(owner, name, of_state(name, getattr(owner, name))) for owner, name in states]
+    before = [getattr(owner, name) for owner, name, _ in new]
     try:  # before the first replacement, since an interrupt may come between two of them
-        for (owner, name, replacement), original in zip(places, before, strict=True):
-            setattr(owner, name, here(replacement, original))
+        for owner, name, replacement in new:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for (owner, name, _), own in zip(places, before, strict=True):
+        for (owner, name, _), own in zip(new, before, strict=True):
             setattr(owner, name, own)
 
 

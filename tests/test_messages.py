@@ -220,7 +220,7 @@ def _reentrant(x):
 
 
 def _drops_out_again(x):
-    return checkpoint(functional.dropout, x, use_reentrant=False)  # here
+    return checkpoint(functional.dropout, x, use_reentrant=False, preserve_rng_state=False)  # here
 
 
 def _sets(x, y):

@@ -707,7 +707,7 @@ def test_surroundings_are_restored():
 
 def test_replace_unguarded():
     """swap_tensors and to_dlpack can be replaced for a block, and are themselves afterwards."""
-    calls = []
+    calls, states = [], []
     autograd = torch._C._autograd
     originals = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
     originals = (*originals, autograd._push_saved_tensors_default_hooks)
@@ -720,6 +720,7 @@ def test_replace_unguarded():
         swap=lambda *a: calls.append("swap"),
         to_dlpack=lambda *a: calls.append("dlpack"),
         random_state=calls.append,
+        checkpoint_state=lambda name, state: states.append((name, state)),
         from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
@@ -735,6 +736,11 @@ def test_replace_unguarded():
         torch.ones(1).apply_(abs)
         with torch.autograd.graph.saved_tensors_hooks(str, repr):
             assert internals.saved_tensor_hooks() == (str, repr)
+        # a checkpoint may take and set the state: of each that it sets it is known which it was when it was taken
+        checkpoint(torch.sin, leaf(2), use_reentrant=False).sum().backward()
+    (took, own), (kept, around), (put, first), (back, last) = states
+    assert (took, kept, put, back) == ("get_rng_state", "get_rng_state", "set_rng_state", "set_rng_state")
+    assert (first is own, last is around) == (True, True)
     assert calls == [
         "manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "call_back for apply_",
         "push",

@@ -28,7 +28,7 @@ from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
-from aotlab.recorder.mode import casts_since, operations_so_far, ordinary_values
+from aotlab.recorder.mode import casts_since, note_random_state, operations_so_far, ordinary_values
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -459,7 +459,14 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap, _refuse_dlpack, _refuse_random_state, tensor_of, self._set, self._push_saved_hooks, _call_back
+            _refuse_swap,
+            _refuse_dlpack,
+            _refuse_random_state,
+            note_random_state,
+            tensor_of,
+            self._set,
+            self._push_saved_hooks,
+            _call_back,
         )
         self._replaced.__enter__()
         return self

@@ -25,6 +25,7 @@ from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
+from aotlab.recorder.replays import Replays
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
@@ -49,6 +50,19 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
+
+
+#: Random ops that look at no value of the tensors that they are given, only at what kind of tensors they are.
+_DRAWS_BY_SIZE = frozenset(
+    {
+        *(_TWINS_OF_RANDOM_WRITES - {torch.ops.aten.bernoulli.Tensor}),
+        *(
+            getattr(packet, overload)
+            for packet in (torch.ops.aten.rand_like, torch.ops.aten.randn_like, torch.ops.aten.randint_like)
+            for overload in packet.overloads()
+        ),
+    }
+)
 
 
 #: What kernels look at when they run and the graph does not say.
@@ -101,6 +115,7 @@ class Recorder(TorchDispatchMode):
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
+        self.replays = Replays(tape, _DRAWS_BY_SIZE)
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
@@ -192,6 +207,10 @@ class Recorder(TorchDispatchMode):
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
         self._check_settings(func)
+        if self.phase == "backward":
+            drawn = self.replays.draw(func, args, kwargs)
+            if drawn is not None:
+                return drawn
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
@@ -429,6 +448,17 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
         and operation.result.dtype == written.dtype != operation.args[0].dtype
         and operation.result.shape == written.shape
     ]
+
+
+def note_random_state(name: str, state: Tensor) -> None:
+    """Note that torch's checkpoint took or set the random generator's state, by the function ``name``."""
+    if not _active:
+        return
+    recorder = _active[-1]
+    if name == "get_rng_state":
+        recorder.replays.taken(state, in_forward=recorder.phase == "forward")
+    elif name == "set_rng_state" and recorder.phase == "backward":
+        recorder.replays.set(state)
 
 
 def is_tracing() -> bool:

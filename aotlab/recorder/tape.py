@@ -59,7 +59,12 @@ class Operation:
     @property
     def is_random(self) -> bool:
         """Whether it draws from a random generator."""
-        return isinstance(self.target, OpOverload) and torch.Tag.nondeterministic_seeded in self.target.tags
+        return self.draws(self.target)
+
+    @staticmethod
+    def draws(target: Any) -> bool:
+        """Tell whether an op draws from a random generator."""
+        return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
     @property
     def is_impure(self) -> bool:

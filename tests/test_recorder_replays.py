@@ -1,0 +1,124 @@
+"""Checkpoints with random numbers: the backward uses those of the forward, which the compiled forward saves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812  # as everybody writes it
+from torch.utils.checkpoint import checkpoint
+
+import aotlab
+from aotlab.errors import RandomOpError
+from tests.engine_helpers import behind, compiled, leaf, record, same, targets
+
+PARTITIONERS = {"default": aotlab.default_partition, "min cut": aotlab.min_cut_rematerialization_partition}
+
+
+def checkpointed(function, *args, **settings):
+    """Use checkpoint as everybody does."""
+    return checkpoint(function, *args, use_reentrant=False, **settings)
+
+
+def masked(value):
+    """Draw a mask."""
+    return F.dropout(value.sin()).exp()
+
+
+def noisy(value):
+    """Draw by several ops, some of which say no more than a size."""
+    noise = torch.rand_like(value) + torch.randn(value.shape) + torch.empty(value.shape).uniform_()
+    return (value * noise).sin()[torch.randperm(len(value))]
+
+
+def outer(value):
+    """Draw before, in and after another checkpoint."""
+    inner = checkpointed(masked, F.dropout(value, 0.3))
+    return F.dropout(inner, 0.2) * value
+
+
+def _one(x):
+    return checkpointed(masked, x)
+
+
+def _between_others(x):
+    y = F.dropout(x, 0.3)
+    z = checkpointed(noisy, y)
+    w = torch.rand(20)
+    return checkpointed(masked, z * w) + z
+
+
+def _nested(x):
+    return checkpointed(outer, x)
+
+
+def _two_results(x):
+    y = checkpointed(masked, x)
+    return y, checkpointed(masked, x * y)
+
+
+def _other_kinds(x):
+    return checkpointed(lambda v: F.alpha_dropout(F.dropout1d(v.sin().view(1, 4, 5)), training=True), x)
+
+
+PROGRAMS = (_one, _between_others, _nested, _two_results, _other_kinds)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__[1:])
+def test_the_same_numbers_in_forward_and_backward(program, partitioner):
+    """Results, gradients and the generator's state are eager's."""
+    same(program, leaf(20), make=lambda f: compiled(f, partitioner=PARTITIONERS[partitioner]))
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_backward_from_one_of_two_results(wanted):
+    """A backward that was derived for some results only uses the forward's numbers too."""
+    same(_two_results, leaf(20), backward=wanted)
+
+
+def test_later_draws_are_not_disturbed():
+    """The backward leaves the generator as it found it."""
+    f = compiled(_one)
+    for _ in range(2):
+        y = f(leaf(20))
+        torch.manual_seed(5)
+        y.sum().backward()
+        after = torch.rand(3)
+        torch.manual_seed(5)
+        assert torch.equal(torch.rand(3), after)
+
+
+def test_the_backward_draws_nothing():
+    """The numbers are among what the forward saves."""
+    f = compiled(_one)
+    f(leaf(20)).sum().backward()
+    split = record(f, "partition")
+    drawing = "aten.bernoulli.p"
+    assert (targets(split.forward).count(drawing), targets(split.backward).count(drawing)) == (1, 0)
+
+
+def _anew(x):
+    return checkpointed(masked, x, preserve_rng_state=False)
+
+
+def _by_values(x):
+    return checkpointed(lambda value: torch.bernoulli(value.detach().sigmoid()) * value.sin(), x)
+
+
+def _another_rate(x):
+    seen = []
+
+    def body(value):
+        seen.append(0.5 if not seen else 0.25)
+        return F.dropout(value, seen[-1]).sin()
+
+    return checkpointed(body, x)
+
+
+@pytest.mark.parametrize("program", [_anew, _by_values, _another_rate], ids=lambda f: f.__name__[1:])
+def test_what_is_no_replay_is_refused(program):
+    """Where the second run may draw something else than the first one nothing is compiled."""
+    f = compiled(program)
+    with pytest.raises(RandomOpError, match="the backward draws random numbers"):
+        f(leaf(20))
+    assert behind(f).entries == ()
