@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ _MACHINERY = (
     *(f"/torch/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "fx")),
     str(Path(__file__).resolve().parents[1]),
 )
+
+
+#: How Dynamo tells what an op raised when it was run on fake tensors.
+_RAISED = re.compile(r"Explanation: .*\bgot (\w+)\((['\"])(.*?)\2\)")
 
 
 class _Collect(logging.Filter):
@@ -76,5 +81,8 @@ def _gist(text: str) -> str:
         return ""
     if "recompile_limit" in lines[0]:
         return "Dynamo compiled it again too often (torch._dynamo.config.recompile_limit)"
+    raised = _RAISED.search(text)
+    if raised is not None:  # Dynamo says that an op raised; what a user can use is what the op said
+        return f"{raised[1]}: {raised[3]}"
     named = [line for line in lines if line.startswith(("torch._dynamo.exc.", "RuntimeError", "NotImplementedError"))]
     return named[-1].removeprefix("torch._dynamo.exc.") if named else ""

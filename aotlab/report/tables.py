@@ -26,7 +26,7 @@ Row = Mapping[str, object]
 _TEXT, _COUNT, _TRUTH = "string", "Int64", "boolean"
 
 _KEY: dict[str, Column] = {
-    "frame": (_TEXT, "the function; unique in the report"),
+    "frame": (_TEXT, "the function; unique in the report: `f (2)` is another `f`, or what follows a graph break in it"),
     "graph": (_COUNT, "the compiled entry's number within its frame, from 0"),
 }
 _TENSOR: dict[str, Column] = {

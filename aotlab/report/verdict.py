@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -18,6 +19,8 @@ DIFFERS = "its compiled form differs from eager"
 NO_TENSORS = "no computation with tensors"
 #: How many characters of one reason the sentence holds; the page has all of it.
 _LONGEST_REASON = 160
+#: A line as errors name it: the file, the number, and perhaps the code.
+_PLACE = re.compile(r", at (\S+:\d+)(?: \(.*?\)(?=[:;]|$))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +258,12 @@ def _refusals(report: Report) -> list[tuple[Frame, Refusal]]:
 
 
 def _gist(text: str) -> str:
-    """Shorten a reason to what a line of text can hold, without the full stop."""
-    return first_line(text, _LONGEST_REASON).rstrip(".")
+    """Shorten a reason to what a line of text can hold, between its clauses if it can be, without the full stop."""
+    line = _PLACE.sub(lambda found: f", at {place_in(found[1])}", first_line(text, len(text)))
+    cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (": ", "; "))
+    if len(line) > _LONGEST_REASON and cut > _LONGEST_REASON // 3:
+        return line[:cut]
+    return first_line(line, _LONGEST_REASON).rstrip(".")
 
 
 def _sentence(text: str) -> str:

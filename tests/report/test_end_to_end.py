@@ -248,8 +248,8 @@ def test_a_refusal_arrives_with_its_line() -> None:
 
     with Report.record() as raised, pytest.raises(EscapeError):
         aotlab.compile(turn, backend="eager")(torch.ones(2, 3))
-    assert rows(raised.refusals, "reason", "argument", "outcome") == [["Escape", None, "raised"]]
-    assert raised.verdict.startswith("Nothing was compiled: turn was refused, EscapeError: `untyped_storage()` of a")
+    assert rows(raised.refusals, "reason", "argument", "outcome") == [["Escape", "x", "raised"]]
+    assert raised.verdict.startswith("Nothing was compiled: turn was refused, EscapeError: `untyped_storage()` of `x`")
     assert raised.refusals.code.tolist() == ["x.untyped_storage().resize_(24)"]
     assert raised.inputs.name.tolist() == ["x"]
     assert raised.inputs.mutated.tolist() == [pd.NA]

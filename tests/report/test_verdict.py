@@ -107,6 +107,16 @@ def test_a_long_reason_is_cut(nothing: Report) -> None:
     assert len(found) < 220
 
 
+def test_a_reason_ends_with_a_clause_and_names_the_cells_line(nothing: Report) -> None:
+    """Of an error of ours, what was seen and where: the kernel's file and the code do not stand in a heading."""
+    where = "/tmp/ipykernel_39/22.py:2 (columns.bernoulli_(1.0))"
+    why = "a trace has no values, and what it took for one would hold at every call; " + "advice " * 20
+    found = verdict(nothing.with_cell(cell(part(2, 2, "eager", f"`columns` is asked for, at {where}: {why}")))).sentence
+    told = "`columns` is asked for, at notebook cell, line 2: a trace has no values, and what it took for one"
+    assert found.startswith(f"Nothing was compiled: line 2 ran eagerly ({told}")
+    assert found.endswith("would hold at every call).")
+
+
 def test_lines_that_ran_eagerly_are_counted(one: Report) -> None:
     """Beside what was compiled the sentence says how many lines were not, and why the first; the state is partly."""
     made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "eager", "it draws"), part(4, 5, "eager", "else"))
