@@ -272,3 +272,29 @@ def test_a_write_to_a_part_that_holds_nothing(kind, hidden):
         return (computed[1:], other), {"leaf": leaf, "computed": computed}
 
     assert differences(f, compiled(f), [inputs, inputs]) == []
+
+
+@pytest.mark.parametrize("weights", [lambda: torch.ones(3), lambda: leaf(3)], ids=["plain", "grad"])
+def test_a_call_that_raises_before_a_storage_grows(weights):
+    """The storage is as large as it was, as eager leaves it that runs the call then; the next call is compiled."""
+
+    def f(a, b, i):
+        chosen = b.detach()[i]
+        view = a.t()
+        a.resize_(100).fill_(2.0)
+        return view * chosen, b * 2
+
+    def use(g):
+        found = []
+        for index in (1, 7, 2):
+            a = torch.arange(6.0).view(2, 3)
+            try:
+                out = [t.tolist() for t in g(a, weights(), torch.tensor([index]))]
+            except IndexError as error:
+                out = str(error).splitlines()[:1]
+            found.append((out, a.untyped_storage().nbytes(), a.shape, a.tolist()))
+        return found
+
+    g = compiled(f)
+    assert use(f) == use(g)
+    assert (g.calls.compiled, g.calls.eager) == (2, 1)

@@ -59,6 +59,8 @@ class Draft:
         The names of the carriers that are there.
     bases
         First member → the name of the synthetic base.
+    grown
+        Storages that grow before the graph runs, each with the name of its size before.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -76,6 +78,7 @@ class Draft:
         self.moved: set[int] = set()
         self.carriers: set[str] = set()
         self.bases: dict[int, str] = {}
+        self.grown: dict[str, str] = {}
 
     # --- what is there
 

@@ -10,7 +10,8 @@ others pass by it in a list, in which results that cannot be differentiated come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class ForwardCall:
         if anchored:  # the outputs require grad, but no input gets any; something has to say so
             through = [anchor(draft)]
         results = ", ".join(names[i] for i in trace.roots)
-        with self._mutations.requiring_grad():
+        with self._mutations.requiring_grad(), shrunk_again(draft):
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
         own_nodes(draft, entries, [names[i] for i in trace.roots])
@@ -128,10 +129,29 @@ class ForwardCall:
 
 def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:
     """Write the call of the compiled forward in this grad mode (None: the one that is on)."""
-    with watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
+    with shrunk_again(draft), watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
         depth, draft.w.depth = draft.w.depth, len(indent) // 4
         draft.in_context(f"out = forward([{draft.star(inputs)}])", grad_mode=grad_mode, autocast_off=draft.casts)
         draft.w.depth = depth
+
+
+@contextmanager
+def shrunk_again(draft: Draft) -> Iterator[None]:
+    """Write what makes storages that grew for the graph as small as they were, if what is written meanwhile raises.
+
+    Eager, which then runs the call, may not come to where they grow.
+    """
+    if not draft.grown:
+        yield
+        return
+    draft.w.add("try:")
+    draft.w.depth += 1
+    yield
+    draft.w.depth -= 1
+    draft.w.add("except BaseException:")
+    for storage, size in draft.grown.items():
+        draft.w.add(f"    {storage}.resize_({size})")
+    draft.w.add("    raise")
 
 
 def graph_inputs(draft: Draft) -> list[str]:
@@ -143,7 +163,11 @@ def graph_inputs(draft: Draft) -> list[str]:
             maker = draft.w.constant("memory_of", _base_maker(source))
             first = draft.kept(source.members[0])
             if source.grows:
-                draft.w.add(f"{first}.untyped_storage().resize_({source.nbytes})  # as the function does")
+                storage, size = draft.w.local("storage"), draft.w.local("size")
+                draft.w.add(f"{storage} = {first}.untyped_storage()")
+                draft.w.add(f"{size} = {storage}.nbytes()")
+                draft.w.add(f"{storage}.resize_({source.nbytes})  # as the function does")
+                draft.grown[storage] = size
             draft.w.add(f"{name} = {maker}({first})")
             draft.bases[source.members[0]] = name
             listed.append(name)
