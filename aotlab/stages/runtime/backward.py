@@ -58,7 +58,9 @@ class Backward:
         except RuntimeError as error:
             text = str(error)
             named, own = named_node(text), internals.current_node()
-            for way, (node, number) in zip(self._ways, own.next_functions if named and own else (), strict=False):
+            for way, (node, number) in zip(
+                self._ways, own.next_functions if named.startswith("NonLeaf") and own else (), strict=False
+            ):
                 if way is not None and stem(way[0][0].name()) == named and node is not None:
                     error.args = (with_node(text, node.name(), number), *error.args[1:])
             raise
