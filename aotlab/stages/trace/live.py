@@ -199,6 +199,6 @@ class Trace:
                     f"the backward draws random numbers by `{operation.target}`",
                     line=None if operation.place is None else operation.place(),
                     why="a compiled backward would draw other numbers than eager",
-                    suggestion="keep random ops out of backwards of your own, and preserve_rng_state=True in checkpoints",
+                    suggestion="keep them out of backwards of your own, and preserve_rng_state=True in checkpoints",
                 )
         return [None if way is None else values.get(way) for way in slots]
