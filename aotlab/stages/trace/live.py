@@ -216,7 +216,7 @@ class Trace:
                     f"the backward draws random numbers by `{operation.target}`",
                     line=None if operation.place is None else operation.place(),
                     why="a compiled backward would draw other numbers than eager",
-                    suggestion="keep random ops out of your backwards, and preserve_rng_state=True in checkpoints",
+                    suggestion="keep them out of backwards of your own, and preserve_rng_state=True in checkpoints",
                 )
         if arrived:
             self.arrived += arrived
