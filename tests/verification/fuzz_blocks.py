@@ -14,8 +14,8 @@ from aotlab.verification.fuzz.workers import run_there
 FIXED = Plan(seed=4, programs=2000)
 
 #: How many programs of a block of 200 may differ from eager today: one in some thousands does. Issue 4 asks for none,
-#: and for 95 % compiled, which long runs reach; here some of few programs may be uncommon. What is known of those that
-#: are left lies in ``corpus/open``. The lines only ever move towards that.
+#: and for 95 % compiled, which long runs reach; here some of few programs may be uncommon. What is known of any
+#: that are left lies in ``corpus/open``. The lines only ever move towards that.
 STILL_DIFFER = 1
 COMPILED = 0.94
 
