@@ -946,7 +946,9 @@ def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | Non
         return lambda _: None if seen is None else seen.append(edge)
 
     with torch._C.DisableTorchFunction():
-        handles = [leaf.register_hook(listener(edge)) for edge, leaf in leaves if leaf is not None]
+        handles = [
+            leaf.register_hook(listener(edge)) for edge, leaf in leaves if leaf is not None and leaf.requires_grad
+        ]
     try:
         yield
     finally:

@@ -73,7 +73,15 @@ def test_the_same_numbers_in_forward_and_backward(program, partitioner):
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_a_backward_from_one_of_two_results(wanted):
     """A backward that was derived for some results only uses the forward's numbers too."""
-    same(_two_results, leaf(20), backward=wanted)
+
+    def gradient(function):
+        torch.manual_seed(0)
+        x = leaf(20)
+        results = function(x)
+        results[wanted].sum().backward()
+        return x.grad.tolist(), torch.rand(1).item()
+
+    assert gradient(_two_results) == gradient(compiled(_two_results))
 
 
 def test_later_draws_are_not_disturbed():

@@ -226,7 +226,7 @@ def test_what_direct_refuses_runs_eagerly(shell: InteractiveShell) -> None:
     assert calls(report) == {"apply": (1, 0, 1)}
     how, reason = parts(report)[2]
     assert how == "eager"
-    assert "compile the model, or use frontend='dynamo'" in reason
+    assert 'compile the model, or take frontend="dynamo"' in reason
     assert report.verdict.startswith("Nothing was compiled: ")
 
 
@@ -331,7 +331,10 @@ def test_what_is_refused_before_it_is_traced(shell: InteractiveShell) -> None:
     """The reason is in the report, though the engine did not come as far as to announce a compilation."""
     report = define(shell, "def double(v):\n    return v * 2", "--quiet --frontend direct")
     execute(shell, "y = double(torch.ones(3, device='meta'))")
-    assert parts(report) == {2: ("eager", "`v` is on the meta device: a trace cannot represent it")}
+    how, reason = parts(report)[2]
+    assert how == "eager"
+    assert "`v` is on the meta device" in reason
+    assert reason.endswith("a trace cannot represent it; pass a tensor with memory")
 
 
 def test_a_function_keeps_no_argument_alive() -> None:

@@ -48,7 +48,6 @@ CAUGHT_BY = {
     "stale offset guard": 858,
     "dropped tangent": 14,
     "swapped gradients": 14,
-    "mutated input saved": 14,
     "undefined tangents as zeros": 29,
     "retain_graph ignored": 106,
     "never released": 183,

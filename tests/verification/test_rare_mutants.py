@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import aotlab
 from aotlab.verification.mutants import MUTANTS, RARE, Mutant
 from tests.engine_helpers import compiled
 from tests.test_guard_kinds import ROOTS, described, var
@@ -23,6 +24,7 @@ class Program:
     function: Callable[..., Any]
     calls: Sequence[Callable[[], tuple[torch.Tensor, ...]]]
     look: Callable[[Any], Any] = lambda out: None
+    partitioner: Callable[..., Any] = aotlab.default_partition
 
 
 def seen(program: Program, function: Callable[..., Any], number: int) -> Any:
@@ -51,7 +53,7 @@ def differs(program: Program) -> bool:
     """Tell whether one of the calls is other than eager's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        f = compiled(program.function)
+        f = compiled(program.function, partitioner=program.partitioner)
         return any(
             seen(program, program.function, number) != seen(program, f, number) for number in range(len(program.calls))
         )
@@ -130,7 +132,24 @@ def ones(grad):
     return lambda: (var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=not grad),)
 
 
+def clone_of_the_input(x, y):
+    """Compute with a clone of an argument that is written then; a partitioner may keep the argument in its place."""
+    clone = x.detach().clone()
+    x.mul_(y)
+    return (clone * y).sum() + x.sum()
+
+
+def two_histories():
+    """Make what was computed from a leaf, and a leaf."""
+    return var([1.0, 2.0], grad=True, nonleaf=True), var([3.0, 4.0], grad=True)
+
+
 PROGRAMS = {
+    "mutated input saved": Program(
+        function=clone_of_the_input,
+        calls=(two_histories,),
+        partitioner=aotlab.min_cut_rematerialization_partition,
+    ),
     "stale leaf guard": Program(function=asks_for_leaf, calls=(ones(grad=False), ones(grad=True))),
     "stale guard of what may be written": Program(function=writes_two, calls=(may_be_written, may_not_be_written)),
     "objects known by address": Program(function=by_object, calls=[with_scale(n) for n in range(1, 20)]),

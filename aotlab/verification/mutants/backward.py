@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotlab.stages import partition, runtime, trace
+from aotlab.stages import runtime, trace
 from aotlab.verification.mutants.mutant import Mutant, skip
 
 
@@ -92,11 +92,6 @@ BACKWARD: tuple[Mutant, ...] = (
         name="swapped gradients",
         breaks="The gradients of the inputs are given to one another.",
         changes=((runtime.Backward, "__call__", _swap_gradients),),
-    ),
-    Mutant(
-        name="mutated input saved",
-        breaks="The backward uses an input that the epilogue has overwritten since.",
-        changes=((partition, "_save_clones", skip),),
     ),
     Mutant(
         name="undefined tangents as zeros",

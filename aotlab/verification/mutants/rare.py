@@ -2,7 +2,7 @@
 
 ``tests/verification/test_rare_mutants.py`` has the programs. For some a second call must differ from the first in
 one thing only, others take what the random programs do not do: to differentiate one output by another, or to let an
-object take the address of one that is gone.
+object take the address of one that is gone, or to be cut by another partitioner than the default.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from aotlab import values
 from aotlab.recorder import memo, mode
+from aotlab.stages import partition
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.trace import edges
 from aotlab.stages.trace.records import Source
 from aotlab.verification.mutants.guards import without_conditions
-from aotlab.verification.mutants.mutant import Mutant
+from aotlab.verification.mutants.mutant import Mutant, skip
 from aotlab.verification.mutants.tracing import key_without
 
 
@@ -47,6 +48,11 @@ def _history_of_now(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 RARE: tuple[Mutant, ...] = (
+    Mutant(
+        name="mutated input saved",
+        breaks="The backward uses an input that the epilogue has overwritten since.",
+        changes=((partition, "_save_clones", skip),),
+    ),
     Mutant(
         name="stale leaf guard",
         breaks="An entry that was compiled for a result serves a leaf.",
