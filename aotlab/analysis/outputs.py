@@ -319,9 +319,7 @@ def _read_input_aliases(
             made_without = None if views is None else _made_without_history(output, views)
             if made_without:
                 if or_else(internals.base_of(output), output) is not item.wrapper:
-                    raise RunEagerly(
-                        f"`{names[i]}` is a view, made under no_grad, of an alias with a history of its own"
-                    )
+                    raise RunEagerly(f"`{names[i]}` is a no_grad view of an alias with a history of its own")
                 read.cut.append(i)
                 info(i, OutputType.ALIAS_OF_INPUT, k, views, no_grad_views=made_without)
                 continue
