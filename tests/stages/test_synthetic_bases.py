@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from aotlab.frontends import dynamo
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.stages import capture, dedupe, synthetic_bases
+from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import behind, compiled, nonleaf, record, same
 
 
@@ -938,3 +940,71 @@ def test_the_steps_of_dimensions_of_size_one_are_the_callers(shape, stride, with
 
     base = nonleaf(24) if requires_grad else torch.arange(24.0)
     same(f, base.as_strided(shape, stride, 2), base[1:] if with_another else torch.ones(2))
+
+
+# --- histories that come with a write
+
+
+def _complex_and_real():
+    a = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]], dtype=torch.complex64)
+    return a, torch.view_as_real(a)[..., 0], torch.ones(1)
+
+
+def _real_and_complex():
+    a, b, other = _complex_and_real()
+    return b, a, other
+
+
+def _floats_and_their_bits():
+    a = torch.arange(4.0).view(2, 2)
+    return a, a[0:], a.view(torch.int32)
+
+
+def _bits_and_floats():
+    a = torch.arange(4.0).view(2, 2)
+    return a.view(torch.int32), a[0:], torch.ones(1)
+
+
+def _windows_of_one_dtype():
+    buffer = torch.arange(8.0)
+    return buffer[:4].view(2, 2), buffer[2:6].view(2, 2), torch.ones(1)
+
+
+def _adds(a, b, w, other):
+    b.add_(w)
+    return w * 2
+
+
+def _writes_both(a, b, w, other):
+    a.mul_(2)
+    b[...].add_(w)
+    return w * 2, a * 1
+
+
+def _writes_a_part(a, b, w, other):
+    b[0].mul_(w[0])
+    return a * 1, b * 1
+
+
+def _writes_unseen_first(a, b, w, other):
+    with torch.no_grad():
+        a.mul_(3)
+    b.copy_(w)
+    return a * 1
+
+
+@pytest.mark.parametrize(
+    "kind", [_complex_and_real, _real_and_complex, _floats_and_their_bits, _bits_and_floats, _windows_of_one_dtype]
+)
+@pytest.mark.parametrize("program", [_adds, _writes_both, _writes_a_part, _writes_unseen_first])
+@pytest.mark.parametrize("make", [compiled, partial(compiled, frontend="dynamo")], ids=["direct", "dynamo"])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_write_that_brings_a_history(kind, program, make):
+    """What is written requires grad, the memory did not: all that autograd takes for views of it do so then."""
+
+    def inputs():
+        a, b, other = kind()
+        w = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]]).requires_grad_()
+        return (a, b, w, other), {}
+
+    assert differences(program, make(program), [inputs, inputs], backward="each") == []
