@@ -588,6 +588,8 @@ class EscapeGuard(TorchFunctionMode):
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None
             raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
+        if func in _WINDOWS and known is not None and self.reshapes.is_input(tensor):
+            self.looks.before_restride(tensor)
         of_part = func in _WINDOWS and not self.reshapes.is_input(tensor)
         before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)

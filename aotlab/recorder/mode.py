@@ -40,6 +40,15 @@ _QUANTIZES = internals.quantizing_ops()
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
+#: What functionalization puts for a write to a window: the memory as it is with other values there.
+_SCATTERS = frozenset(
+    (
+        torch.ops.aten.as_strided_scatter.default, torch.ops.aten.diagonal_scatter.default,
+        torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default,
+    )
+)  # fmt: skip
+
+
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
 _TWINS_OF_RANDOM_WRITES = frozenset(
     getattr(getattr(torch.ops.aten, packet), overload)
@@ -440,6 +449,8 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
     if internals.base_of(written) is None:
         internals.sync(written)
         made = tape.producer(internals.from_functional(written))
+        while made is not None and (behind := _written_below(made[0])) is not None:
+            made = tape.producer(behind)  # a tensor that was moved in place is made of its memory by views
         candidates = [] if made is None or made[0].index < count else [made[0]]
     return [
         operation.args[0].dtype
@@ -448,6 +459,16 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
         and operation.result.dtype == written.dtype != operation.args[0].dtype
         and operation.result.shape == written.shape
     ]
+
+
+def _written_below(operation: Operation) -> Tensor | None:
+    """Return what a view looks at, or what an op of functionalization's puts into a window; None for other ops."""
+    place = 1 if operation.target in _SCATTERS else 0
+    arguments = operation.target._schema.arguments
+    if len(operation.args) <= place or (place == 0 and arguments[0].alias_info is None):
+        return None
+    found = operation.args[place]
+    return found if isinstance(found, Tensor) else None
 
 
 def note_random_state(name: str, state: Tensor) -> None:

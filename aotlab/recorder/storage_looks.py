@@ -143,6 +143,12 @@ class StorageLooks:
         self.check_window(result)
         return result
 
+    def before_restride(self, tensor: Tensor) -> None:
+        """Look at an input before it is changed by ``as_strided_``; see `as_strided`."""
+        unwritten = not internals.has_data_mutation(tensor)  # what the graph computed requires no grad in it
+        if unwritten and tensor.requires_grad and not tensor.is_contiguous():
+            self._fixed[internals.storage_key(tensor)] = "is not contiguous, requires grad, is changed by `as_strided_`"
+
     def place_of(self, tensor: Tensor) -> _Place:
         """Return where a tensor lies in its memory, for `check_reach`."""
         return _place(tensor)
