@@ -295,3 +295,37 @@ def test_a_view_of_a_view_from_before_a_write(function):
         made = compiled(function)
         reaches(made, is_view)
         assert made.calls.eager == 0
+
+
+def _leaf_view_used_late(b):
+    v = b.view(-1)
+    b.detach().mul_(2)
+    return v.view(-1), b * 2
+
+
+def _leaf_view_computed_from_late(b):
+    v = b.view(-1)
+    with torch.no_grad():
+        b.mul_(2)
+    return v * 2
+
+
+def _leaf_view_from_after(b):
+    b.detach().mul_(2)
+    return b.view(-1), b * 2
+
+
+@pytest.mark.parametrize("program", [_leaf_view_used_late, _leaf_view_computed_from_late, _leaf_view_from_after])
+@pytest.mark.parametrize("is_view", [True, False])
+def test_views_of_a_leaf_that_is_a_view(program, is_view):
+    """A write makes their histories anew from what the leaf is a view of, which requires no grad: no gradient comes."""
+
+    def inputs():
+        base = torch.arange(5.0)
+        part = base[1:] if is_view else base[1:].detach()
+        return (part.requires_grad_(),), {"base": base}
+
+    function = compiled(program)
+    assert differences(program, function, [inputs, inputs], backward="each") == []
+    if program is _leaf_view_from_after or not is_view:
+        assert function.calls.compiled == 2
