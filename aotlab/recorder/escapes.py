@@ -37,6 +37,7 @@ from aotlab.recorder.tape import tensors_in
 from aotlab.recorder.writing import (
     eager_misreads,
     keeps_dtype,
+    op_name,
     overlaps_itself,
     refuse_casts,
     refuse_overlaps,
@@ -244,6 +245,7 @@ class EscapeGuard(TorchFunctionMode):
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        func = _METHODS_OF_STEPS.get(func, func)
         plainly = func is Tensor.numpy and len(args) == 1 and not kwargs
         if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
             return TracedArray(args[0].data, RunEagerly, self.reshapes.name_of(args[0]))
@@ -283,7 +285,7 @@ class EscapeGuard(TorchFunctionMode):
             return self._reshape(func, args, kwargs or {})
         if writes_lists(func) and share_memory(args, kwargs or {}):
             raise RunEagerly(f"`{_name(func)}` is given tensors that share memory, at {user_line()}")
-        if getattr(func, "__name__", "").partition(".")[0] in _UNSAFE_VIEWS:
+        if op_name(func) in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
             raise RunEagerly(
                 f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}",
@@ -364,7 +366,7 @@ class EscapeGuard(TorchFunctionMode):
         in_place: bool,
     ) -> Any:
         """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
-        window = self.memory.window(written, of_one_value=getattr(func, "__name__", "") in ("zero_", "fill_"))
+        window = self.memory.window(written, of_one_value=op_name(func) in ("zero_", "fill_"))
         version = internals.version_of(window)
         if in_place:
             args = (window, *args[1:])
@@ -755,3 +757,10 @@ _RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
         Tensor.detach_, torch.detach_, Tensor.set_,
     )
 )  # fmt: skip
+#: The same steps as they are called below Python's methods.
+_METHODS_OF_STEPS: dict[Any, Any] = {
+    op: method
+    for method in _RESHAPES_IN_PLACE
+    if (packet := getattr(torch.ops.aten, method.__name__, None)) is not None and method is not Tensor.set_
+    for op in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
+}

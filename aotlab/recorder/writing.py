@@ -16,11 +16,16 @@ from aotlab.recorder.tape import tensors_in
 _in_place: dict[Any, bool] = {}
 
 
+def op_name(func: Any) -> str:
+    """Return the name of a function; of one overload of an op, that of the op."""
+    return str(getattr(func, "__name__", "")).partition(".")[0]
+
+
 def writes_in_place(func: Any) -> bool:
     """Tell whether a function writes its first argument, by its name."""
     known = _in_place.get(func)
     if known is None:
-        name = getattr(func, "__name__", "")
+        name = op_name(func)
         known = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         known = known or (
             name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
@@ -31,7 +36,7 @@ def writes_in_place(func: Any) -> bool:
 
 def writes_lists(func: Any) -> bool:
     """Tell whether an op writes the members of lists, one after the other."""
-    name = getattr(func, "__name__", "").partition(".")[0]
+    name = op_name(func)
     return name.endswith("_") and name.startswith(("_foreach_", "_fused_"))
 
 
@@ -89,7 +94,7 @@ def eager_misreads(func: Any, tensors: Sequence[Tensor]) -> bool:
 
     What it then reads or writes lies beside the tensor's elements. No graph does that, so eager has to do it.
     """
-    careless = getattr(func, "__name__", "") in ("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm")
+    careless = op_name(func) in ("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm")
     return careless and any(not tensor.is_contiguous() for tensor in tensors)
 
 
@@ -98,7 +103,7 @@ def keeps_dtype(func: Any, written: Tensor, operands: Sequence[Any], *, rounds: 
 
     ``rounds`` says that a division rounds, and so stays among integers.
     """
-    name = getattr(func, "__name__", "")
+    name = op_name(func)
     if written.dtype.is_complex:
         return True
     if name in _ALWAYS_FLOATING and not written.is_floating_point() and not rounds:
@@ -117,7 +122,7 @@ def refuse_casts(func: Any, casts: Sequence[torch.dtype], written: Tensor, *, in
 
     In place, eager casts where the kind of number stays; with ``out``, some functions do and some want the very dtype.
     """
-    name = getattr(func, "__name__", "")
+    name = op_name(func)
     if not casts or name in _CONVERTS or (in_place and all(torch.can_cast(cast, written.dtype) for cast in casts)):
         return
     raise RunEagerly(f"`{name}` writes a result of dtype {casts[0]} into {written.dtype}, at {user_line()}")
@@ -143,7 +148,7 @@ def refuse_overlaps(
     """
     others = {key: value for key, value in kwargs.items() if key != "out"}
     # what there is in place, too, may be given its first operand as `out=`
-    first = in_place or hasattr(torch.ops.aten, f"{getattr(func, '__name__', '')}_")
+    first = in_place or hasattr(torch.ops.aten, f"{op_name(func)}_")
     operands = tensors_in((args[1:], others))
     for tensor in written:
         for operand in operands:
@@ -151,7 +156,7 @@ def refuse_overlaps(
                 if overlaps_partly(written_part(func, args) if in_place else tensor, operand):
                     raise RunEagerly(f"in-place write to a tensor that overlaps an operand in part, at {user_line()}")
             elif is_same_window(tensor, operand) and not _goes_by_element(func, args):
-                name = getattr(func, "__name__", "an op")
+                name = op_name(func) or "an op"
                 raise RunEagerly(f"`{name}` reads the tensor that it writes, at {user_line()}")
         for operand in () if in_place else tensors_in(args[:1]):
             if overlaps_partly(tensor, operand) or (is_same_window(tensor, operand) and not first):
@@ -163,7 +168,7 @@ _COPIES = frozenset(("copy_", "set_", "resize_as_", "resize_as_sparse_"))
 
 
 def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
-    name = getattr(func, "__name__", "")
+    name = op_name(func)
     if func is Tensor.__setitem__:
         keys = args[1] if isinstance(args[1], tuple) else (args[1],)
         return not any(isinstance(key, Tensor | list) for key in keys)

@@ -523,6 +523,31 @@ def test_narrowing_and_a_write_with_gradients_is_left_to_eager():
     same(f, nonleaf(2, 3), eagerly=True)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_restriding_what_is_in_another_order(requires_grad):
+    """The write of a window of it is one that torch has no out-of-place form for, where it requires grad."""
+
+    def f(x):
+        x.as_strided_((8,), (1,))
+        x.mul_(torch.arange(8.0))
+        return x * 3
+
+    x = (torch.randn(4, 2, requires_grad=requires_grad) * 1).t()
+    same(f, x, eagerly=requires_grad)
+
+
+def test_restriding_what_was_written_in_another_order():
+    """The window is one of an intermediate then, and this is compiled."""
+
+    def f(x):
+        x.mul_(2)
+        x.as_strided_((8,), (1,))
+        x.mul_(torch.arange(8.0))
+        return x * 3
+
+    same(f, (torch.randn(4, 2, requires_grad=True) * 1).t())
+
+
 def test_narrowing_to_memory_outside():
     """as_strided_ to where the input never was, behind it or before it; eager if it has a history."""
 
