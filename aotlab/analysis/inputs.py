@@ -321,10 +321,11 @@ def _requires_grad_set(item: Entered) -> bool | None:
     wrapper = item.wrapper
     if not wrapper.is_leaf:
         return None
-    without = item.real.requires_grad and not any(step.method == "detach_" for step in item.steps)
+    detached = any(step.method == "detach_" for step in item.steps)
+    without = item.real.requires_grad and not detached
     if wrapper.requires_grad == without:
         return None
-    if wrapper.requires_grad and not item.real.is_leaf:
+    if wrapper.requires_grad and (detached or not item.real.is_leaf):
         raise RunEagerly(f"`{item.name}` is detached in place and made to require grad again")
     return wrapper.requires_grad
 

@@ -583,6 +583,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in _DETACHES:
             if torch.is_inference_mode_enabled():
                 return tensor  # autograd is out of the way there, and nobody else does anything
+            if self.hooks.retains(tensor):  # of which nothing that is done to it later may remind autograd
+                raise RunEagerly(f"{self._called(tensor)} retains its gradient and is detached, at {user_line()}")
             self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
             self.chronicle.moves_unseen(tensor)

@@ -211,6 +211,12 @@ class Prologue:
                 members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
                 check = self.w.constant("owned_otherwise", owner_checker(members))
                 self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
+                continue
+            values, kept, infos = self.parts.call.values, self.parts.dedupe.kept, self.draft.meta.input_info
+            with_history = [k for k in base.members if infos[k].requires_grad and not infos[k].is_leaf]
+            alone = [k for k in with_history if internals.base_of(values[kept[k]]) is None]
+            if alone:  # a write to an alias would give a view another history
+                self.draft.miss([f"{self.draft.kept(k)}._base is not None" for k in alone])
 
     def _views_of_nothing(self) -> None:
         """Write the check that written inputs whose own history changes are no views, whose owner's would change."""

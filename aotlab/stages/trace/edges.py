@@ -14,11 +14,14 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
 from aotlab.analysis.history import Edge, Segment, edge_of, edges_behind, next_edges, segments
 from aotlab.ir.metadata import OutputType, TangentSource
-from aotlab.recorder import Hook, HookKind
+from aotlab.recorder import Hook, HookKind, RunEagerly
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Source
 from aotlab.stages.trace.writes import changed_bases
+
+#: What an edge of the traced graph is that nobody else knows.
+_CARRIER = Source("carrier", -1)
 
 
 def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Source], list[Segment]]:
@@ -43,7 +46,7 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
                 known[edge] = Source("changed", k)
             elif known[edge].kind != "root" or not in_changed:
                 continue
-            changed[edge] = tuple(number[m] for m in item.base.members if m in number) if in_changed else ()
+            changed[edge] = tuple(number[m] for m in _moved_by(inputs, k) if m in number) if in_changed else ()
     parts = segments(
         edges,
         list(stands_for),
@@ -52,7 +55,34 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
         alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         nested=any(_is_nested(i, inputs, written) for i in inputs),
     )
+    _check_order(parts, known, inputs, written)
     return known, parts
+
+
+def _moved_by(inputs: Sequence[Entered], k: int) -> Sequence[int]:
+    """Return the inputs on the same memory to which a write may give the input ``k`` another history.
+
+    A tensor that is no view keeps its history when an alias is written of which autograd does not know, as ``x`` does
+    when ``x.detach()`` is written.
+    """
+    item = inputs[k]
+    assert item.base is not None
+    if internals.base_of(item.real) is not None:
+        return item.base.members
+    return [m for m in item.base.members if m == k or internals.base_of(inputs[m].real) is item.real]
+
+
+def _check_order(
+    parts: Sequence[Segment], known: Mapping[Edge, Source], inputs: Sequence[Entered], written: Collection[int]
+) -> None:
+    """Leave to eager a graph in which a segment would need the history that one after it makes."""
+    later = {edge for part in parts for edge in part.entries}
+    for part in parts:
+        for edge in part.stops:
+            if edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier"):
+                names = ", ".join(f"`{item.name}`" for item in inputs if id(item.base) in written)
+                raise RunEagerly(f"writes to tensors that share memory give each other's histories: {names or 'views'}")
+        later.difference_update(part.entries)
 
 
 def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
