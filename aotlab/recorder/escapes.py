@@ -580,11 +580,12 @@ class EscapeGuard(TorchFunctionMode):
             return tensor  # nothing happens, whatever its strides
         if self.memory.ground(tensor) is not None:
             return self.reshapes.run_in(self.memory, func, args, kwargs)
+        if func in _DETACHES and torch.is_inference_mode_enabled():
+            return tensor  # autograd is out of the way there, and nobody else does anything
+        if self.hooks.retains(tensor):  # of the history that it had when it was asked to
+            how = "is detached" if func in _DETACHES else "changes its sizes"
+            raise RunEagerly(f"{self._called(tensor)} retains its gradient and {how}, at {user_line()}")
         if func in _DETACHES:
-            if torch.is_inference_mode_enabled():
-                return tensor  # autograd is out of the way there, and nobody else does anything
-            if self.hooks.retains(tensor):  # of which nothing that is done to it later may remind autograd
-                raise RunEagerly(f"{self._called(tensor)} retains its gradient and is detached, at {user_line()}")
             self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
             self.chronicle.moves_unseen(tensor)
