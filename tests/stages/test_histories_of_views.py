@@ -329,3 +329,24 @@ def test_views_of_a_leaf_that_is_a_view(program, is_view):
     assert differences(program, function, [inputs, inputs], backward="each") == []
     if program is _leaf_view_from_after or not is_view:
         assert function.calls.compiled == 2
+
+
+def _given_a_history(b, w):
+    v = b.view(-1)
+    b.mul_(w)
+    return v[1:], b * 2
+
+
+@pytest.mark.parametrize("is_view", [True, False])
+def test_views_of_a_view_that_is_given_a_history(is_view):
+    """They get theirs from what both are views of; no gradient passes the written view itself."""
+
+    def inputs():
+        base = torch.arange(5.0)
+        part = base[1:] if is_view else torch.arange(4.0)
+        return (part, torch.ones(4, requires_grad=True)), {"base": base}
+
+    def before(out, b):
+        return [lambda: torch.autograd.grad(out[0].sum(), b, allow_unused=True, retain_graph=True)]
+
+    assert differences(_given_a_history, compiled(_given_a_history), [inputs, inputs], before=before) == []

@@ -36,9 +36,9 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
         if not info.moves_version:
             continue
-        is_owned_leaf = internals.base_of(item.real) is not None and item.real.requires_grad and item.real.is_leaf
+        is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if is_owned_leaf and findings.chronicle.used_late(internals.storage_key(item.wrapper)):
-            # autograd makes the histories of its views anew from what it is a view of, which requires no grad
+            # autograd makes the histories of its views anew from what it is a view of, which has none before the write
             raise RunEagerly(f"a view of `{info.name}`, a leaf that is a view, is used after that was written")
         only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
         is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
