@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab import torch_internals as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
@@ -1036,14 +1037,27 @@ def refused(function, *args, kind, match=None, line=None, argument=None):
 
 
 def test_metadata_mutation_by_ops_is_refused():
-    """t_ and friends on an input by ops that no function mode gets to see."""
+    """t_ and friends on an input where no function mode gets to see them."""
+
+    def f(y, x):
+        y.add_(1)
+        with internals.disable_torch_function():
+            x.t_()
+        return y
+
+    refused(f, torch.ones(2, 3), torch.ones(2, 3), kind=MetadataMutationError, match="`x`", argument="x")
+
+
+def test_metadata_mutation_by_overloads():
+    """As by the methods."""
 
     def f(y, x):
         y.add_(1)
         torch.ops.aten.t_.default(x)
+        torch.ops.aten.unsqueeze_(x, 0)
         return y
 
-    refused(f, torch.ones(2, 3), torch.ones(2, 3), kind=MetadataMutationError, match="`x`", argument="x")
+    same(f, torch.ones(2, 3), torch.ones(2, 3))
 
 
 def test_metadata_mutation_of_intermediates_is_fine():
