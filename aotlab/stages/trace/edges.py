@@ -67,9 +67,10 @@ def _moved_by(inputs: Sequence[Entered], k: int) -> Sequence[int]:
     """
     item = inputs[k]
     assert item.base is not None
+    members: Sequence[int] = item.base.members
     if internals.base_of(item.real) is not None:
-        return item.base.members
-    return [m for m in item.base.members if m == k or internals.base_of(inputs[m].real) is item.real]
+        return members
+    return [m for m in members if m == k or internals.base_of(inputs[m].real) is item.real]
 
 
 def _check_order(
