@@ -206,8 +206,9 @@ class Prologue:
         self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
 
     def _same_owners(self, bases: Sequence[Base]) -> None:
+        visible = {write.index for write in self.draft.trace.writes if write.visible}
         for base in bases:
-            if base.owners:
+            if base.owners or not visible.isdisjoint(base.members):
                 members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
                 check = self.w.constant("owned_otherwise", owner_checker(members))
                 self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])

@@ -41,6 +41,7 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             raise RunEagerly(f"a part of `{inputs[base.members[0]].name}` that holds nothing is written")
         if not _is_written(base, inputs):
             continue
+        _check_dtypes(base, inputs)
         covered: list[tuple[int, int]] = []
         order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
         for k in order:
@@ -86,6 +87,24 @@ def _share_history(a: Tensor, b: Tensor) -> bool:
     """Tell whether autograd makes the history of ``b`` anew when ``a`` is written."""
     owner = internals.base_of(b)
     return owner is not None and (owner is a or owner is internals.base_of(a))
+
+
+def _check_dtypes(base: Base, inputs: Sequence[Entered]) -> None:
+    """Leave to eager a write that gives a history to windows of several dtypes.
+
+    Autograd knows no way through the bytes that the traced windows are made of, so that the others would get none.
+    """
+    if all(inputs[k].real.dtype == base.dtype for k in base.members):
+        return
+    bare = [inputs[k] for k in base.members if not inputs[k].wrapper.requires_grad and _may_require_grad(inputs[k])]
+    for item in (inputs[k] for k in base.members if inputs[k].wrapper.requires_grad):
+        for other in bare if item.written_visibly else ():
+            if _share_history(item.real, other.real) or _share_history(other.real, item.real):
+                raise RunEagerly(f"a write to `{item.name}` gives `{other.name}`, in whose memory it lies, a history")
+
+
+def _may_require_grad(item: Entered) -> bool:
+    return item.real.is_floating_point() or item.real.is_complex()
 
 
 def _is_untouched(base: Base, inputs: Sequence[Entered], k: int) -> bool:
