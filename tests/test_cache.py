@@ -12,6 +12,7 @@ import torch
 
 import aotlab
 from aotlab import config
+from aotlab import torch_internals as internals
 from aotlab.cache import CompiledFunction, Declined
 from aotlab.errors import (
     CapturedTensorError,
@@ -464,8 +465,13 @@ def test_recursion():
 
 def test_metadata_refusal_is_counted_by_reason():
     """Refusals have a short reason under which reports count them."""
+
+    def steps_unseen(x):
+        with internals.disable_torch_function():
+            x.t_()
+
     with pytest.raises(MetadataMutationError) as caught:
-        compiled(lambda x: torch.ops.aten.t_.default(x))(torch.ones(2, 3))
+        compiled(steps_unseen)(torch.ones(2, 3))
     assert caught.value.reason == "MetadataMutation"
 
 

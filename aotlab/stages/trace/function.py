@@ -184,26 +184,8 @@ def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]
     return made
 
 
-def _check_new_histories(inputs: Sequence[Entered]) -> None:
-    """Leave to eager inputs that were given a history which others that share their bytes would have to have too.
-
-    In a base of several dtypes no window is another's view to autograd: eager's ``a``, which is no base, and
-    ``torch.view_as_real(a)`` both hang on what is written into one of them.
-    """
-    for item in inputs:
-        if item.base is None or not item.wrapper.requires_grad or item.real.requires_grad:
-            continue
-        together = [other.real for other in inputs if other.base is item.base]
-        differentiable = [real for real in together if real.is_floating_point() or real.is_complex()]
-        if len({real.dtype for real in together}) > 1 and len(differentiable) > 1:
-            raise RunEagerly(
-                f"`{item.name}` shares memory with other dtypes and is written with something that requires grad"
-            )
-
-
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:
     """Say what became of each input; refuse a write that the epilogue could not repeat."""
-    _check_new_histories(inputs)
     storages = StorageNumbers()
     infos = tuple(input_info(k, item, recorder.tape, storages) for k, item in enumerate(inputs))
     infos = with_uncounted_writes(inputs, infos)
