@@ -70,4 +70,5 @@ def as_of_a_view(text: str) -> str:
     >>> as_of_a_view("[torch.FloatTensor []], which is output 0 of SelectBackward0, is at version 1; expected ...")
     '[torch.FloatTensor []], which is output 0 of AsStridedBackward0, is at version 1; expected ...'
     """
-    return with_node(text, "AsStridedBackward0") if named_node(text) in _VIEWS else text
+    in_place = "Backward1," in text  # of `t_` and the like: such a tensor need be no view
+    return with_node(text, "AsStridedBackward0") if named_node(text) in _VIEWS and not in_place else text
