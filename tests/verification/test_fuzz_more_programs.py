@@ -27,7 +27,7 @@ def new():
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_fixed_programs(blocks, number):
-    """Of 200 programs, the same in every run, next to none differs from eager in anything observable."""
+    """Of 200 programs, the same in every run, none differs from eager in anything observable."""
     check(FIXED, blocks[number])
 
 
