@@ -437,6 +437,9 @@ SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
 #: What Dynamo puts for ``tensor.data``; no function mode sees it.
 DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
 
+#: What torch 2.15's Dynamo writes for ``x.data = y``; earlier ones write the assignment itself.
+SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
+
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 

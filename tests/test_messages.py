@@ -338,7 +338,7 @@ CASES = [
     (_makes_a_tensor_of_tensors, [_ones], "tensor", "torch.stack"),
     (_makes_sparse, [_ones], None, "outside of the compiled function"),
     (_makes_a_module, [_ones], None, "make it outside"),
-    (_makes_opaque, [_ones], None, "move that out"),
+    (_makes_opaque, [_ones], None, "that out"),
     (_chooses, [_ones], "cond", "move it out"),
     (_writes_one_twice, [_ones], "_foreach_add_", "return a new tensor"),
     (_doubles, [lambda: torch.eye(3).to_sparse()], "x", "to_dense()"),

@@ -35,6 +35,7 @@ _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 def needs_care(graph: fx.Graph) -> bool:
     """Tell whether a graph changes modes or has checkpoints, so that it has to be run by a `GraphRun`."""
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
+    targets.add(internals.SETS_DATA)
     return any(node.target in targets for node in graph.nodes if node.op == "call_function")
 
 
@@ -87,6 +88,9 @@ class GraphRun(fx.Interpreter):
             return self._checkpoint(args, kwargs)
         if target is internals.DATA_OF:
             return args[0].data  # which the recorder sees
+        if target is not None and target is internals.SETS_DATA:
+            args[0].data = args[1]  # the same
+            return args[0]
         result = super().call_function(target, args, kwargs)
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])
