@@ -33,7 +33,7 @@ _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
 
 def needs_care(graph: fx.Graph) -> bool:
-    """Tell whether a graph changes modes or has checkpoints, so that it has to be run by a `GraphRun`."""
+    """Tell whether a graph has to be run by a `GraphRun`: changes modes, has checkpoints, or assigns to ``.data``."""
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
     targets.add(internals.SETS_DATA)
     return any(node.target in targets for node in graph.nodes if node.op == "call_function")
