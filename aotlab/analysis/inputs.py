@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -71,7 +72,8 @@ class Entered:
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
-    it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``.
+    it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``;
+    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Entered:
     given: str = ""
     left: Any = None
     written_apart: bool = False
+    written_as: float = math.inf
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""

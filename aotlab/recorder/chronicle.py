@@ -23,6 +23,7 @@ And so are views that were made together: a hook on one of them is called when a
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -49,6 +50,7 @@ class Chronicle:
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
+        self._written_through: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._moved_unseen: dict[int, int] = {}
         self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
@@ -144,6 +146,8 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            origin = self.origin_of(written)
+            self._written_through.setdefault(id(origin), (weakref.ref(origin), len(self._written_through)))
             if not self._counts_apart(written):
                 self._counted.add(internals.storage_key(written))
             if not (torch.is_grad_enabled() and written.requires_grad):
@@ -181,6 +185,11 @@ class Chronicle:
     def first_write(self, wrapper: Tensor) -> int | None:
         """Return the number that the next autograd node would have had at the first write to an input's memory."""
         return self._written.get(internals.storage_key(wrapper))
+
+    def place_among_writes(self, wrapper: Tensor) -> float:
+        """Return how many tensors had been written before an input first was, itself or a view of it; else infinity."""
+        known = self._written_through.get(id(wrapper))
+        return known[1] if known is not None and known[0]() is wrapper else math.inf
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""

@@ -22,14 +22,20 @@ def _lie_alike(value: Tensor, real: Tensor) -> bool:
 
 
 def _is_part(value: Tensor, whole: Tensor) -> bool:
-    """Tell whether a value lies in the memory of another, within its bounds."""
-    if internals.storage_key(value) != internals.storage_key(whole) or value.dtype != whole.dtype or not value.numel():
+    """Tell whether a value lies in the memory of another, within its bounds, as elements that are not larger."""
+    if internals.storage_key(value) != internals.storage_key(whole) or not value.numel():
         return False
+    if value.itemsize > whole.itemsize:
+        return False  # where the caller's memory begins, they need not be aligned
     (start, stop), (first, last) = (
-        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
-        for t in (value, whole)
+        (t.storage_offset() * t.itemsize, (t.storage_offset() + _reach(t)) * t.itemsize) for t in (value, whole)
     )
     return bool(first <= start and stop <= last)
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return how many elements lie between the first of a tensor and the end of its last, with the gaps."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class Keeping:
@@ -93,8 +99,10 @@ class Keeping:
                 value = None if node is None or "saved_value" in node.meta else node.meta["val"]
                 if n not in found and value is not None and _is_part(value, final):
                     shape, stride = tuple(value.shape), tuple(value.stride())
-                    shift = value.storage_offset() - final.storage_offset()
-                    found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {shape}, {stride}, {shift})"
+                    shift = value.storage_offset() - final.storage_offset() * (final.itemsize // value.itemsize)
+                    dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
+                    place = f"{shape}, {stride}, {shift}{dtype}"
+                    found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {place})"
         return list(found.values())
 
     def watch(self, edges: Edges) -> None:

@@ -90,13 +90,25 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
-    def keep_in(self, n: int, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], shift: int) -> None:
+    def keep_in(
+        self,
+        n: int,
+        tensor: Tensor,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        shift: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Keep a window of the caller's ``tensor``, which by now holds the value too, in place of the ``n``-th.
 
-        Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward.
+        Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward. A
+        window of another ``dtype``, in whose elements ``shift`` counts then, has elements that are not larger.
         """
         if self._values is not None and self._hooks is None:
             alias = tensor.detach()
+            if dtype is not None:
+                reach = 1 + sum((m - 1) * s for m, s in zip(alias.shape, alias.stride(), strict=True))
+                alias = alias.as_strided((reach,), (1,)).view(dtype)
             self._values[n] = alias.as_strided(shape, stride, alias.storage_offset() + shift)
 
     def remember_versions(self) -> None:

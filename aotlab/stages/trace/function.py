@@ -114,6 +114,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             item.check_attributes()
             item.take_new_edge()
             item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
+            item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         _check_containers(call, values, args, kwargs)
