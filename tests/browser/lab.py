@@ -268,6 +268,18 @@ class Lab:
         )
         return found
 
+    def wait_for_outputs(self, index: int, count: int) -> None:
+        """Wait until a cell shows so many outputs; that of the run before goes a moment after the new one has come."""
+        self.page.wait_for_function(
+            f"""([index, count]) => {{
+                {_PANEL}
+                const cell = panel.content.widgets[index];
+                return cell.node.querySelectorAll('.jp-OutputArea-output').length === count
+                    && cell.model.outputs.length === count;
+            }}""",
+            arg=[index, count],
+        )
+
     # What is drawn
 
     @property

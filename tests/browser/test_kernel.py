@@ -66,7 +66,7 @@ def test_restarted_kernel(lab: Lab, extension: None) -> None:
     for _ in range(2):
         lab.run_cell(2)
         lab.cell(2).locator(f"{DRAWN}[data-live=true]").wait_for()
-        assert lab.cell(2).locator(".jp-OutputArea-output").count() == 1
+        lab.wait_for_outputs(2, 1)
     assert old.get_attribute("data-live") == "false"
     assert old.get_attribute("data-identifier") != new.get_attribute("data-identifier")
 
@@ -79,7 +79,7 @@ def test_equal_cells(lab: Lab, extension: None) -> None:
     for index in (1, 2):
         report = lab.cell(index).locator(f"{DRAWN}[data-live=true]")
         report.wait_for()
-        assert lab.cell(index).locator(".jp-OutputArea-output").count() == 1
+        lab.wait_for_outputs(index, 1)
         assert f"In [{index + 1}]" in panel(report, "overview").inner_text()
 
 

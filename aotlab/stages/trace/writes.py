@@ -65,8 +65,8 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             found.append(Write(k, visible, infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
-    # In the program's order: after a write that requires grad torch lets nobody write another part of the memory through
-    # a view without a history.
+    # In the order of the program: after a write that requires grad torch lets nobody write another part of the memory
+    # through a view without a history.
     return sorted(found, key=lambda write: (write.only_counts, inputs[write.index].written_as, write.index))
 
 
