@@ -33,7 +33,7 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Chronicle, RunEagerly, Tape
+from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -159,12 +159,23 @@ def read_outputs(
         _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
+                if any(leaves[i] is not inputs[k].wrapper and leaves[i].requires_grad for i in own):
+                    _check_history_made_again(inputs[k], chronicle)
                 early_ones = {i for i in own if early(leaves[i], inputs[k])}
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _check_history_made_again(item: Entered, chronicle: Chronicle) -> None:
+    """Leave views to eager whose history autograd makes again from sizes and strides.
+
+    That shares gradients out among the elements at one place of memory; the ops that made a view do not.
+    """
+    if overlaps_itself(item.real) and chronicle.moved_unseen(item.storage) is not None:
+        raise RunEagerly(f"a view of `{item.name}`, which overlaps itself, is changed in a way that autograd does not see")
 
 
 def _is_changed_leaf(item: Entered) -> bool:
