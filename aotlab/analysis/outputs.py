@@ -175,7 +175,8 @@ def _check_history_made_again(item: Entered, chronicle: Chronicle) -> None:
     That shares gradients out among the elements at one place of memory; the ops that made a view do not.
     """
     if overlaps_itself(item.real) and chronicle.moved_unseen(item.storage) is not None:
-        raise RunEagerly(f"a view of `{item.name}`, which overlaps itself, is changed in a way that autograd does not see")
+        why = "which overlaps itself, is changed in a way that autograd does not see"
+        raise RunEagerly(f"a view of `{item.name}`, {why}")
 
 
 def _is_changed_leaf(item: Entered) -> bool:
