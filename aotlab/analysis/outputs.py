@@ -247,7 +247,12 @@ def _nearest_inputs(
                 why="the epilogue can make views of one tensor only",
                 suggestion="return a clone",
             )
-        found.setdefault([*same, *made_from, *reached, *around, *past][0], []).append(i)
+        chosen = [*same, *made_from, *reached, *around, *past][0]
+        own = [k for k in windows if inputs[k].wrapper is origin]
+        if own and internals.storage_key(inputs[own[0]].real) != internals.storage_key(inputs[chosen].real):
+            # one memory in two storages, which can be told apart
+            raise RunEagerly(f"an output is a view of what `{inputs[own[0]].name}` was before it changed its sizes")
+        found.setdefault(chosen, []).append(i)
     return found
 
 
