@@ -472,14 +472,15 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is special in an autograd graph: nodes of ``custom`` functions, and ``hidden`` ones.
+    """What is special in an autograd graph: nodes of ``custom`` functions, ``hidden`` and ``lost`` ones.
 
     From a hidden node a gradient gets to where nobody looks: to a tensor of the function's own that requires grad, or
-    to nothing at all, as from a view of a leaf that was made under ``no_grad``.
+    to nothing at all, as from a view of a leaf that was made under ``no_grad``. From a lost one it gets nowhere else.
     """
 
     custom: tuple[Any, ...] = ()
     hidden: tuple[Any, ...] = ()
+    lost: tuple[Any, ...] = ()
 
 
 def survey(parts: Sequence[Segment]) -> Survey:
@@ -487,7 +488,7 @@ def survey(parts: Sequence[Segment]) -> Survey:
     stops = {edge for part in parts for edge in part.inputs}
     entered: dict[Any, list[Any]] = {}
     todo = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
-    ends = []
+    ends, arriving = [], []
     while todo:
         node = todo.pop()
         if node in entered:
@@ -497,6 +498,8 @@ def survey(parts: Sequence[Segment]) -> Survey:
         todo += entered[node]
         if not edges:
             ends.append(node)
+        if len(entered[node]) < len(edges):
+            arriving.append(node)
     custom = tuple(node for node in entered if internals.is_custom_function_node(node))
     if not ends:
         return Survey(custom)
@@ -504,14 +507,18 @@ def survey(parts: Sequence[Segment]) -> Survey:
     for node, following in entered.items():
         for target in following:
             before.setdefault(target, []).append(node)
-    hidden: dict[Any, None] = {}
-    todo = ends
-    while todo:
-        node = todo.pop()
-        if node not in hidden:
-            hidden[node] = None
-            todo += before.get(node, [])
-    return Survey(custom, tuple(hidden))
+
+    def leading_to(nodes: list[Any]) -> dict[Any, None]:
+        found: dict[Any, None] = {}
+        while nodes:
+            node = nodes.pop()
+            if node not in found:
+                found[node] = None
+                nodes += before.get(node, [])
+        return found
+
+    hidden, arrived = leading_to(ends), leading_to(arriving)
+    return Survey(custom, tuple(hidden), tuple(node for node in hidden if node not in arrived))
 
 
 def reachable(segment: Segment) -> set[Edge]:

@@ -87,15 +87,18 @@ def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:
             raise RunEagerly("a tensor with a history is moved under no_grad and used")
 
 
-def check_out_of_sight(seen: Survey, *, hooked: bool) -> None:
+def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool) -> None:
     """Leave to eager what happens in a backward on its way to tensors that nobody can see.
 
     Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
-    raises if what a node kept has been written.
+    raises if what a node kept has been written, by the function or later by the caller: ``callers`` are the tensors
+    that are in reach then.
     """
-    if seen.hidden and (hooked or any(internals.kept_is_written(node) for node in seen.hidden)):
+    written = any(internals.kept_is_written(node) for node in seen.hidden)
+    kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
+    if seen.hidden and (hooked or written or any(internals.storage_key(tensor) in kept for tensor in callers)):
         raise RunEagerly(
-            "a gradient that reaches no input calls hooks or raises",
+            "a gradient that reaches no input calls hooks, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
 

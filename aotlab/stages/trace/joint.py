@@ -90,7 +90,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     with unwritten(_callers(findings, trace), seen.custom):
         gradients = differentiate_all(trace, moved=findings.moved)
     if trace.training:
-        check_out_of_sight(seen, hooked=bool(findings.hooks))
+        callers = [tensor for _, tensor in _callers(findings, trace)]
+        check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
         check_moved_unseen(findings, forward.edges)
     if trace.training or torch.is_grad_enabled():
