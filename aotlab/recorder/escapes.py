@@ -28,7 +28,7 @@ from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
-from aotlab.recorder.mode import casts_since, note_random_state, operations_so_far, ordinary_values
+from aotlab.recorder.mode import casts_since, note_checkpoint, note_random_state, operations_so_far, ordinary_values
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -473,6 +473,7 @@ class EscapeGuard(TorchFunctionMode):
             _refuse_dlpack,
             _refuse_random_state,
             note_random_state,
+            note_checkpoint,
             tensor_of,
             self._set,
             self._push_saved_hooks,

@@ -125,6 +125,7 @@ class Recorder(TorchDispatchMode):
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
         self.replays = Replays(tape, _DRAWS_BY_SIZE)
+        self.has_checkpoints = False
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
@@ -480,6 +481,12 @@ def note_random_state(name: str, state: Tensor) -> None:
         recorder.replays.taken(state, in_forward=recorder.phase == "forward")
     elif name == "set_rng_state" and recorder.phase == "backward":
         recorder.replays.set(state)
+
+
+def note_checkpoint() -> None:
+    """Note that torch's checkpoint begins to run its function."""
+    if _active:
+        _active[-1].has_checkpoints = True
 
 
 def is_tracing() -> bool:

@@ -87,7 +87,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         metadata=metadata,
     )
     seen = survey(parts)
-    with unwritten(_callers(findings, trace), seen.custom):
+    with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
         gradients = differentiate_all(trace, moved=findings.moved)
     if trace.training:
         check_out_of_sight(seen, hooked=bool(findings.hooks))

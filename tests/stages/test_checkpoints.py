@@ -1,0 +1,201 @@
+"""Checkpointed functions that change what they act on: in eager each backward runs them once more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from tests.engine_helpers import compiled, leaf
+
+
+def checkpointed(function, *args):
+    """Use checkpoint as everybody does."""
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def by_number(*bodies):
+    """Return a program whose checkpointed function is another at each run; the last one stays."""
+
+    def program(x, w):
+        runs = []
+
+        def body(y):
+            runs.append(y)
+            return bodies[min(len(runs), len(bodies)) - 1](y)
+
+        return checkpointed(body, x)
+
+    return program
+
+
+def counted(x, w):
+    """Compute with a Python number that changes."""
+    count = [1.0]
+
+    def body(y):
+        count[0] += 1
+        return (y * count[0]).sin()
+
+    return checkpointed(body, x)
+
+
+def counted_in_a_constant(x, w):
+    """Compute with a constant that is made of such a number."""
+    count = [1.0]
+
+    def body(y):
+        count[0] += 1
+        return (y * torch.tensor(count[0])).sin()
+
+    return checkpointed(body, x)
+
+
+def counted_in_a_tensor(x, w):
+    """Compute with a tensor of the call that is written."""
+    count = torch.ones(3)
+
+    def body(y):
+        count.add_(1)
+        return (y * count).sin()
+
+    return checkpointed(body, x)
+
+
+def kept_in_a_list(x, w):
+    """Compute with a tensor that another one takes the place of."""
+    state = [w * 1]
+
+    def body(y):
+        state[0] = state[0] + 1
+        return (y * state[0]).sin()
+
+    return checkpointed(body, x)
+
+
+def written_view(x, w):
+    """Hide what is saved in the node of a write to a view."""
+    runs = []
+
+    def body(y):
+        runs.append(y)
+        made = y * 1
+        made[:1].mul_(made[1:2] if len(runs) != 2 else made[2:] * 2)
+        return made
+
+    return checkpointed(body, x)
+
+
+def refused(y):
+    """Raise in Python."""
+    raise ValueError("not again")
+
+
+CHANGING = {
+    "once otherwise": by_number(torch.sin, lambda y: (y * 2).sin(), torch.sin),
+    "a number": counted,
+    "a constant": counted_in_a_constant,
+    "a tensor": counted_in_a_tensor,
+    "another tensor": kept_in_a_list,
+    "a view": written_view,
+    "an error once": by_number(torch.sin, refused, torch.sin),
+    "another number of tensors once": by_number(lambda y: y.sin().exp(), torch.sin, lambda y: y.sin().exp()),
+}
+
+
+def outcome(function, x, w):
+    """Call twice, with two backwards each."""
+    found = []
+    for _ in range(2):
+        a, b = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = function(a, b)
+        found.append(y.tolist())
+        for _ in range(2):
+            try:
+                y.sum().backward(retain_graph=True)
+            except (ValueError, CheckpointError) as error:
+                found.append((type(error), str(error)))
+            found.append([None if each.grad is None else each.grad.tolist() for each in (a, b)])
+    return found
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_a_function_that_acts_on_what_it_changes(kind):
+    """Two backwards of eager's do not compute the same; no compiled one can, so eager runs it and says so."""
+    program, x, w = CHANGING[kind], leaf(3), leaf(3, seed=1)
+    f = compiled(program)
+    with pytest.warns(RuntimeWarning, match="a checkpoint computes something else each time"):
+        found = outcome(f, x, w)
+    assert outcome(program, x, w) == found
+    assert (f.calls.compiled, f.calls.eager) == (0, 2)
+
+
+def appended(x, w):
+    """Keep what is computed, and act on nothing of it in the function."""
+    kept = []
+
+    def body(y):
+        kept.append(y.sin())
+        return kept[-1].exp()
+
+    return checkpointed(body, x) * len(kept)
+
+
+def with_constants(x, w):
+    """Make the same constants anew."""
+    return checkpointed(lambda y: (y * torch.tensor(2.0)).sin()[torch.tensor([0, 2])].exp() * torch.ones(2), x)
+
+
+def written_behind(x, w):
+    """Write what the function captures behind the checkpoint: eager's backward sees that."""
+    captured = w * 1
+    y = checkpointed(lambda y: (y * captured).sin(), x)
+    captured.mul_(3)
+    return y
+
+
+STEADY = {
+    "another backward": by_number(torch.sin, lambda y: (y * 2).sin()),
+    "ops that save the same": by_number(torch.sin, torch.cos, torch.sin),
+    "another number of tensors": by_number(lambda y: y.sin().exp(), torch.sin),
+    "appended": appended,
+    "constants": with_constants,
+    "written behind": written_behind,
+}
+
+
+@pytest.mark.parametrize("kind", STEADY)
+def test_a_function_that_is_the_same_in_each_backward(kind):
+    """What it does in all backwards is compiled, also where the call's own run was another."""
+    program, x, w = STEADY[kind], leaf(3), leaf(3, seed=1)
+    f = compiled(program)
+    assert outcome(program, x, w) == outcome(f, x, w)
+    assert (f.calls.compiled, f.calls.eager) == (2, 0)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_function_that_writes_an_argument_of_the_call(draws):
+    """It writes once more in each backward, which a compiled one would not; that is said before what it draws."""
+
+    def program(x, w):
+        def body(y):
+            w.add_(0.1)
+            return (torch.bernoulli(w) if draws else w) * y.sin()
+
+        return checkpointed(body, x)
+
+    def outcome(function):
+        found = []
+        for call in range(2):
+            torch.manual_seed(call)
+            x, w = leaf(3), torch.full((3,), 0.2)
+            y = function(x, w)
+            y.sum().backward()
+            found.append((y.tolist(), x.grad.tolist(), w.tolist()))
+        return found
+
+    f = compiled(program)
+    with pytest.warns(RuntimeWarning, match="the backward writes `w` in place"):
+        found = outcome(f)
+    assert outcome(program) == found
+    assert (f.calls.compiled, f.calls.eager) == (0, 2)
