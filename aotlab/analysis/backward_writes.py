@@ -56,7 +56,7 @@ def unwritten(
 
     try:
         yield
-    except RefusedError:  # eager takes it, if there is another reason to ask it
+    except (RefusedError, RunEagerly):  # a write is the better reason, and eager takes it
         check()
         raise
     check()
