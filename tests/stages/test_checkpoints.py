@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from tests.engine_helpers import compiled, leaf
+import aotlab
+from tests.engine_helpers import behind, compiled, leaf
 
 
 def checkpointed(function, *args):
@@ -202,3 +206,93 @@ def test_a_function_that_writes_an_argument_of_the_call(use):
         found = outcome(f)
     assert outcome(program) == found
     assert (f.calls.compiled, f.calls.eager) == (0, 2)
+
+
+class Blocks(nn.Module):
+    """Two blocks that are computed again in the backward, the second one twice in a row."""
+
+    def __init__(self, *more):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.2), *more)
+        self.second = nn.Linear(8, 8)
+        self.end = nn.Linear(8, 2)
+
+    def forward(self, x):
+        """Return two results, which share what comes before."""
+        y = checkpointed(self.first, x)
+        for _ in range(2):
+            y = checkpointed(self.second, y).relu()
+        return self.end(y).sum(), checkpointed(self.end, y).square().mean()
+
+
+def train(module, call, wanted=(0, 1)):
+    """Take ten steps, from some of the results."""
+    optimizer = torch.optim.Adam(module.parameters())
+    found = []
+    for step in range(10):
+        torch.manual_seed(step)
+        results = call(torch.randn(8, 4))
+        sum(results[i] for i in wanted).backward()
+        found.append([result.item() for result in results])
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, [each.tolist() for each in (*module.parameters(), *module.buffers())]
+
+
+def blocks(*more):
+    """Make the same module each time."""
+    torch.manual_seed(0)
+    return Blocks(*more)
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
+def test_training_with_checkpointed_modules(wanted, frontend):
+    """Where a backward runs a module again, it finds the traced parameters there, and its own ones afterwards."""
+    torch.compiler.reset()
+    module = blocks()
+    parameters = list(module.parameters())
+    f = compiled(module, frontend=frontend)
+    found = train(module, f, wanted)
+    expected = blocks()
+    assert train(expected, expected, wanted) == found
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    if frontend == "direct":
+        assert (behind(f).calls.compiled, len(behind(f).entries)) == (10, 1)
+
+
+def test_a_checkpointed_lstm():
+    """The list of its weights, which it keeps besides them, is its own again afterwards."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x):
+            return [checkpointed(lambda y: self.body(y)[0], x).sum(), x.sum()]
+
+    def run(call):
+        torch.manual_seed(0)
+        module = Recurrent()
+        losses, _ = train(module, call(module), (0,))
+        pairs = zip(module.body._flat_weights, module.body.parameters(), strict=True)
+        assert all(kept is parameter for kept, parameter in pairs)
+        return torch.tensor(losses)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # it is not left to eager
+        found = run(compiled)
+    torch.testing.assert_close(run(lambda module: module), found)  # a trace does without oneDNN's LSTM
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+def test_batch_statistics_in_a_checkpoint(frontend):
+    """In eager the backward counts the batch a second time; a compiled one would not."""
+    torch.compiler.reset()
+    module = blocks(nn.BatchNorm1d(8))
+    with pytest.warns(RuntimeWarning, match="the backward writes `.*` in place"):
+        found = train(module, aotlab.compile(module, backend="eager", frontend=frontend))
+    expected = blocks(nn.BatchNorm1d(8))
+    assert train(expected, expected) == found
+    assert module.first[-1].num_batches_tracked.item() == 20

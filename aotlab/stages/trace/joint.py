@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -84,6 +85,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         held=findings.held,
         sets_saved_hooks=findings.sets_saved_hooks,
+        holder=findings.holder if findings.recorder.has_checkpoints else nullcontext,
         metadata=metadata,
     )
     seen = survey(parts)
