@@ -26,6 +26,7 @@ from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_i
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.replays import Replays
+from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
@@ -470,6 +471,11 @@ def _written_below(operation: Operation) -> Tensor | None:
         return None
     found = operation.args[place]
     return found if isinstance(found, Tensor) else None
+
+
+def strides_are_certain(wrapper: Tensor) -> bool:
+    """Tell whether a traced tensor has eager's strides; see `aotlab.recorder.strides`."""
+    return not _active or are_certain(_active[-1].tape, internals.from_functional(wrapper), _written_below)
 
 
 def note_random_state(name: str, state: Tensor) -> None:
