@@ -296,3 +296,32 @@ def test_batch_statistics_in_a_checkpoint(frontend):
     expected = blocks(nn.BatchNorm1d(8))
     assert train(expected, expected) == found
     assert module.first[-1].num_batches_tracked.item() == 20
+
+
+def late(change):
+    """Return the gradients of a checkpoint, or its error, where the caller does something before the backward."""
+
+    def outcome(call):
+        x, w = leaf(3), leaf(3, seed=1)
+        y = call(lambda x, w: checkpointed(lambda value: (value * w).sin(), x))(x, w)
+        with torch.no_grad():
+            change(x, w)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            return type(error)
+        return [None if each.grad is None else each.grad.tolist() for each in (x, w)]
+
+    return outcome(lambda function: function), outcome(compiled)
+
+
+def test_differences_of_late_changes():
+    """What the README says of them: an error where eager has none, and none where eager notices."""
+    expected, found = late(lambda x, w: None)
+    assert expected == found
+    expected, found = late(lambda x, w: x.mul_(2))
+    assert (expected, found) == (RuntimeError, RuntimeError)
+    expected, found = late(lambda x, w: w.mul_(2))
+    assert (type(expected), found) == (list, RuntimeError)
+    expected, found = late(lambda x, w: x.detach_())
+    assert (expected, type(found)) == (CheckpointError, list)
