@@ -502,6 +502,7 @@ def replace_unguarded(
     to_dlpack: Callable[..., Any],
     random_state: Callable[[str], Any],
     checkpoint_state: Callable[[str, Tensor], None],
+    checkpoint_starts: Callable[[], None],
     from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
@@ -510,7 +511,8 @@ def replace_unguarded(
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
     ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
-    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets.
+    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
+    ``checkpoint_starts`` that one begins to run its function.
     """
     thread = threading.get_ident()
 
@@ -537,6 +539,13 @@ def replace_unguarded(
 
         return call
 
+    pushes = here(push_hooks, torch._C._autograd._push_saved_tensors_default_hooks)
+
+    def push(*args: Any) -> Any:
+        if threading.get_ident() == thread and _called_by_checkpoint():
+            checkpoint_starts()
+        return pushes(*args)
+
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch.utils, "swap_tensors", swap),
@@ -549,11 +558,11 @@ def replace_unguarded(
             (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
             for name in ("apply_", "map_", "map2_")
         ),
-        (torch._C._autograd, "_push_saved_tensors_default_hooks", push_hooks),
     ]
     states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]
     new = [(owner, name, here(replacement, getattr(owner, name))) for owner, name, replacement in places]
     new += [(owner, name, of_state(name, getattr(owner, name))) for owner, name in states]
+    new.append((torch._C._autograd, "_push_saved_tensors_default_hooks", push))
     before = [getattr(owner, name) for owner, name, _ in new]
     try:  # before the first replacement, since an interrupt may come between two of them
         for owner, name, replacement in new:
@@ -1164,6 +1173,8 @@ def _holds_tensor(saved: Any) -> bool:
 
 def saves_tensors(node: Any) -> bool:
     """Tell whether an autograd node keeps tensors for its backward, which a second backward would miss."""
+    if is_checkpointed(node):
+        return True
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return bool(node.saved_tensors)
@@ -1178,6 +1189,10 @@ def saves_tensors(node: Any) -> bool:
 def kept_is_written(node: Any) -> bool:
     """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
     try:
+        if is_checkpointed(node):
+            for frame in _checkpoint_frames(node):
+                _unpack_arguments(frame)
+            return False
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return node.saved_tensors is None
         kind: Any = type(node)
@@ -1192,6 +1207,8 @@ def kept_is_written(node: Any) -> bool:
 
 def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
+    if is_checkpointed(node):
+        return []
     try:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             kept: tuple[Tensor | None, ...] = node.saved_tensors
@@ -1212,33 +1229,48 @@ def _raw_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
+def is_checkpointed(node: Any) -> bool:
+    """Tell whether torch's checkpoint stands for what an autograd node keeps: to look at it runs the function again."""
+    return next(_checkpoint_hooks(node), None) is not None
+
+
+def _checkpoint_hooks(node: Any) -> Iterator[Any]:
+    """Go through the hooks by which checkpoint computes once more what an autograd node keeps."""
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        try:
+            saved = getattr(node, name, None)
+        except RuntimeError:  # autograd has let go of it
+            continue
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook: Any = getattr(each, "unpack_hook", None)
+            if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
+                yield hook
+
+
+def _checkpoint_frames(node: Any) -> list[Any]:
+    """Return what stands for the runs of checkpointed functions that an autograd node needs."""
+    return [cell.cell_contents for hook in _checkpoint_hooks(node) for cell in hook.__closure__ or ()]
+
+
 def kept_by_checkpoint(node: Any) -> list[Tensor]:
     """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
 
     Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
     """
     found: dict[int, Tensor] = {}
-    kind: Any = type(node)
-    for name in _raw_names(kind):
-        saved = getattr(node, name, None)
-        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
-            hook: Any = getattr(each, "unpack_hook", None)
-            if getattr(hook, "__module__", None) != "torch.utils.checkpoint":
-                continue
-            frames = [cell.cell_contents for cell in hook.__closure__ or ()]
-            found.update((id(t), t) for frame in frames for t in _arguments_of(frame))
+    for frame in _checkpoint_frames(node):
+        with contextlib.suppress(RuntimeError):  # one of them was written since: the backward raises
+            found.update((id(t), t) for t in _unpack_arguments(frame))
     return list(found.values())
 
 
-def _arguments_of(frame: Any) -> list[Tensor]:
+def _unpack_arguments(frame: Any) -> list[Tensor]:
     """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node."""
-    try:
-        if hasattr(frame, "saved_args"):
-            return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
-        # the first is checkpoint's own
-        return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
-    except RuntimeError:
-        return []  # one of them was written since: the backward raises
+    if hasattr(frame, "saved_args"):
+        return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
+    # the first is checkpoint's own
+    return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -193,3 +193,44 @@ def test_empty_views_share_nothing(frontend):
             assert g(a, b).shape == (0,)
         assert [str(w.message) for w in caught if "eagerly" in str(w.message)] == []
         assert x.tolist() == [[2.0, 2.0]]
+
+
+ALIASES = {
+    "view": lambda a: (a, a.view(-1)),
+    "view of an alias": lambda a: (a, a.detach().view(-1)),
+    "view of its data": lambda a: (a, a.data.view(-1)),
+    "behind": lambda a: (a.view(-1), a),
+    "behind a view of an alias": lambda a: (a.detach().view(-1), a),
+    "real": lambda a: (a, torch.view_as_real(a)),
+    "real of an alias": lambda a: (a, torch.view_as_real(a.detach())),
+}
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("view", "view of an alias"), ("view", "view of its data"), ("behind", "behind a view of an alias"),
+        ("real", "real of an alias"),
+    ],
+)  # fmt: skip
+def test_views_of_an_input_and_of_an_alias_of_it(pair, is_complex):
+    """A write to a view gives what it is a view of a history, if that is the other input and no alias of it."""
+
+    def f(a, b, c):
+        b.mul_(c.sum())
+        return a + 1, b + 1
+
+    def outcome(function, kind):
+        a = torch.arange(4.0) + (0j if is_complex or pair[0] == "real" else 0)
+        a, b = ALIASES[kind](a)
+        c = torch.ones(2, requires_grad=True)
+        results = function(a, b, c)
+        return [(each.tolist(), each.requires_grad, each.is_leaf) for each in (a, b, *results)]
+
+    for kinds in (pair, pair[::-1]):
+        g = compiled(f)
+        for kind in (*kinds, kinds[0]):
+            assert outcome(f, kind) == outcome(g, kind)
+        if pair[0] != "real":  # such a view gives what it is a view of a history, which is left to eager
+            assert (g.calls.compiled, len(g.entries)) == (3, 2)

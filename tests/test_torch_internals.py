@@ -610,8 +610,30 @@ def test_kept_by_checkpoint():
     assert internals.share_version(kept[0], x)
     assert internals.share_version(kept[1], y)
     assert internals.kept_by_checkpoint((x * y).grad_fn) == []
+    assert internals.kept_is_written(made.grad_fn) is False
     x.mul_(2)
     assert internals.kept_by_checkpoint(made.grad_fn) == []
+    assert internals.kept_is_written(made.grad_fn) is True
+
+
+def test_is_checkpointed():
+    """What a node keeps can be asked for without running a checkpointed function again."""
+    x, runs = leaf(2), []
+
+    def body(value):
+        runs.append(value)
+        return value.sin()
+
+    node = checkpoint(body, x, use_reentrant=False).grad_fn
+    assert internals.is_checkpointed(node) is True
+    assert internals.saves_tensors(node) is True
+    assert internals.saved_tensors_of(node) == []
+    assert internals.kept_is_written(node) is False
+    assert len(runs) == 1
+    plain = x.sin()
+    assert internals.is_checkpointed(plain.grad_fn) is False
+    plain.sum().backward()
+    assert internals.is_checkpointed(plain.grad_fn) is False  # autograd has let go of what it kept
 
 
 def test_saves_tensors():
@@ -721,6 +743,7 @@ def test_replace_unguarded():
         to_dlpack=lambda *a: calls.append("dlpack"),
         random_state=calls.append,
         checkpoint_state=lambda name, state: states.append((name, state)),
+        checkpoint_starts=lambda: calls.append("checkpoint"),
         from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
@@ -743,7 +766,7 @@ def test_replace_unguarded():
     assert (first is own, last is around) == (True, True)
     assert calls == [
         "manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "call_back for apply_",
-        "push",
+        "push", "checkpoint", "checkpoint",
     ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
     assert (*now, autograd._push_saved_tensors_default_hooks) == originals

@@ -7,7 +7,9 @@ what is not). A function that changes any of that is refused, and what a trace c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import BuiltinFunctionType, CodeType
 from typing import Any
 
@@ -100,6 +102,10 @@ class FunctionTarget:
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
         """Lift nothing."""
         return tuple
+
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Put nothing anywhere."""
+        return nullcontext
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Lift nothing."""
@@ -210,6 +216,33 @@ def _leak(place: str, reached: Sequence[Reached]) -> LeakedTensorError:
     )
 
 
+def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
+    """Take back what torch's own modules keep of their tensors, as an LSTM its list of weights."""
+    for module, was in attributes:
+        if type(module).__module__.startswith("torch."):
+            changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
+            module.__dict__.update({key: was[key] for key in changed if key in was})
+
+
+@contextmanager
+def _held(
+    modules: Sequence[tuple[str, nn.Module]],
+    slots: Sequence[tuple[dict[str, Tensor | None], str]],
+    lifted: Sequence[Tensor],
+) -> Iterator[None]:
+    """Let modules hold other tensors in the places of their own."""
+    own = [held.get(key) for held, key in slots]
+    attributes = [(module, dict(module.__dict__)) for _, module in modules]
+    try:
+        for (held, key), tensor in zip(slots, lifted, strict=True):
+            held[key] = tensor
+        yield
+    finally:
+        for (held, key), before in zip(slots, own, strict=True):
+            held[key] = before
+        _forget_caches(attributes)
+
+
 class ModuleTarget:
     """A module; its parameters and buffers become inputs, read anew at each call."""
 
@@ -257,6 +290,10 @@ class ModuleTarget:
         slots = self._slots
         return lambda: [held[key] for held, key in slots]  # type: ignore[misc]  # `_find` took those that are not None
 
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what lets the module as it is now hold ``lifted`` once more."""
+        return partial(_held, self._modules, self._slots, lifted)
+
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them by their path in the module."""
         return self._names
@@ -280,13 +317,11 @@ class ModuleTarget:
         for path, module in self._modules:
             if isinstance(module, torch.jit.ScriptModule):
                 raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
-        before = [held[key] for held, key in self._slots]
         found = self._reaching.known()
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
         watch = self._reaching.watch(*((path or "self", module) for path, module in self._modules))
         try:
-            result = self._run_with(lifted, before, args, kwargs)
-            self._forget_caches(attributes)
+            result = self._run_with(lifted, args, kwargs)
             leak = watch.leaked()
             if leak is not None:
                 raise _leak(leak, found.state)
@@ -300,37 +335,18 @@ class ModuleTarget:
             if assigned:
                 raise _assigned(assigned[0], found.state)
         except BaseException:
-            self._forget_caches(attributes)
             _undo(found.state, watch)
             raise
         return result
 
-    def _run_with(
-        self, lifted: Sequence[Tensor], own: Sequence[Tensor | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_with(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module while it holds ``lifted``; refuse it if it did not keep them."""
-        try:
-            for (held, key), tensor in zip(self._slots, lifted, strict=True):
-                held[key] = tensor
+        with _held(self._modules, self._slots, lifted):
             result = self.module(*args, **kwargs)
             for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
                 if held.get(key) is not tensor:
                     raise _assigned(name, self._reaching.known().state)
-        finally:
-            for (held, key), before in zip(self._slots, own, strict=True):
-                held[key] = before
         return result
-
-    def _forget_caches(self, attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
-        """Take back what torch's own modules keep of their tensors, as an LSTM its list of weights."""
-        for module, was in attributes:
-            if type(module).__module__.startswith("torch."):
-                changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
-                module.__dict__.update({key: was[key] for key in changed if key in was})
-
-    def _put_back(self, own: Sequence[Any]) -> None:
-        for (held, key), tensor in zip(self._slots, own, strict=True):
-            held[key] = tensor
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""

@@ -11,6 +11,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ class GraphTarget:
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
         """Return `lifted`: a graph does not change."""
         return self.lifted
+
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Put nothing anywhere: a function inside of a graph is given all that it uses."""
+        return nullcontext
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them."""

@@ -28,7 +28,14 @@ from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
-from aotlab.recorder.mode import casts_since, note_random_state, operations_so_far, ordinary_values
+from aotlab.recorder.mode import (
+    casts_since,
+    note_checkpoint,
+    note_random_state,
+    operations_so_far,
+    ordinary_values,
+    strides_are_certain,
+)
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly
@@ -301,6 +308,8 @@ class EscapeGuard(TorchFunctionMode):
             if self.memory.ground(args[0]) is not None:
                 return self.memory.as_strided(args, kwargs or {})
             return self.looks.as_strided(func, args, kwargs or {})
+        if func in _READS_STRIDES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            self._check_strides(args[0])
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
         inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
@@ -443,6 +452,15 @@ class EscapeGuard(TorchFunctionMode):
                 self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
 
+    def _check_strides(self, tensor: Tensor) -> None:
+        """Leave to eager who reads strides that it may give otherwise."""
+        if not self.reshapes.is_input(tensor) and not strides_are_certain(tensor):
+            raise RunEagerly(
+                f"the strides of {self._called(tensor, 'a traced tensor')} are read, which a trace does not know where "
+                f"a dimension has the size one, at {user_line()}",
+                suggestion="compute with the shape, or with contiguous tensors, to have it compiled",
+            )
+
     def _note_owner(self, tensor: Tensor) -> None:
         """Note what an alias is made of that will not know it as its base."""
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
@@ -473,6 +491,7 @@ class EscapeGuard(TorchFunctionMode):
             _refuse_dlpack,
             _refuse_random_state,
             note_random_state,
+            note_checkpoint,
             tensor_of,
             self._set,
             self._push_saved_hooks,
@@ -727,6 +746,7 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
     return isinstance(given, torch.dtype) and isinstance(args[0], Tensor) and not args[0].is_inference()
 
 
+_READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 

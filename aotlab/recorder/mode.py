@@ -26,6 +26,7 @@ from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_i
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.replays import Replays
+from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
@@ -125,6 +126,7 @@ class Recorder(TorchDispatchMode):
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
         self.replays = Replays(tape, _DRAWS_BY_SIZE)
+        self.has_checkpoints = False
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
@@ -471,6 +473,11 @@ def _written_below(operation: Operation) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def strides_are_certain(wrapper: Tensor) -> bool:
+    """Tell whether a traced tensor has eager's strides; see `aotlab.recorder.strides`."""
+    return not _active or are_certain(_active[-1].tape, internals.from_functional(wrapper), _written_below)
+
+
 def note_random_state(name: str, state: Tensor) -> None:
     """Note that torch's checkpoint took or set the random generator's state, by the function ``name``."""
     if not _active:
@@ -480,6 +487,12 @@ def note_random_state(name: str, state: Tensor) -> None:
         recorder.replays.taken(state, in_forward=recorder.phase == "forward")
     elif name == "set_rng_state" and recorder.phase == "backward":
         recorder.replays.set(state)
+
+
+def note_checkpoint() -> None:
+    """Note that torch's checkpoint begins to run its function."""
+    if _active:
+        _active[-1].has_checkpoints = True
 
 
 def is_tracing() -> bool:

@@ -125,6 +125,11 @@ class Tape:
         """Tell whether ``fake`` is a value of this tape."""
         return id(fake) in self._origin
 
+    def constant(self, fake: Tensor) -> Tensor | None:
+        """Return the tensor that ``fake`` stands for as a constant; None for other values."""
+        origin = self._origin.get(id(fake))
+        return self.constants.get(origin) if isinstance(origin, str) else None
+
     def producer(self, fake: Tensor) -> tuple[Operation, tuple[int, ...]] | None:
         """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
         origin = self._origin.get(id(fake))

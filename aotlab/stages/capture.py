@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -42,6 +43,9 @@ class Target(Protocol):
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
         """Return a function that reads what `lifted` reads now, also when the target changes its shape later."""
+
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what puts ``lifted`` in their place again, for a function that the backward runs once more."""
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them, in the same order."""

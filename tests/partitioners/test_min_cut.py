@@ -276,3 +276,19 @@ def test_its_time_is_at_most_a_quarter_of_upstreams():
 
     ratio = best(min_cut_rematerialization_partition) / best(theirs)
     assert ratio <= 0.25
+
+
+def test_an_input_that_is_kept_may_not_be_written():
+    """A difference that the README names: eager keeps the result, and a write to the input spoils nothing."""
+
+    def gradient(call):
+        x = leaf(4)
+        y = call(lambda x: (x * 2).exp().sum())(x)
+        with torch.no_grad():
+            x.mul_(2)
+        y.backward()
+        return x.grad.tolist()
+
+    assert gradient(lambda function: function) == gradient(compiled)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(lambda function: compiled(function, partitioner=min_cut_rematerialization_partition))

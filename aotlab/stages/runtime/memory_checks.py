@@ -56,7 +56,8 @@ def owner_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
             kind: tuple[Any, ...] = ()
             if owner is not None:
                 kind = (owner.shape, owner.stride(), owner.dtype, owner.requires_grad, owner.is_leaf)
-                kind = (*kind, owner.data_ptr() - first)
+                among = next((i for i, other in enumerate(tensors) if other is owner), None)
+                kind = (*kind, owner.data_ptr() - first, among)
             found.append((number, kind))
         return found
 

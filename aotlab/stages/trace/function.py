@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -62,6 +62,8 @@ class Findings:
         When it made views of inputs, and wrote them.
     sets_saved_hooks
         Whether it sets ``saved_tensors_hooks``.
+    holder
+        What puts the traced parameters and buffers in their place again; see `Target.holder`.
     moved_unseen, moved
         The intermediates that it moved under ``no_grad``, and whether it moved anything that requires grad; see
         `Reshapes`.
@@ -82,6 +84,7 @@ class Findings:
     hooks: Sequence[Hook]
     chronicle: Chronicle
     sets_saved_hooks: bool
+    holder: Callable[[], AbstractContextManager[None]]
     moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     moved: bool
     visible: int
@@ -142,6 +145,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         chronicle=escapes.chronicle,
         hooks=hooks,
         sets_saved_hooks=escapes.sets_saved_hooks,
+        holder=call.target.holder(lifted),
         moved_unseen=escapes.reshapes.unseen,
         moved=escapes.reshapes.moved,
         visible=len(leaves),

@@ -13,6 +13,7 @@ from aotlab.analysis import Entered
 from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import Recorder, RunEagerly, Untraceable
+from aotlab.stages.trace.again import check_again
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
@@ -35,6 +36,7 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
         count = len(part.entries)
         try:
             found = trace.derive(number, [True] * count)
+            check_again(trace, number, found)
             trace.connected[number] = [gradient is not None for gradient in found]
             trace.full[number] = found
             gradients += found
@@ -52,6 +54,7 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                 ) from error
             if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
+            check_again(trace, number, error)
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
             for i in range(count if count > 1 else 0):

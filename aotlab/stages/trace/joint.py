@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -84,10 +85,11 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         held=findings.held,
         sets_saved_hooks=findings.sets_saved_hooks,
+        holder=findings.holder if findings.recorder.has_checkpoints else nullcontext,
         metadata=metadata,
     )
     seen = survey(parts)
-    with unwritten(_callers(findings, trace), seen.custom):
+    with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
         gradients = differentiate_all(trace, moved=findings.moved)
     if trace.training:
         callers = [tensor for _, tensor in _callers(findings, trace)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,9 @@ class Trace:
         The traced tensors that hooks hold, each an output behind those that the user gets.
     sets_saved_hooks
         Whether the function sets ``saved_tensors_hooks``.
+    holder
+        What puts the traced parameters and buffers in their place again, where a checkpoint runs its function for a
+        backward.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
@@ -118,6 +121,7 @@ class Trace:
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     held: list[Tensor]
     sets_saved_hooks: bool
+    holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
 
     @property
@@ -199,7 +203,7 @@ class Trace:
         self.recorder.phase = "backward"
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            with tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
+            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 arrived: list[Edge] | None = [] if all(pattern) and not self.arrived else None
                 found = differentiate(part, given, arrived)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}

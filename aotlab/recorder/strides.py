@@ -1,0 +1,48 @@
+"""Whether the strides of a traced tensor are those that eager gives.
+
+    c = torch.ones(3, 1, 1).permute(2, 1, 0)     # strides (1, 1, 1), of shape (1, 1, 3)
+    (c * 2).stride()                             # (1, 1, 1); torch's fake tensors say (3, 3, 1)
+
+The stride of a dimension of size one says nothing, and kernels and their fakes choose it by rules of their own, which
+differ from op to op. They agree for tensors that are laid out row by row. So what is computed from these only, and
+what has no such dimension, has eager's strides; so has an input, and a view of what has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from aotlab.recorder.tape import Operation, Tape, tensors_in
+
+
+def are_certain(tape: Tape, value: Tensor, below: Callable[[Operation], Tensor | None]) -> bool:
+    """Tell whether ``value`` has eager's strides; ``below`` returns what an op makes a view of, None for other ops."""
+    todo = [value]
+    seen: set[int] = set()
+    while todo:
+        tensor = todo.pop()
+        made = tape.producer(tensor)
+        if id(tensor) in seen or 1 not in tensor.shape or made is None:
+            continue
+        seen.add(id(tensor))
+        viewed = below(made[0])
+        if viewed is not None:
+            todo.append(viewed)
+            continue
+        for given in tensors_in((made[0].args, made[0].kwargs)):
+            if 1 in given.shape and not _is_row_by_row(given):
+                return False
+            todo.append(given)
+    return True
+
+
+def _is_row_by_row(tensor: Tensor) -> bool:
+    """Tell whether a tensor has the strides of a new one, also where its dimensions have the size one."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True

@@ -1,0 +1,96 @@
+"""A checkpoint whose function does not do the same each time that it is run.
+
+    def f(x):
+        runs = []
+
+        def body(y):
+            runs.append(y)
+            return y.cos() if len(runs) == 2 else y.sin()
+
+        return checkpoint(body, x, use_reentrant=False)
+
+Eager runs the body once more in each backward, and there are as many as the caller likes; a compiled backward computes
+what the body did in the trace. So it is derived twice. Where the second derivation is not the first one, op by op, the
+body acts on something that it changes, in Python or in a tensor, and eager has to run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab.recorder import RunEagerly, Tape
+from aotlab.stages.trace.live import Trace
+
+
+def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exception) -> None:
+    """Derive a segment's backward once more, if checkpoints run functions again for it.
+
+    ``first`` is what came of it before: gradients, or an error.
+
+    Raises
+    ------
+    RunEagerly
+        Now it is something else.
+    """
+    if not trace.recorder.has_checkpoints:
+        return
+    try:
+        second: Any = trace.derive(segment, [True] * len(trace.entry_tangents[segment]), again=True)
+    except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
+        second = error
+    if isinstance(first, Exception) or isinstance(second, Exception):
+        is_same = (type(first), str(first)) == (type(second), str(second))
+    else:
+        is_same = are_same(trace.tape, first, second)
+    if not is_same:
+        raise RunEagerly(
+            "a checkpoint computes something else each time that it runs its function",
+            suggestion="let the function change nothing that it acts on, to have it compiled",
+        )
+
+
+def are_same(tape: Tape, first: Any, second: Any) -> bool:
+    """Tell whether values are computed by the same ops from the same inputs."""
+    compared: set[tuple[int, int]] = set()
+    todo = [(first, second)]
+    while todo:
+        one, other = todo.pop()
+        if one is other:
+            continue
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, Tensor):
+            if (id(one), id(other)) in compared:
+                continue
+            compared.add((id(one), id(other)))
+            made, again = tape.producer(one), tape.producer(other)
+            if made is None or again is None:
+                if not _are_equal_constants(tape, one, other):
+                    return False
+                continue
+            if made[1] != again[1] or made[0].target is not again[0].target:
+                return False
+            todo += [(made[0].args, again[0].args), (made[0].kwargs, again[0].kwargs)]
+        elif isinstance(one, (list, tuple)):
+            if len(one) != len(other):
+                return False
+            todo += zip(one, other, strict=True)
+        elif isinstance(one, dict):
+            if one.keys() != other.keys():
+                return False
+            todo += [(value, other[key]) for key, value in one.items()]
+        elif one != other and not (one != one and other != other):  # a nan is no other nan
+            return False
+    return True
+
+
+def _are_equal_constants(tape: Tape, one: Tensor, other: Tensor) -> bool:
+    """Tell whether both are constants, which each run of a function makes anew, with the same values."""
+    first, second = tape.constant(one), tape.constant(other)
+    if first is None or second is None or (first.dtype, first.device) != (second.dtype, second.device):
+        return False
+    return torch.equal(first, second)

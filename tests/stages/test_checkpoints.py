@@ -1,0 +1,327 @@
+"""Checkpointed functions that change what they act on: in eager each backward runs them once more."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+import aotlab
+from tests.engine_helpers import behind, compiled, leaf
+
+
+def checkpointed(function, *args):
+    """Use checkpoint as everybody does."""
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def by_number(*bodies):
+    """Return a program whose checkpointed function is another at each run; the last one stays."""
+
+    def program(x, w):
+        runs = []
+
+        def body(y):
+            runs.append(y)
+            return bodies[min(len(runs), len(bodies)) - 1](y)
+
+        return checkpointed(body, x)
+
+    return program
+
+
+def counted(x, w):
+    """Compute with a Python number that changes."""
+    count = [1.0]
+
+    def body(y):
+        count[0] += 1
+        return (y * count[0]).sin()
+
+    return checkpointed(body, x)
+
+
+def counted_in_a_constant(x, w):
+    """Compute with a constant that is made of such a number."""
+    count = [1.0]
+
+    def body(y):
+        count[0] += 1
+        return (y * torch.tensor(count[0])).sin()
+
+    return checkpointed(body, x)
+
+
+def counted_in_a_tensor(x, w):
+    """Compute with a tensor of the call that is written."""
+    count = torch.ones(3)
+
+    def body(y):
+        count.add_(1)
+        return (y * count).sin()
+
+    return checkpointed(body, x)
+
+
+def kept_in_a_list(x, w):
+    """Compute with a tensor that another one takes the place of."""
+    state = [w * 1]
+
+    def body(y):
+        state[0] = state[0] + 1
+        return (y * state[0]).sin()
+
+    return checkpointed(body, x)
+
+
+def written_view(x, w):
+    """Hide what is saved in the node of a write to a view."""
+    runs = []
+
+    def body(y):
+        runs.append(y)
+        made = y * 1
+        made[:1].mul_(made[1:2] if len(runs) != 2 else made[2:] * 2)
+        return made
+
+    return checkpointed(body, x)
+
+
+def refused(y):
+    """Raise in Python."""
+    raise ValueError("not again")
+
+
+CHANGING = {
+    "once otherwise": by_number(torch.sin, lambda y: (y * 2).sin(), torch.sin),
+    "a number": counted,
+    "a constant": counted_in_a_constant,
+    "a tensor": counted_in_a_tensor,
+    "another tensor": kept_in_a_list,
+    "a view": written_view,
+    "an error once": by_number(torch.sin, refused, torch.sin),
+    "another number of tensors once": by_number(lambda y: y.sin().exp(), torch.sin, lambda y: y.sin().exp()),
+}
+
+
+def outcome(function, x, w):
+    """Call twice, with two backwards each."""
+    found = []
+    for _ in range(2):
+        a, b = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = function(a, b)
+        found.append(y.tolist())
+        for _ in range(2):
+            try:
+                y.sum().backward(retain_graph=True)
+            except (ValueError, CheckpointError) as error:
+                found.append((type(error), str(error)))
+            found.append([None if each.grad is None else each.grad.tolist() for each in (a, b)])
+    return found
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_a_function_that_acts_on_what_it_changes(kind):
+    """Two backwards of eager's do not compute the same; no compiled one can, so eager runs it and says so."""
+    program, x, w = CHANGING[kind], leaf(3), leaf(3, seed=1)
+    f = compiled(program)
+    with pytest.warns(RuntimeWarning, match="a checkpoint computes something else each time"):
+        found = outcome(f, x, w)
+    assert outcome(program, x, w) == found
+    assert (f.calls.compiled, f.calls.eager) == (0, 2)
+
+
+def appended(x, w):
+    """Keep what is computed, and act on nothing of it in the function."""
+    kept = []
+
+    def body(y):
+        kept.append(y.sin())
+        return kept[-1].exp()
+
+    return checkpointed(body, x) * len(kept)
+
+
+def with_constants(x, w):
+    """Make the same constants anew."""
+    return checkpointed(lambda y: (y * torch.tensor(2.0)).sin()[torch.tensor([0, 2])].exp() * torch.ones(2), x)
+
+
+def written_behind(x, w):
+    """Write what the function captures behind the checkpoint: eager's backward sees that."""
+    captured = w * 1
+    y = checkpointed(lambda y: (y * captured).sin(), x)
+    captured.mul_(3)
+    return y
+
+
+STEADY = {
+    "another backward": by_number(torch.sin, lambda y: (y * 2).sin()),
+    "ops that save the same": by_number(torch.sin, torch.cos, torch.sin),
+    "another number of tensors": by_number(lambda y: y.sin().exp(), torch.sin),
+    "appended": appended,
+    "constants": with_constants,
+    "written behind": written_behind,
+}
+
+
+@pytest.mark.parametrize("kind", STEADY)
+def test_a_function_that_is_the_same_in_each_backward(kind):
+    """What it does in all backwards is compiled, also where the call's own run was another."""
+    program, x, w = STEADY[kind], leaf(3), leaf(3, seed=1)
+    f = compiled(program)
+    assert outcome(program, x, w) == outcome(f, x, w)
+    assert (f.calls.compiled, f.calls.eager) == (2, 0)
+
+
+USES = {"not at all": torch.ones_like, "computes": torch.sin, "draws": torch.bernoulli}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_function_that_writes_an_argument_of_the_call(use):
+    """It writes once more in each backward, which a compiled one would not; that is said before what it draws."""
+
+    def program(x, w):
+        def body(y):
+            w.add_(0.1)
+            return USES[use](w) * y.sin()
+
+        return checkpointed(body, x)
+
+    def outcome(function):
+        found = []
+        for call in range(2):
+            torch.manual_seed(call)
+            x, w = leaf(3), torch.full((3,), 0.2)
+            y = function(x, w)
+            y.sum().backward()
+            found.append((y.tolist(), x.grad.tolist(), w.tolist()))
+        return found
+
+    f = compiled(program)
+    with pytest.warns(RuntimeWarning, match="the backward writes `w` in place"):
+        found = outcome(f)
+    assert outcome(program) == found
+    assert (f.calls.compiled, f.calls.eager) == (0, 2)
+
+
+class Blocks(nn.Module):
+    """Two blocks that are computed again in the backward, the second one twice in a row."""
+
+    def __init__(self, *more):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.2), *more)
+        self.second = nn.Linear(8, 8)
+        self.end = nn.Linear(8, 2)
+
+    def forward(self, x):
+        """Return two results, which share what comes before."""
+        y = checkpointed(self.first, x)
+        for _ in range(2):
+            y = checkpointed(self.second, y).relu()
+        return self.end(y).sum(), checkpointed(self.end, y).square().mean()
+
+
+def train(module, call, wanted=(0, 1)):
+    """Take ten steps, from some of the results."""
+    optimizer = torch.optim.Adam(module.parameters())
+    found = []
+    for step in range(10):
+        torch.manual_seed(step)
+        results = call(torch.randn(8, 4))
+        sum(results[i] for i in wanted).backward()
+        found.append([result.item() for result in results])
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, [each.tolist() for each in (*module.parameters(), *module.buffers())]
+
+
+def blocks(*more):
+    """Make the same module each time."""
+    torch.manual_seed(0)
+    return Blocks(*more)
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
+def test_training_with_checkpointed_modules(wanted, frontend):
+    """Where a backward runs a module again, it finds the traced parameters there, and its own ones afterwards."""
+    torch.compiler.reset()
+    module = blocks()
+    parameters = list(module.parameters())
+    f = compiled(module, frontend=frontend)
+    found = train(module, f, wanted)
+    expected = blocks()
+    assert train(expected, expected, wanted) == found
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    if frontend == "direct":
+        assert (behind(f).calls.compiled, len(behind(f).entries)) == (10, 1)
+
+
+def test_a_checkpointed_lstm():
+    """The list of its weights, which it keeps besides them, is its own again afterwards."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x):
+            return [checkpointed(lambda y: self.body(y)[0], x).sum(), x.sum()]
+
+    def run(call):
+        torch.manual_seed(0)
+        module = Recurrent()
+        losses, _ = train(module, call(module), (0,))
+        pairs = zip(module.body._flat_weights, module.body.parameters(), strict=True)
+        assert all(kept is parameter for kept, parameter in pairs)
+        return torch.tensor(losses)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # it is not left to eager
+        found = run(compiled)
+    torch.testing.assert_close(run(lambda module: module), found)  # a trace does without oneDNN's LSTM
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+def test_batch_statistics_in_a_checkpoint(frontend):
+    """In eager the backward counts the batch a second time; a compiled one would not."""
+    torch.compiler.reset()
+    module = blocks(nn.BatchNorm1d(8))
+    with pytest.warns(RuntimeWarning, match="the backward writes `.*` in place"):
+        found = train(module, aotlab.compile(module, backend="eager", frontend=frontend))
+    expected = blocks(nn.BatchNorm1d(8))
+    assert train(expected, expected) == found
+    assert module.first[-1].num_batches_tracked.item() == 20
+
+
+def late(change):
+    """Return the gradients of a checkpoint, or its error, where the caller does something before the backward."""
+
+    def outcome(call):
+        x, w = leaf(3), leaf(3, seed=1)
+        y = call(lambda x, w: checkpointed(lambda value: (value * w).sin(), x))(x, w)
+        with torch.no_grad():
+            change(x, w)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            return type(error)
+        return [None if each.grad is None else each.grad.tolist() for each in (x, w)]
+
+    return outcome(lambda function: function), outcome(compiled)
+
+
+def test_differences_of_late_changes():
+    """What the README says of them: an error where eager has none, and none where eager notices."""
+    expected, found = late(lambda x, w: None)
+    assert expected == found
+    expected, found = late(lambda x, w: x.mul_(2))
+    assert (expected, found) == (RuntimeError, RuntimeError)
+    expected, found = late(lambda x, w: w.mul_(2))
+    assert (type(expected), found) == (list, RuntimeError)
+    expected, found = late(lambda x, w: x.detach_())
+    assert (expected, type(found)) == (CheckpointError, list)

@@ -1,0 +1,60 @@
+"""Programs that read strides where a dimension has the size one: kernels and their fakes do not choose the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled
+
+COLUMN = torch.arange(3.0).reshape(3, 1, 1).permute(2, 1, 0)
+
+UNCERTAIN = {
+    "times a number": lambda c: c * 2,
+    "plus a number": lambda c: c + 1,
+    "compared": lambda c: c > 1,
+    "without values": torch.empty_like,
+    "relu": torch.relu,
+    "row by row behind": lambda c: (c * 2) @ torch.ones(3, 2) + 1,
+    "a view of it": lambda c: (c * 2).squeeze(0).unsqueeze(1),
+    "written": lambda c: (c * 2).add_(1),
+}
+
+CERTAIN = {
+    "the input": lambda c: c,
+    "a view of the input": lambda c: c.transpose(0, 2)[0],
+    "the input written": lambda c: c.add_(1),
+    "of no input": lambda c: torch.ones(1, 3) * 2,
+    "no such dimension": lambda c: (c * 2).squeeze(),
+    "row by row": lambda c: torch.relu(torch.ones(2, 1) + c.squeeze()[:1]).unsqueeze(0) * 2,
+}
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.stride, torch.Tensor.dim_order], ids=["stride", "dim_order"])
+@pytest.mark.parametrize("kind", [*UNCERTAIN, *CERTAIN])
+def test_strides_that_are_read(kind, read):
+    """Eager runs the program where its strides are not certain, and says so; where they are it is compiled."""
+    make = {**UNCERTAIN, **CERTAIN}[kind]
+
+    def program(c):
+        made = make(c)
+        return c.sum() * sum(place * (number + 1) for number, place in enumerate(read(made)))
+
+    f = compiled(program)
+    expected = program(COLUMN.clone())
+    if kind in UNCERTAIN:
+        with pytest.warns(RuntimeWarning, match="the strides of .* are read, which a trace does not know .*, at .*py:"):
+            found = f(COLUMN.clone())
+    else:
+        found = f(COLUMN.clone())
+    assert expected.item() == found.item()
+    assert (f.calls.eager, f.calls.compiled) == ((1, 0) if kind in UNCERTAIN else (0, 1))
+
+
+def test_fakes_are_still_wrong():
+    """If this fails, fake tensors have eager's strides, and are to be believed again."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        promised = (mode.from_tensor(COLUMN) * 2).stride()
+    assert (COLUMN * 2).stride() != promised
