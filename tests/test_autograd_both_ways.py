@@ -212,6 +212,11 @@ def _nested(x):
     return {"k": [y, y, None, 3], "p": Pair(x.t(), y[0])}, (True, 1.5)
 
 
+def _itself(x):
+    x.mul_(2)
+    return x, x.sin(), x
+
+
 def _raises(x):
     x.mul_(2)
     return x @ x
@@ -231,11 +236,52 @@ def _written_after_the_save(x):
 
 RESULTS = {
     "containers": Case(program=_nested, backward="each"),
+    "the input itself": Case(program=_itself),
     "an error after a write": Case(program=_raises, eager=BOTH, breaks=BOTH),
     "a write that is not allowed": Case(program=_may_not, eager=("training",), breaks=("training",)),
     "saved, then written": Case(program=_written_after_the_save),
 }
-GROUPS = {"structure": STRUCTURE, "write": WRITES, "hook": HOOKS, "result": RESULTS}
+# --- modes
+
+
+def _autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+        y.mul_(2)
+        x[:, :2].add_(y)
+    return y, x
+
+
+def _nested_grad_modes(x):
+    with torch.no_grad():
+        a = x * 2
+        with torch.enable_grad():
+            b = x.sin()
+            b.mul_(2)
+        a.add_(1)
+    return a, b, a * b
+
+
+def _inference_mode(x):
+    with torch.inference_mode():
+        y = (x * 2).sum()
+    return y + 1, x.sin()
+
+
+def _set_on_the_way(x):
+    torch.set_grad_enabled(False)
+    y = x * 2
+    torch.set_grad_enabled(True)
+    return y, x * 3
+
+
+MODES_INSIDE = {
+    "autocast, written": Case(program=_autocast, breaks=BOTH),
+    "grad modes, nested": Case(program=_nested_grad_modes),
+    "inference mode": Case(program=_inference_mode),
+    "grad mode, set and set back": Case(program=_set_on_the_way),
+}
+GROUPS = {"mode": MODES_INSIDE, "structure": STRUCTURE, "write": WRITES, "hook": HOOKS, "result": RESULTS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
 
 
