@@ -31,7 +31,7 @@ class Case:
     """
 
     program: Callable[..., Any]
-    arguments: Arguments = lambda x: (x * 1,)
+    arguments: Arguments = lambda x: (x + 0,)
     size: tuple[int, ...] = (2, 3)
     before: Callable[..., Sequence[Callable[[], Any]]] | None = None
     backward: Any = "all"

@@ -19,7 +19,7 @@ Pair = collections.namedtuple("Pair", "a b")  # nothing to annotate
 
 
 def _pair(x):
-    return x * 1, (x * 3).cos()
+    return x + 0, (x + 3).neg()
 
 
 # --- which outputs are differentiated, in which order, how often

@@ -202,7 +202,7 @@ PROTECTED = {"eager": ("training",), "breaks": ("training",)}
 HIDDEN = {
     f"{target}, {way}, {kind}": Case(
         program=make(write),
-        arguments=(lambda x: (x,)) if kind == "leaf" else (lambda x: (x * 1,)),
+        arguments=(lambda x: (x,)) if kind == "leaf" else (lambda x: (x + 0,)),
         **(PROTECTED if target.endswith(", used") and way != "data" else {}),
     )
     for target, make in TARGETS.items()
@@ -258,7 +258,7 @@ def _integers(a, b):
 
 
 def _base_too(x):
-    y = x * 1
+    y = x + 0
     return y[:5], y[3:], y
 
 
@@ -270,16 +270,16 @@ OVERLAPS = {
         program=_parameters,
         arguments=lambda x: tuple(part.detach().requires_grad_(x.requires_grad) for part in (x[:5], x[3:])),
     ),
-    "views at an offset": Case(program=_offsets, arguments=lambda x: (x.mul(1)[1:4], x.detach().mul(1)[2:6])),
-    "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x * 1)),
+    "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
+    "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x + 0)),
     "complex and real": Case(
         program=_numbers,
-        arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x * 1),
+        arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x + 0),
         breaks=BOTH,
     ),
     "int32 over int8": Case(
         program=_integers,
-        arguments=lambda x: (lambda y: (y.view(torch.int32)[:3], y.view(torch.int8)[5:20]))(x.detach() * 1),
+        arguments=lambda x: (lambda y: (y.view(torch.int32)[:3], y.view(torch.int8)[5:20]))(x.detach() + 0),
     ),
 }
 CASES = {
