@@ -22,6 +22,10 @@ def _pair(x):
     return x + 0, (x + 3).neg()
 
 
+def _two_leaves(x):
+    return x, x.detach().clone().requires_grad_(x.requires_grad)
+
+
 # --- which outputs are differentiated, in which order, how often
 
 
@@ -79,7 +83,7 @@ def _between(out, x):
 
 STRUCTURE = {
     "x.mul_(y); x.sum()": Case(program=_trained, arguments=_pair),
-    "None where nothing reaches": Case(program=_unused, arguments=lambda x: (x, x.detach() * 2), backward="first"),
+    "None where nothing reaches": Case(program=_unused, arguments=_two_leaves, backward="first"),
     "an output at a time": Case(program=_unused, arguments=_pair, backward="each"),
     "shared, one after the other": Case(program=_shared, arguments=_pair, before=_twice, backward=None),
     "shared, kept": Case(program=_shared, arguments=_pair, before=_kept, backward=None),
