@@ -1186,6 +1186,18 @@ def saves_tensors(node: Any) -> bool:
         return True
 
 
+def keeps_unsaved(node: Any) -> bool:
+    """Tell whether the node of a custom function may keep tensors unsaved, as attributes or in its backward's closure.
+
+    Autograd does not let go of those after a backward.
+    """
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]  # set by the metaclass
+    closures = [getattr(getattr(function, name, None), "__closure__", None) for name in ("backward", "vjp")]
+    return bool(vars(node)) or any(closures)
+
+
 def kept_is_written(node: Any) -> bool:
     """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
     try:

@@ -237,6 +237,40 @@ def test_autocast(grad):
         autocast(False)
 
 
+def entered(manager):
+    """Make a (change, undo) pair that enters and leaves a context manager."""
+    made = []
+
+    def change():
+        made.append(manager())
+        made[-1].__enter__()
+
+    def undo():
+        while made:
+            made.pop().__exit__(None, None, None)
+
+    return change, undo
+
+
+@MODES
+def test_inference_mode(grad):
+    """A call under inference_mode after one without: what it returns is an inference tensor, or none."""
+    change, undo = entered(torch.inference_mode)
+    noticed(lambda x: x * 2, lambda: (var([1.0, 2.0], grad=grad),), by="Dynamo", change=change, undo=undo)
+
+
+@MODES
+def test_deterministic_algorithms(grad):
+    """Deterministic algorithms, asked for after the trace; the function reads whether they are."""
+    noticed(
+        lambda x: x * (3 if torch.are_deterministic_algorithms_enabled() else 2),
+        lambda: (var([1.0, 2.0], grad=grad),),
+        by="Dynamo",
+        change=lambda: torch.use_deterministic_algorithms(True),
+        undo=lambda: torch.use_deterministic_algorithms(False),
+    )
+
+
 # --- flags of torch's backends -----------------------------------------------------------------------------------
 
 

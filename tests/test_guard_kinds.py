@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
+from aotlab.guards import difference
 from aotlab.values import snapshot
 from tests.engine_helpers import behind, compiled
 
@@ -162,6 +163,31 @@ def test_tensor_behind_dynamo(kind, grad):
     """The same behind Dynamo."""
     first, second, _ = TENSORS[kind]
     dynamo_two_calls(scaled, lambda: (first(grad),), lambda: (second(grad),))
+
+
+def test_device_is_named():
+    """An entry for one device says so of another, and one without memory is refused though there is an entry."""
+    f = compiled(scaled)
+    f(torch.ones(2))
+    state = behind(f).entries[0].state
+    (facts,) = state.leaves
+    elsewhere = dataclasses.replace(state, leaves=(dataclasses.replace(facts, device=torch.device("cuda", 0)),))
+    said = difference(state, elsewhere, mutates=False)
+    assert said == "`x` is on cuda:0 where the compiled entry expects cpu"
+    with pytest.raises(RefusedError, match=r"`x` is .*meta"):
+        f(torch.ones(2, device="meta"))
+
+
+@pytest.mark.gpu
+@MODES
+def test_device(grad):
+    """A tensor on the GPU where there was one on the CPU."""
+    two_calls(
+        lambda x: (x * 2, str(x.device)),
+        lambda: (var([1.0, 2.0], grad=grad, nonleaf=True),),
+        lambda: (var([1.0, 2.0], grad=grad).cuda(),),
+        reason="`x` is on cuda:0 where the compiled entry expects cpu",
+    )
 
 
 def test_is_leaf():

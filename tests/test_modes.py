@@ -286,11 +286,10 @@ def deterministic():
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_deterministic_mode(grad):
     """Ops that have a deterministic form use it; fresh memory is filled as torch fills it in that mode."""
-    index = torch.tensor([0, 0, 2])
     x = leaf(3) if grad else leaf(3).detach()
 
     def f(x):
-        y = torch.zeros(3).index_add(0, index.clone() if False else torch.tensor([0, 0, 2]), x)
+        y = torch.zeros(3).index_add(0, torch.tensor([0, 0, 2]), x)
         z = torch.zeros(3).scatter_reduce(0, torch.tensor([0, 0, 2]), x, "sum")
         return y * z, x[torch.tensor([0, 0, 1])]
 
@@ -303,11 +302,16 @@ def test_deterministic_mode_is_guarded():
     """A call in the other mode is compiled for, and what has no deterministic form is eager's error."""
     g = compiled(lambda x: x.cumsum(0))
     g(torch.ones(2))
+    put = compiled(lambda x: (x * 2).put_(torch.tensor([0]), torch.ones(1)))
+    assert put(torch.ones(2)).tolist() == [1.0, 2.0]
     torch.use_deterministic_algorithms(True)
     try:
         g(torch.ones(2))
+        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+            put(torch.ones(2))
     finally:
         torch.use_deterministic_algorithms(False)
+    assert put(torch.ones(2)).tolist() == [1.0, 2.0]
     assert len(g.entries) == 2
     assert "deterministic" in g.recompiles[0]
 

@@ -672,6 +672,29 @@ def test_saves_tensors():
     assert not internals.is_custom_function_node(x.sin().grad_fn)
 
 
+def test_keeps_unsaved():
+    """Custom functions that keep tensors as attributes or in a closure are told from those that do not."""
+
+    def made(keep):
+        class Keeps(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                if keep == "attribute":
+                    ctx.x = x
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        if keep == "closure":
+            Keeps.backward = staticmethod(lambda ctx, gradient: gradient * len(keep))
+        return Keeps.apply(leaf(3)).grad_fn
+
+    assert [internals.keeps_unsaved(made(keep)) for keep in ("attribute", "closure", "")] == [True, True, False]
+    assert internals.keeps_unsaved(leaf(3).sin().grad_fn) is False
+
+
 def test_how_views_were_made():
     """Autograd says of a view whether it is one of several, or was returned by a custom Function; so do views of it."""
 

@@ -451,6 +451,10 @@ def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
     return found
 
 
+#: The bit of nodes that hold values which autograd does not let go of after a backward; the others' bits follow.
+LASTING = 1
+
+
 def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     """Give the autograd nodes that hold saved tensors their numbers; all have one where there is a single entry."""
     lone = sum(len(part.entries) for part in parts) == 1
@@ -465,7 +469,7 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
                 continue
             entered.add(node)
             if internals.saves_tensors(node):
-                bits[node] = 0 if lone else len(bits)
+                bits[node] = 1 if lone else len(bits) + 1
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
 
@@ -541,7 +545,7 @@ def reachable(segment: Segment) -> set[Edge]:
 
 
 def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
-    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there."""
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
     masks = []
     for part in parts:
         stops = set(part.stops)
@@ -557,6 +561,8 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[
                 entered.add(node)
                 if node in bits:
                     mask |= 1 << bits[node]
+                elif internals.keeps_unsaved(node):
+                    mask |= LASTING
                 todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)
         masks.append(own)

@@ -15,8 +15,9 @@ from aotlab import config
 from aotlab.errors import RefusedError, UsageError
 from aotlab.frontends import dynamo
 from aotlab.frontends.dynamo import backend, line_of_stack
+from aotlab.ir.metadata import MutationType, OutputType, TangentSource
 from aotlab.observe import CompileFailed, StageFinished
-from tests.engine_helpers import events, leaf, nonleaf
+from tests.engine_helpers import events, leaf, metadata, nonleaf, traced
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -505,3 +506,43 @@ def test_dynamo_looks_into_no_backward_of_ours(function):
         if ours:
             assert all(each.compiled.calls.compiled for each in made)
     assert seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_records_are_those_of_a_direct_call(grad):
+    """Behind Dynamo the records of inputs, outputs, bases and tangents say what they say of the function itself."""
+
+    def f(x, w, b):
+        x.mul_(w)
+        with torch.no_grad():
+            b.add_(1)
+        y = (x * 2).sin()
+        return x.t(), y[0], y, y.unbind(0)[1], x @ w.t()
+
+    def make():
+        x, w = (leaf(2, 3, seed=seed).detach().requires_grad_(grad) for seed in range(2))
+        return x * 1, w, torch.ones(3)
+
+    made = []
+
+    def keep(graph, inputs):
+        made.append(backend(graph, inputs, options={"compiler": "eager"}))
+        return made[-1]
+
+    torch._dynamo.reset()
+    torch.compile(f, backend=keep)(*make())
+    (behind_dynamo,) = made
+    direct = metadata(traced(f, *make()))
+    for found in (direct, metadata(behind_dynamo)):
+        written = MutationType.MUTATED_OUT_GRAPH if grad else MutationType.MUTATED_IN_GRAPH
+        assert [i.mutation_type for i in found.input_info] == [written, MutationType.NOT_MUTATED, written]
+        assert [i.mutations_under_no_grad_or_inference_mode for i in found.input_info] == [False, False, True]
+        assert [o.output_type for o in found.output_info] == [
+            OutputType.ALIAS_OF_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+            OutputType.NON_ALIAS,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+            OutputType.NON_ALIAS,
+        ]
+        expected = [TangentSource.MUTATED_INPUT, TangentSource.OUTPUT, TangentSource.OUTPUT] if grad else []
+        assert [t.source for t in found.tangents] == expected

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.history import LASTING
 from aotlab.analysis.kept_values import with_node
 
 
@@ -69,7 +70,7 @@ class SavedValues:
     They go through the innermost ``saved_tensors_hooks``; their versions are checked when they are used; they are let
     go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
     that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
-    that does not goes through.
+    that does not goes through. What a custom function's node keeps as an attribute is never used up.
     """
 
     __slots__ = ("_hooks", "_values", "_versions", "_watched", "released")
@@ -144,7 +145,7 @@ class SavedValues:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
         if internals.keeps_graph():
             return
-        self.released |= mask
+        self.released |= mask & ~LASTING
         if all(m == 0 or m & self.released for m in all_masks):
             self._values = None if any(all_masks) else self._values
             self._watched = []

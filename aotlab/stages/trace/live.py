@@ -80,7 +80,7 @@ class Trace:
     arrived
         The edges of leaves in the order in which autograd came to them, if the graph is one segment.
     state_masks
-        For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold saved tensors.
+        For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
     """

@@ -1,0 +1,91 @@
+"""What two files of small programs share: each is called directly and behind Dynamo, and compared with eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aotlab
+from aotlab import config
+from aotlab.frontends import dynamo
+from aotlab.verification.fuzz.compare import differences
+from tests.engine_helpers import leaf
+
+#: Of a leaf's copies makes the arguments: a tensor that may be written, or several.
+Arguments = Callable[[Tensor], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program, its arguments, and what its caller does before the backward.
+
+    ``eager`` says where a direct call is left to eager, or eager itself raises: in "inference", in "training", or
+    both; ``breaks`` where it may be that Dynamo hands us nothing of it that we compile. ``exact`` is False where
+    three gradients of one tensor are added up, which nobody promises an order for.
+    """
+
+    program: Callable[..., Any]
+    arguments: Arguments = lambda x: (x + 0,)
+    size: tuple[int, ...] = (2, 3)
+    before: Callable[..., Sequence[Callable[[], Any]]] | None = None
+    backward: Any = "all"
+    exact: bool = True
+    eager: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+
+    def inputs(self, mode: str) -> Callable[[], tuple[tuple[Any, ...], dict[str, Tensor]]]:
+        """Make what makes the arguments of a call, and the leaf behind them, whose gradient is looked at."""
+
+        def make() -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+            source = leaf(*self.size).detach().requires_grad_(mode == "training")
+            return self.arguments(source), {"leaf": source}
+
+        return make
+
+    def differences(self, compiled: Callable[..., Any], mode: str) -> list[str]:
+        """Say in what two calls differ from eager's."""
+        calls = [self.inputs(mode)] * 2
+        return differences(self.program, compiled, calls, backward=self.backward, before=self.before, exact=self.exact)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let eager run what cannot be compiled, without a word of it."""
+    with config.patch(fallback="eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check_direct(case: Case, mode: str) -> None:
+    """Assert that direct calls are eager's, and that they were compiled, once, where they should be."""
+    with quietly():
+        compiled = aotlab.compile(case.program, backend="eager")
+        found = case.differences(compiled, mode)
+    assert found == [], found
+    expected = (0, 2) if mode in case.eager else (2, 0)
+    assert (compiled.calls.compiled, compiled.calls.eager) == expected, compiled.recompiles
+
+
+def check_behind_dynamo(case: Case, mode: str) -> None:
+    """Assert that calls behind Dynamo are eager's, or differ in what Dynamo does without us too; and were compiled."""
+    made = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        call = dynamo.backend(graph, inputs, options={"compiler": "eager"})
+        made.append(call.compiled)
+        return call
+
+    with quietly():
+        torch.compiler.reset()
+        found = case.differences(torch.compile(case.program, backend=backend), mode)
+        if found:
+            torch.compiler.reset()
+            found = sorted(set(found) - set(case.differences(torch.compile(case.program, backend="eager"), mode)))
+    assert found == [], found
+    assert mode in case.breaks or sum(each.calls.compiled for each in made) > 0

@@ -1,0 +1,117 @@
+"""What a custom function keeps otherwise than by saving it: autograd never lets go of that, whatever is backwarded."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from tests.engine_helpers import compiled, entry_of, leaf, nonleaf
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+FRONTENDS = pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a tensor as an attribute."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Multiply."""
+        ctx.w = w * 2
+        return x * ctx.w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use it."""
+        return gradient * ctx.w, None
+
+
+class Written(torch.autograd.Function):
+    """Writes its argument, and saves the other, which behind Dynamo nobody sees."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Multiply in place."""
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(w)
+        x.mul_(w)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use what was saved."""
+        return gradient * ctx.saved_tensors[0], None
+
+
+def _beside_another(x, w):
+    return Kept.apply(x, w), x.sin()
+
+
+def _behind_another(x, w):
+    return Kept.apply(x.sin(), w), x.exp()
+
+
+def _before_a_write(x, w):
+    y = Kept.apply(x, w)
+    x.mul_(2)
+    return y, x.sin()
+
+
+def _in_a_write(x, w):
+    row = x[0]
+    y = Written.apply(x, w.detach())
+    return row * 2, y[1] * 1
+
+
+def _one_after_the_other(function, order):
+    """Backward some outputs in this order; return the gradients, or the first words of an error."""
+    found = []
+    for _ in range(2):
+        source = leaf(2, 3)
+        outputs = function(source + 0, torch.arange(6.0).view(2, 3))
+        for n in order:
+            try:
+                outputs[n].sum().backward()
+                found.append(source.grad.tolist())
+            except RuntimeError as error:
+                found.append(str(error)[:40])
+    return found
+
+
+@FRONTENDS
+@pytest.mark.parametrize("order", [(1, 0), (0, 1), (0, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("function", [_beside_another, _behind_another, _before_a_write], ids=lambda f: f.__name__[1:])
+def test_outputs_are_backwarded_in_any_order(function, order, frontend):
+    """What the function keeps is there after the other output's backward, and what others have saved is not."""
+    expected = _one_after_the_other(function, order)
+    assert expected == _one_after_the_other(compiled(function, frontend=frontend), order)
+
+
+@FRONTENDS
+def test_a_write_by_a_custom_function(frontend):
+    """The backward of what comes after the write leaves what the write's own needs."""
+    gradients = []
+    for function in (_in_a_write, compiled(_in_a_write, frontend=frontend)):
+        source = leaf(2, 3)
+        x = source + 0
+        outputs = function(x, leaf(2, 3, seed=1))
+        torch.autograd.backward([each.sum() for each in (*outputs, x)])
+        gradients.append(source.grad.tolist())
+    assert gradients[0] == gradients[1]
+
+
+def test_others_are_let_go():
+    """Where no custom function keeps anything, a backward of each output leaves nothing behind."""
+    g = compiled(lambda x, w: (x.sin() * w, -x))
+    first, _other = g(nonleaf(2, 3), leaf(2, 3))
+    saved = first.grad_fn.values
+    kept = [weakref.ref(value) for value in saved._values if not value.requires_grad]
+    del saved
+    assert any(each() is not None for each in kept)
+    first.sum().backward()
+    gc.collect()
+    assert [each() for each in kept if each() is not None and not each().requires_grad] == []
+    assert entry_of(g).calls == 1

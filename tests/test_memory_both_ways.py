@@ -1,0 +1,307 @@
+"""Programs that change or share memory, in inference and in training, called directly and behind Dynamo.
+
+Each is one phrase of what is promised: metadata changed by each method, storages, hidden writes, inputs that overlap.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.both_ways import Case, check_behind_dynamo, check_direct
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+MODES = pytest.mark.parametrize("mode", ["inference", "training"])
+BOTH = ("inference", "training")
+
+
+# --- metadata, of an input and of an intermediate that was viewed
+
+
+def _of_an_input(step):
+    def f(x):
+        y = x * 2
+        step(x)
+        return y, x + 1
+
+    return f
+
+
+def _of_an_intermediate(step):
+    def f(x):
+        y = x * 2
+        row = y[0]
+        step(y)
+        y.mul_(3)
+        return row, y
+
+    return f
+
+
+STEPS = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "squeeze_": lambda x: x.squeeze_(0),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+    "swapaxes_": lambda x: x.swapaxes_(0, 1),
+    "as_strided_": lambda x: x.as_strided_((3, 1), (1, 3)),
+}
+#: It cannot be told what view of the result the earlier view is.
+LEFT = {"as_strided_": {"eager": ("training",), "breaks": ("training",)}}
+METADATA = {
+    **{f"{name} of an input": Case(program=_of_an_input(step), size=(1, 3)) for name, step in STEPS.items()},
+    **{
+        f"{name} of an intermediate": Case(program=_of_an_intermediate(step), size=(1, 3), **LEFT.get(name, {}))
+        for name, step in STEPS.items()
+    },
+}
+
+
+# --- storages
+
+
+def _shrink(x):
+    y = x.detach() * 2
+    y.resize_(2)
+    return y, x + 1
+
+
+def _shrink_viewed(x):
+    y = x.detach() * 2
+    row = y[1]
+    y.resize_(2)
+    row.add_(1)
+    return y, row
+
+
+def _grow(x):
+    y = x.detach() * 2
+    y.resize_(3, 3)
+    return y.fill_(1), x + 1
+
+
+def _grow_viewed(x):
+    y = x.detach() * 2
+    flat = y.view(-1)
+    y.resize_(3, 3)
+    y.fill_(1)
+    return flat, y
+
+
+def _set(x):
+    y = x.detach() * 2
+    y.set_(x.detach().t() * 3)
+    return y.add_(1)
+
+
+def _set_viewed(x):
+    y = x.detach() * 2
+    row = y[0]
+    y.set_(x.detach().t() * 3)
+    y.add_(1)
+    return row, y
+
+
+def _out(x):
+    y = torch.empty(2, 3)
+    turned = y.t()
+    torch.mul(x.detach(), 2, out=y)
+    return turned, y
+
+
+def _out_of_an_input(x):
+    with torch.no_grad():
+        torch.exp(x, out=x)
+    return x * 2
+
+
+def _freed(x):
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(24)
+    with torch.no_grad():
+        return x.fill_(1) * 2
+
+
+STORAGES = {
+    "resize_ shrinks": Case(program=_shrink),
+    "resize_ shrinks what was viewed": Case(program=_shrink_viewed),
+    "resize_ grows": Case(program=_grow),
+    "resize_ grows what was viewed": Case(program=_grow_viewed, eager=BOTH),
+    "set_": Case(program=_set),
+    "set_ of what was viewed": Case(program=_set_viewed, eager=BOTH, breaks=BOTH),
+    "out=": Case(program=_out),
+    "out= of an input": Case(program=_out_of_an_input),
+    "storage": Case(program=_freed, eager=BOTH, breaks=BOTH),
+}
+
+
+# --- writes that autograd does not see
+
+
+class Doubled(torch.autograd.Function):
+    """A view with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """View."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Double the gradient."""
+        return gradient * 2
+
+
+class Square(torch.autograd.Function):
+    """A function that saves its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Square."""
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use what was saved."""
+        return gradient * 2 * ctx.saved_tensors[0]
+
+
+def _by_data(x):
+    x.data.mul_(2)
+
+
+def _by_detach(x):
+    x.detach().mul_(2)
+
+
+def _by_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+
+
+def _by_inference_mode(x):
+    with torch.inference_mode():
+        x.mul_(2)
+
+
+WAYS = {"data": _by_data, "detach": _by_detach, "no_grad": _by_no_grad, "inference_mode": _by_inference_mode}
+#: What is written, and what is computed before and after.
+TARGETS = {
+    "an input": lambda write: lambda x: (x * 3, write(x), x * x)[::2],
+    "saved": lambda write: lambda x: (x * x, write(x))[0],
+    "saved by a Function": lambda write: lambda x: (Square.apply(x), write(x))[0],
+    "a Function's view": lambda write: lambda x: (write(Doubled.apply(x)), x * 3)[1],
+    "a Function's view, used": lambda write: lambda x: (v := Doubled.apply(x), write(v), v * 3)[2],
+    "a part of several": lambda write: lambda x: (write(x.unbind(0)[0]), x * 2)[1],
+    "a part of several, used": lambda write: lambda x: (parts := x.unbind(0), write(parts[0]), parts[1] * 3)[2],
+    "an intermediate's part": lambda write: lambda x: (y := x * 2, write(y.split(1)[1]), y * y)[::2],
+}
+#: Eager protects views of Functions and of several: they cannot be used after a write that moves their version.
+PROTECTED = {"eager": ("training",), "breaks": ("training",)}
+HIDDEN = {
+    f"{target}, {way}, {kind}": Case(
+        program=make(write),
+        arguments=(lambda x: (x,)) if kind == "leaf" else (lambda x: (x + 0,)),
+        **(PROTECTED if target.endswith(", used") and way != "data" else {}),
+    )
+    for target, make in TARGETS.items()
+    for way, write in WAYS.items()
+    for kind in ("leaf", "nonleaf")
+}
+
+
+# --- inputs that overlap, of which some are written
+
+
+def _saved_before(a, b):
+    s = a.exp()
+    b.add_(1)
+    return s.sum(), b * 2
+
+
+def _several_written(a, b, c):
+    a.mul_(2)
+    s = c.sin()
+    b.add_(1)
+    return s, a[1:], c * 3
+
+
+def _detached_written(a, b):
+    y = b * 2
+    a.add_(1)
+    return y, b * 3
+
+
+def _parameters(a, b):
+    loss = (a * a).sum() + (b * b).sum()
+    with torch.no_grad():
+        a.sub_(0.5)
+    return loss, b + 1
+
+
+def _offsets(a, b):
+    b.mul_(2)
+    return a[1:], b[1:], a * 1
+
+
+def _numbers(a, b):
+    s = b.sin()
+    a.mul_(2j)
+    return s.sum(), a.abs().sum(), b[3:]
+
+
+def _integers(a, b):
+    a.add_(7)
+    b[2:4].fill_(3)
+    return a * 2, b[1:]
+
+
+def _base_too(x):
+    y = x + 0
+    return y[:5], y[3:], y
+
+
+OVERLAPS = {
+    "saved before the write": Case(program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each"),
+    "several written, the base too": Case(program=_several_written, arguments=_base_too, backward="each"),
+    "x.detach() and x": Case(program=_detached_written, arguments=lambda x: (x.detach()[:5], x)),
+    "parts of a flat buffer": Case(
+        program=_parameters,
+        arguments=lambda x: tuple(part.detach().requires_grad_(x.requires_grad) for part in (x[:5], x[3:])),
+    ),
+    "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
+    "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x + 0)),
+    "complex and real": Case(
+        program=_numbers,
+        arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x + 0),
+        breaks=BOTH,
+    ),
+    "int32 over int8": Case(
+        program=_integers,
+        arguments=lambda x: (lambda y: (y.view(torch.int32)[:3], y.view(torch.int8)[5:20]))(x.detach() + 0),
+    ),
+}
+CASES = {
+    **METADATA,
+    **STORAGES,
+    **{f"hidden: {name}": case for name, case in HIDDEN.items()},
+    **{
+        f"overlap: {name}": Case(**{**{n: getattr(case, n) for n in case.__slots__}, "size": (8,)})
+        for name, case in OVERLAPS.items()
+    },
+}
+
+
+@MODES
+@pytest.mark.parametrize("name", CASES)
+def test_called_directly(name, mode):
+    """It is eager's in all that shows, and compiled where it says so."""
+    check_direct(CASES[name], mode)
+
+
+@MODES
+@pytest.mark.parametrize("name", CASES)
+def test_behind_dynamo(name, mode):
+    """The same behind Dynamo, but for what Dynamo does by itself."""
+    check_behind_dynamo(CASES[name], mode)
