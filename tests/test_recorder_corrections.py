@@ -9,6 +9,8 @@ import aotlab
 from aotlab.errors import DataDependentError
 from aotlab.frontends.dynamo import backend
 from aotlab.recorder.corrections import corrected
+from aotlab.recorder.fakes import as_in_eager
+from aotlab.torch_internals import FakeTensorMode
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, same, targets, traced
 
 PHASE = "specified up to multiplication by e"
@@ -278,3 +280,13 @@ def test_lift_fresh_returns_its_argument(op):
         assert function(x) is x
         assert compiled(function)(x) is x
     assert compiled(lambda: op(torch.tensor([1.0, 2.0])) * 2)().tolist() == [2.0, 4.0]
+
+
+def test_a_view_without_elements_keeps_its_place():
+    """Whatever a fake mode remembers of another one: the offset is that of what is viewed, in its memory."""
+    mode = FakeTensorMode()
+    with mode:
+        tail, wrong = torch.empty(2, 2)[2:], torch.empty(0, 2)
+    made = as_in_eager(torch.ops.aten.view.default, (tail, [0, 2]), wrong, mode)
+    assert (made.shape, made.storage_offset()) == ((0, 2), 4)
+    assert made.untyped_storage()._cdata == tail.untyped_storage()._cdata

@@ -63,6 +63,9 @@ def _view(args: tuple[Any, ...], result: Any) -> Any:
     if not tensor.is_contiguous():
         with internals.outside_of_trace():
             torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(result.shape)
+    if result.storage_offset() != tensor.storage_offset():
+        # the fake mode's cache has taken another view of a tensor without elements for this one
+        return tensor.as_strided(result.shape, result.stride(), tensor.storage_offset())
     return result
 
 
