@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,13 @@ from torch.overrides import TorchFunctionMode
 from aotlab import torch_internals as internals
 from aotlab.errors import (
     BY_DYNAMO,
-    CapturedTensorError,
     DataDependentError,
     EscapeError,
     HooksError,
-    RandomOpError,
-    RefusedError,
     StorageMutationError,
 )
 from aotlab.recorder import questions
+from aotlab.recorder.after_writes import count_write, keep_strides, shapes_of_results, versions_before
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import corrected
@@ -38,9 +36,30 @@ from aotlab.recorder.mode import (
 )
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
+from aotlab.recorder.reshaper import (
+    DETACHES,
+    METHODS_OF_STEPS,
+    RESHAPES_IN_PLACE,
+    RESIZES,
+    WINDOWS,
+    Reshaper,
+    keeps_size,
+)
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
+from aotlab.recorder.ways_around import (
+    ESCAPES,
+    TRAINING,
+    WHOLE_STEP,
+    explain_escape,
+    is_captured,
+    leave_call_back,
+    refuse_dlpack,
+    refuse_random_state,
+    refuse_swap,
+    spoken_name,
+)
 from aotlab.recorder.writing import (
     eager_misreads,
     keeps_dtype,
@@ -54,117 +73,10 @@ from aotlab.recorder.writing import (
     written_part,
 )
 
-
-def _refuse_swap(first: Tensor, second: Tensor) -> NoReturn:
-    raise EscapeError(
-        f"`torch.utils.swap_tensors` of {called(first)} and {called(second)} was called inside the function",
-        line=user_line(),
-        why="it would exchange a traced tensor for another behind the trace's back",
-        suggestion="move it out of the compiled function",
-    )
-
-
-def _refuse_dlpack(tensor: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-    raise EscapeError(
-        f"`to_dlpack` of {called(tensor)} was called inside the function",
-        line=user_line(),
-        why="the compiled function would see the memory of this one trace",
-        suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
-    )
-
-
-def _refuse_random_state(name: str) -> NoReturn:
-    raise RandomOpError(
-        f"`torch.{name}` was called inside the function: it seeds, sets or reads a random generator",
-        line=user_line(),
-        why="that would happen while tracing only",
-        suggestion=f"do it outside of the compiled function, or {BY_DYNAMO}",
-    )
-
-
-def _call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-    """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
-    if any(map(internals.is_functional, tensors_in((args, kwargs)))):
-        raise RunEagerly(
-            f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
-            suggestion="compute with whole tensors, to have it compiled",
-        )
-    if args and isinstance(args[0], Tensor) and _is_captured(args[0]):
-        raise RunEagerly(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
-    return otherwise(*args, **kwargs)
-
-
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
-_MEMORY = "the compiled function would see the memory of this one trace"
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
 _UNSAFE_VIEWS = frozenset(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"))
-_ESCAPES: dict[Any, tuple[type[RefusedError], str, str]] = {
-    Tensor.numpy: (EscapeError, "`numpy()`", _MEMORY),
-    Tensor.__array__: (EscapeError, "`__array__` (numpy)", _MEMORY),
-    Tensor.data_ptr: (EscapeError, "`data_ptr()`", _MEMORY),
-    Tensor.__dlpack__: (EscapeError, "`__dlpack__`", _MEMORY),
-    Tensor.untyped_storage: (EscapeError, "`untyped_storage()`", _MEMORY),
-    Tensor.is_shared: (EscapeError, "`is_shared()`", _MEMORY),
-    Tensor.share_memory_: (EscapeError, "`share_memory_()`", "it would move the memory of this one trace"),
-    Tensor.is_pinned: (EscapeError, "`is_pinned()`", _MEMORY),
-    Tensor.storage: (EscapeError, "`storage()`", _MEMORY),
-    Tensor.data.__set__: (EscapeError, "an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
-    internals.VERSION_GETTER: (EscapeError, "`_version`", "a compiled call counts versions at other moments"),
-    Tensor.grad.__get__: (EscapeError, "`.grad`", "it belongs to the caller's tensor, not to the traced one"),  # type: ignore[union-attr]  # a getter
-    Tensor.grad.__set__: (EscapeError, "an assignment to `.grad`", "it would be lost"),  # type: ignore[union-attr]  # a getter
-    Tensor.backward: (EscapeError, "`backward()`", "gradients would be added to traced tensors, not to the caller's"),
-    Tensor.tolist: (DataDependentError, "`tolist()`", "a trace has no values"),
-    Tensor.__repr__: (DataDependentError, "the text", "a trace has no values"),
-    Tensor.__format__: (DataDependentError, "the text", "a trace has no values"),
-    Tensor.__deepcopy__: (EscapeError, "`copy.deepcopy`", _MEMORY),
-    Tensor.__reduce_ex__: (EscapeError, "a pickle", _MEMORY),
-}  # fmt: skip
-
-
-#: What a training step does beside the forward. Dynamo leaves it to Python and compiles what stands around it.
-_TRAINING = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.backward))  # type: ignore[union-attr]  # a getter
-_WHOLE_STEP = '; frontend="dynamo", or torch.compile(backend="aotlab"), runs a whole training step'
-
-
-class Reshaper(Protocol):
-    """Runs what changes an input other than in its values, and remembers it; see `aotlab.recorder.reshapes`."""
-
-    unseen: list[tuple[Tensor, tuple[Any, int], int]]
-    moved: bool
-
-    def is_input(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` is an input itself."""
-
-    def is_inference(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` has the memory of an input that is an inference tensor."""
-
-    def name_of(self, tensor: Tensor) -> str | None:
-        """Return the name of an input, None for other tensors."""
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a step."""
-
-    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether a tensor is resized to its first elements."""
-
-    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a step of a tensor in a base that is a whole storage."""
-
-    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        """Let ``run`` give a tensor the memory that it has."""
-
-    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
-        """Give a tensor the memory of an intermediate."""
-
-    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
-        """Look at a tensor before ``set_`` gives it the memory of another one."""
-
-    def written(self, tensor: Tensor) -> None:
-        """Look at a tensor that was written."""
-
-    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
-        """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
 
 
 class _NoInputs:
@@ -244,7 +156,7 @@ class EscapeGuard(TorchFunctionMode):
             questions.explain(error, func, args, kwargs)
             raise
         except RuntimeError as error:
-            _explain(error, func, args, kwargs or {})
+            explain_escape(error, func, args, kwargs or {})
             raise
         self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
         if self._inference:
@@ -252,46 +164,19 @@ class EscapeGuard(TorchFunctionMode):
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        func = _METHODS_OF_STEPS.get(func, func)
+        func = METHODS_OF_STEPS.get(func, func)
         plainly = func is Tensor.numpy and len(args) == 1 and not kwargs
         if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
             return TracedArray(args[0].data, RunEagerly, self.reshapes.name_of(args[0]))
         if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
             return self.reshapes.give(args[0], args[1], "data")
-        escape = _ESCAPES.get(func)
-        if escape is not None and args and isinstance(args[0], Tensor):
-            kind, what, why = escape
-            step = _WHOLE_STEP if func in _TRAINING else ""
-            if internals.is_functional(args[0]):
-                raise kind(
-                    f"{what} of {self._called(args[0], 'a traced tensor')} was asked for",
-                    line=user_line(),
-                    why=self._why_not_given(args[1]) if func == _ASSIGNS_DATA else why,
-                    suggestion=f"move it out of the compiled function{step or f', or {BY_DYNAMO}'}",
-                    argument=self.reshapes.name_of(args[0]),
-                )
-            if _is_captured(args[0]):
-                raise kind(
-                    f"{what} of {self._called(args[0], 'a tensor')}, which is not an argument, was asked for",
-                    line=user_line(),
-                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
-                    suggestion=f"pass the tensor as an argument, or move it out of the compiled function{step}",
-                    argument=self.reshapes.name_of(args[0]),
-                )
-        if (func in _CHANGES or func in _HOOKS) and args and isinstance(args[0], Tensor) and _is_captured(args[0]):
-            raise (HooksError if func in _HOOKS else EscapeError)(
-                f"`{_name(func)}` of {self._called(args[0])}, which is not an argument, was called inside the function",
-                line=user_line(),
-                why="it would happen while tracing only",
-                suggestion="move it out of the compiled function",
-                argument=self.reshapes.name_of(args[0]),
-            )
+        self._refuse(func, args)
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._hook(func, args, kwargs or {})
-        if func in _RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+        if func in RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._reshape(func, args, kwargs or {})
         if writes_lists(func) and share_memory(args, kwargs or {}):
-            raise RunEagerly(f"`{_name(func)}` is given tensors that share memory, at {user_line()}")
+            raise RunEagerly(f"`{spoken_name(func)}` is given tensors that share memory, at {user_line()}")
         if op_name(func) in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
             raise RunEagerly(
@@ -316,7 +201,51 @@ class EscapeGuard(TorchFunctionMode):
         if inside and _changes_dtype(args, kwargs):
             # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
             raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
-        written = kwargs.get("out") if kwargs else None
+        return self._pass_writing(func, args, kwargs or {})
+
+    def _refuse(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Refuse what asks for a tensor's memory, or does to it what no op shows.
+
+        Raises
+        ------
+        RefusedError
+            Of the kind that `ESCAPES` names.
+        """
+        if not args or not isinstance(args[0], Tensor):
+            return
+        escape = ESCAPES.get(func)
+        if escape is not None:
+            kind, what, why = escape
+            step = WHOLE_STEP if func in TRAINING else ""
+            if internals.is_functional(args[0]):
+                raise kind(
+                    f"{what} of {self._called(args[0], 'a traced tensor')} was asked for",
+                    line=user_line(),
+                    why=self._why_not_given(args[1]) if func == _ASSIGNS_DATA else why,
+                    suggestion=f"move it out of the compiled function{step or f', or {BY_DYNAMO}'}",
+                    argument=self.reshapes.name_of(args[0]),
+                )
+            if is_captured(args[0]):
+                raise kind(
+                    f"{what} of {self._called(args[0], 'a tensor')}, which is not an argument, was asked for",
+                    line=user_line(),
+                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
+                    suggestion=f"pass the tensor as an argument, or move it out of the compiled function{step}",
+                    argument=self.reshapes.name_of(args[0]),
+                )
+        if (func in _CHANGES or func in _HOOKS) and is_captured(args[0]):
+            raise (HooksError if func in _HOOKS else EscapeError)(
+                f"`{spoken_name(func)}` of {self._called(args[0])}, which is not an argument, "
+                "was called inside the function",
+                line=user_line(),
+                why="it would happen while tracing only",
+                suggestion="move it out of the compiled function",
+                argument=self.reshapes.name_of(args[0]),
+            )
+
+    def _pass_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let a function pass that may write: in place, into ``out``, or into the tensors of a list."""
+        written = kwargs.get("out")
         in_place = writes_in_place(func) and bool(args)
         if in_place:
             written = args[0]
@@ -326,26 +255,26 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if written is None:
-            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
+            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
             if func in _VIEWS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
                 self.looks.as_dtype(args[0], result)
             return result
         if not isinstance(written, Tensor):
-            outs = written if kwargs and "out" in kwargs and isinstance(written, list | tuple) else ()
+            outs = written if "out" in kwargs and isinstance(written, list | tuple) else ()
             if any(self.memory.ground(each) is not None for each in tensors_in(outs)):
-                raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
+                raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
             if outs and all(isinstance(each, Tensor) for each in outs):
-                refuse_overlaps(func, args, kwargs or {}, outs, in_place=False)
-                return self._write(func, args, kwargs or {}, outs, correction, in_place=False)
+                refuse_overlaps(func, args, kwargs, outs, in_place=False)
+                return self._write(func, args, kwargs, outs, correction, in_place=False)
             for each in tensors_in(written):
                 self.chronicle.writes(each)
                 if self.memory.ground(each) is not None:
-                    raise RunEagerly(f"`{_name(func)}` writes several tensors, at {user_line()}")
+                    raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
             self.looks.check_writes(tensors_in(written))
             self.looks.note_writes(tensors_in(written))
-            versions, count = _versions(written), operations_so_far()
-            result = func(*args, **(kwargs or {})) if correction is None else correction(args, kwargs or {})
-            _count_write(versions)
+            versions, count = versions_before(written), operations_so_far()
+            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+            count_write(versions)
             for each in tensors_in(written):
                 refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
@@ -355,14 +284,14 @@ class EscapeGuard(TorchFunctionMode):
             written = args[0]
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
-        refuse_overlaps(func, args, kwargs or {}, [written], in_place=in_place)
-        operands = [other for other in tensors_in((args[1:], kwargs or {})) if other is not written]
+        refuse_overlaps(func, args, kwargs, [written], in_place=in_place)
+        operands = [other for other in tensors_in((args[1:], kwargs)) if other is not written]
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs and kwargs.get("rounding_mode"))):
+        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs.get("rounding_mode"))):
             raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
         if in_memory:
-            return self._write_memory(func, args, kwargs or {}, written, correction, in_place=in_place)
-        return self._write(func, args, kwargs or {}, [written], correction, in_place=in_place)
+            return self._write_memory(func, args, kwargs, written, correction, in_place=in_place)
+        return self._write(func, args, kwargs, [written], correction, in_place=in_place)
 
     def _write_memory(
         self,
@@ -410,7 +339,7 @@ class EscapeGuard(TorchFunctionMode):
         views = any(
             tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
         )
-        if "out" in kwargs and shapes != _shapes_of_results(func, args, kwargs):
+        if "out" in kwargs and shapes != shapes_of_results(func, args, kwargs):
             operands = {internals.storage_key(t) for t in tensors_in(args) if internals.is_functional(t)}
             own = any(internals.storage_key(tensor) in operands for tensor in written)
             filled = any(tensor.numel() and not self.reshapes.is_input(tensor) for tensor in written)
@@ -435,7 +364,7 @@ class EscapeGuard(TorchFunctionMode):
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
                 raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
             if version is not None and isinstance(kwargs.get("out"), (list, tuple)):
-                _count_write([(tensor, version)])
+                count_write([(tensor, version)])
             refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
         if in_place and any(resized):
@@ -487,15 +416,15 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            _refuse_swap,
-            _refuse_dlpack,
-            _refuse_random_state,
+            refuse_swap,
+            refuse_dlpack,
+            refuse_random_state,
             note_random_state,
             note_checkpoint,
             tensor_of,
             self._set,
             self._push_saved_hooks,
-            _call_back,
+            leave_call_back,
         )
         self._replaced.__enter__()
         return self
@@ -591,33 +520,33 @@ class EscapeGuard(TorchFunctionMode):
         tensor = args[0]
         ground = self.grounds.get(internals.storage_key(tensor))
         known = None if ground is None or ground.is_base else ground
-        same_size = func in _RESIZES and _keeps_size(tensor, *args[1:], **kwargs)
-        if func in _RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
+        same_size = func in RESIZES and keeps_size(tensor, *args[1:], **kwargs)
+        if func in RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
             # an error also if the size is the same, and none under inference_mode
             raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
         if same_size:
             return tensor  # nothing happens, whatever its strides
         if self.memory.ground(tensor) is not None:
             return self.reshapes.run_in(self.memory, func, args, kwargs)
-        if func in _DETACHES and torch.is_inference_mode_enabled():
+        if func in DETACHES and torch.is_inference_mode_enabled():
             return tensor  # autograd is out of the way there, and nobody else does anything
         if self.hooks.retains(tensor):  # of the history that it had when it was asked to
-            how = "is detached" if func in _DETACHES else "changes its sizes"
+            how = "is detached" if func in DETACHES else "changes its sizes"
             raise RunEagerly(f"{self._called(tensor)} retains its gradient and {how}, at {user_line()}")
-        if func in _DETACHES:
+        if func in DETACHES:
             self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
             self.chronicle.moves_unseen(tensor)
-        of_view = func in _RESIZES and known is not None and not self.reshapes.is_input(tensor)
+        of_view = func in RESIZES and known is not None and not self.reshapes.is_input(tensor)
         if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
             assert known is not None
             raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
-        if func in _WINDOWS and known is not None and self.reshapes.is_input(tensor):
+        if func in WINDOWS and known is not None and self.reshapes.is_input(tensor):
             self.looks.before_restride(tensor)
-        of_part = func in _WINDOWS and not self.reshapes.is_input(tensor)
+        of_part = func in WINDOWS and not self.reshapes.is_input(tensor)
         before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
-        if func in _WINDOWS and known is not None:
+        if func in WINDOWS and known is not None:
             self.looks.check_window(tensor)
         if before is not None:
             self.looks.check_reach(before, tensor)
@@ -635,49 +564,6 @@ def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]
             TorchFunctionMode.__exit__(guard, None, None, None)
 
     return call
-
-
-def _keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
-    """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""
-    if len(size) == 1 and not others:
-        wanted = size[0].shape if isinstance(size[0], Tensor) else size[0]
-        return (tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)) == tuple(tensor.shape)
-    return not others and size == tuple(tensor.shape)
-
-
-def _shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Size] | None:
-    """Return the shapes of what an op computes if it is not given ``out=``; None if that cannot be told."""
-
-    def without_memory(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return torch.empty(value.shape, dtype=value.dtype, device="meta")
-        return type(value)(map(without_memory, value)) if type(value) in (list, tuple) else value
-
-    try:
-        with internals.outside_of_trace(), torch.no_grad():
-            others = {key: without_memory(value) for key, value in kwargs.items() if key != "out"}
-            if not tensors_in((args, others)):
-                others["device"] = "meta"  # else an op that makes something would make it, and a random one would draw
-            found = func(*map(without_memory, args), **others)
-    except Exception:  # noqa: BLE001  # whatever the op makes of such arguments
-        return None
-    return [tensor.shape for tensor in ([found] if isinstance(found, Tensor) else found)]
-
-
-def _versions(written: Any) -> list[tuple[Tensor, int]]:
-    """Note the versions of what a function is to write."""
-    return [
-        (each, internals.version_of(each))
-        for each in (written if isinstance(written, list | tuple) else (written,))
-        if isinstance(each, Tensor) and internals.is_functional(each) and not each.is_inference()
-    ]
-
-
-def _count_write(before: list[tuple[Tensor, int]]) -> None:
-    """Count a write to each tensor that was written: eager does, the wrappers of functionalization not always."""
-    for tensor, version in before:
-        if internals.version_of(tensor) == version:
-            torch.autograd.graph.increment_version(tensor)
 
 
 _RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
@@ -698,45 +584,6 @@ _CHANGES = frozenset(
 )
 
 
-def _name(func: Any) -> str:
-    name = str(getattr(func, "__name__", func))
-    return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else name
-
-
-def _explain(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say of an error of torch's about the trace's own tensors what the user did.
-
-    Raises
-    ------
-    CapturedTensorError
-        A tensor that is no argument is written.
-    RunEagerly
-        A tensor's memory is read by a function that no trace can see into.
-    """
-    text = str(error)
-    if "functional tensor" in text:
-        written = next((tensor for tensor in tensors_in((args, kwargs)) if _is_captured(tensor)), None)
-        if written is not None:
-            raise CapturedTensorError(
-                f"{called(written)}, which is not an argument, is written",
-                line=user_line(),
-                why="the write would happen while tracing",
-                suggestion=f"pass it as an argument, or {BY_DYNAMO}",
-            ) from error
-    if "data is not allocated yet" in text:
-        raise RunEagerly(
-            f"`{_name(func)}` reads the values of a traced tensor, at {user_line()}",
-            suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
-        ) from error
-
-
-def _is_captured(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a real one that the function found outside of its arguments."""
-    if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
-        return False
-    return not internals.is_transformed(tensor)
-
-
 _VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 
 
@@ -751,39 +598,7 @@ _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfol
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
-def keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
-    """Give a wrapper that was written the strides back that it had, where they differ.
-
-    An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
-    to choose, and what is computed from its result inherits the choice.
-    """
-    internals.sync(wrapper)
-    if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
-        return
-    with torch.no_grad():
-        fresh = torch.empty_strided(shape, stride, dtype=wrapper.dtype, device=wrapper.device)
-        fresh.copy_(wrapper)
-        internals.sync(fresh)
-        internals.replace_value(wrapper, internals.from_functional(fresh))
-
-
-_RESIZES = frozenset((Tensor.resize_, Tensor.resize_as_, torch.resize_as_))
-_WINDOWS = frozenset((Tensor.as_strided_, torch.as_strided_))
 #: What makes aliases that autograd does not take for views.
 _PARTS_FROM_ITS_BASE = frozenset(
     (Tensor.detach, torch.detach, Tensor.numpy, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
 )
-_DETACHES = frozenset((Tensor.detach_, torch.detach_))
-_RESHAPES_IN_PLACE = _RESIZES | _WINDOWS | frozenset(
-    (
-        Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
-        Tensor.detach_, torch.detach_, Tensor.set_,
-    )
-)  # fmt: skip
-#: The same steps as they are called below Python's methods.
-_METHODS_OF_STEPS: dict[Any, Any] = {
-    op: method
-    for method in _RESHAPES_IN_PLACE
-    if (packet := getattr(torch.ops.aten, method.__name__, None)) is not None and method is not Tensor.set_
-    for op in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
-}
