@@ -214,8 +214,8 @@ def test_sizes_that_fake_tensors_promise():
 
 def test_strides_that_fake_tensors_promise():
     """Unpooling keeps the memory format; torch's fake tensors say that its result is contiguous."""
-    x = leaf(1, 2, 2, 3).to(memory_format=torch.channels_last)
-    pooled, indices = torch.nn.functional.max_pool2d(leaf(1, 2, 4, 6), 2, return_indices=True)
+    x = leaf(2, 2, 2, 3).to(memory_format=torch.channels_last)
+    pooled, indices = torch.nn.functional.max_pool2d(leaf(2, 2, 4, 6), 2, return_indices=True)
 
     def f(x, indices):
         whole = torch.nn.functional.max_unpool2d(x, indices, 2)

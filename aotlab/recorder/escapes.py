@@ -256,7 +256,7 @@ class EscapeGuard(TorchFunctionMode):
         correction = corrected(func)
         if written is None:
             result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            if func in _VIEWS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            if func in _SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
                 self.looks.as_dtype(args[0], result)
             return result
         if not isinstance(written, Tensor):
@@ -585,6 +585,9 @@ _CHANGES = frozenset(
 
 
 _VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
+_SEES_AS_DTYPE = _VIEWS | frozenset(
+    (torch.view_as_complex, torch.ops.aten.view_as_complex, torch.ops.aten.view_as_complex.default)
+)
 
 
 def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -206,8 +206,18 @@ class StorageLooks:
         """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
 
         A write through the one would put bytes other than 0 and 1 into a bool tensor, and copies of it take them for 1.
+
+        Raises
+        ------
+        RunEagerly
+            The elements of the other dtype are larger, and do not begin where eager wants them to.
         """
-        if isinstance(view, Tensor) and (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
+        if not isinstance(view, Tensor):
+            return
+        larger = view.element_size() > tensor.element_size() and self.grounds.get(internals.storage_key(tensor))
+        if larger and self.offset(tensor) % (view.element_size() // tensor.element_size()):
+            raise RunEagerly(f"a tensor at an odd place in its memory is viewed as {view.dtype}, at {user_line()}")
+        if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
             self.is_partly_bool(internals.storage_key(tensor))
             self._pinned.append(view)
 
