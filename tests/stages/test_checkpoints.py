@@ -16,7 +16,8 @@ from torch.utils.checkpoint import (
 )
 
 import aotlab
-from tests.engine_helpers import behind, compiled, leaf
+from aotlab.frontends.dynamo import backend
+from tests.engine_helpers import alike, behind, compiled, leaf
 
 
 def checkpointed(function, *args):
@@ -353,3 +354,19 @@ def test_a_selective_checkpoint():
     with pytest.warns(RuntimeWarning, match="the next time it raises RuntimeError"):
         found = [outcome(f, wanted) for wanted in ((0,), (1,), (0, 1))]
     assert [outcome(program, wanted) for wanted in ((0,), (1,), (0, 1))] == found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [*CHANGING, *STEADY])
+def test_behind_dynamo(kind):
+    """Dynamo runs a function that changes something itself, or breaks the graph there; what it hands on is eager's."""
+    program, x, w = {**CHANGING, **STEADY}[kind], leaf(3), leaf(3, seed=1)
+
+    def use(function):
+        return outcome(function, x, w)
+
+    if not alike(use, program):
+        pytest.skip("Dynamo alone gives something else than eager")
+    torch.compiler.reset()
+    by_us = functools.partial(backend, options={"compiler": "eager"})
+    assert use(program) == use(torch.compile(program, backend=by_us))
