@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch.utils.checkpoint import (
+    CheckpointError,
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import aotlab
-from tests.engine_helpers import behind, compiled, leaf
+from aotlab.frontends.dynamo import backend
+from tests.engine_helpers import alike, behind, compiled, leaf
 
 
 def checkpointed(function, *args):
@@ -325,3 +332,41 @@ def test_differences_of_late_changes():
     assert (type(expected), found) == (list, RuntimeError)
     expected, found = late(lambda x, w: x.detach_())
     assert (expected, type(found)) == (CheckpointError, list)
+
+
+def test_a_selective_checkpoint():
+    """What it keeps serves one backward, and the one that is traced is not the caller's."""
+
+    def keeps_sines(context, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def program(x, w):
+        contexts = functools.partial(create_selective_checkpoint_contexts, keeps_sines)
+        y = checkpoint(lambda value: (value * w).sin().exp(), x, use_reentrant=False, context_fn=contexts)
+        return y.sum(), (y * w).sum()
+
+    def outcome(function, wanted):
+        x, w = leaf(3), leaf(3, seed=1)
+        sum(function(x, w)[i] for i in wanted).backward()
+        return x.grad.tolist(), w.grad.tolist()
+
+    f = compiled(program)
+    with pytest.warns(RuntimeWarning, match="the next time it raises RuntimeError"):
+        found = [outcome(f, wanted) for wanted in ((0,), (1,), (0, 1))]
+    assert [outcome(program, wanted) for wanted in ((0,), (1,), (0, 1))] == found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [*CHANGING, *STEADY])
+def test_behind_dynamo(kind):
+    """Dynamo runs a function that changes something itself, or breaks the graph there; what it hands on is eager's."""
+    program, x, w = {**CHANGING, **STEADY}[kind], leaf(3), leaf(3, seed=1)
+
+    def use(function):
+        return outcome(function, x, w)
+
+    if not alike(use, program):
+        pytest.skip("Dynamo alone gives something else than eager")
+    torch.compiler.reset()
+    by_us = functools.partial(backend, options={"compiler": "eager"})
+    assert use(program) == use(torch.compile(program, backend=by_us))

@@ -11,7 +11,8 @@
 
 Eager runs the body once more in each backward, and there are as many as the caller likes; a compiled backward computes
 what the body did in the trace. So it is derived twice. Where the second derivation is not the first one, op by op, the
-body acts on something that it changes, in Python or in a tensor, and eager has to run it.
+body acts on something that it changes, in Python or in a tensor, and eager has to run it. So does a selective
+checkpoint that is traced directly, whose cache serves one backward.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exc
     else:
         is_same = are_same(trace.tape, first, second)
     if not is_same:
+        raises = f": the next time it raises {type(second).__name__}" if isinstance(second, Exception) else ""
         raise RunEagerly(
-            "a checkpoint computes something else each time that it runs its function",
+            f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",
         )
 
