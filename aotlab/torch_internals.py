@@ -895,13 +895,15 @@ def _is_plain_view(view: Tensor) -> bool:
 
 
 def hangs_on_its_base(view: Tensor) -> bool:
-    """Tell whether there is no other view, which may have hooks, on the way of the gradient from ``view`` to its base.
+    """Tell whether no hook, and no other view, which may have hooks, is on the way of the gradient to a view's base.
 
     A write leads the gradient straight to the base. What is no view is fine too.
     """
     base = view._base
     if base is None or not base.requires_grad or view.grad_fn is None:
         return True
+    if view._backward_hooks:
+        return False
     return [node for node, _ in view.grad_fn.next_functions] == [base.grad_fn]
 
 

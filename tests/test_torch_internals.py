@@ -554,8 +554,10 @@ def test_views_with_hooks():
     """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
     view = leaf(3).clone()[1:]
     assert internals.may_be_written(view)
+    assert internals.hangs_on_its_base(view)
     handle = view.register_hook(lambda g: g)
     assert not internals.may_be_written(view)
+    assert not internals.hangs_on_its_base(view)
     assert internals.may_be_written_with_base(view)
     assert not internals.may_be_written_with_base(leaf(3).clone().unbind()[0])
     assert not internals.may_be_written_with_base(leaf(3)[1:])
