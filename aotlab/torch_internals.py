@@ -951,6 +951,11 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def is_to_be_run(node: Any) -> bool:
+    """Tell whether the backward that is being run will come to an autograd node, or has."""
+    return bool(torch._C._will_engine_execute_node(node))
+
+
 @contextlib.contextmanager
 def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | None) -> Iterator[None]:
     """Append those of ``edges`` that end at leaves to ``seen``, as their gradients arrive."""
@@ -1200,8 +1205,13 @@ def keeps_unsaved(node: Any) -> bool:
     return bool(vars(node)) or any(closures)
 
 
-def kept_is_written(node: Any) -> bool:
-    """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
+def is_about_a_write(error: BaseException) -> bool:
+    """Tell whether autograd raised an error because something that a node kept has been written."""
+    return "modified by an inplace operation" in str(error)
+
+
+def kept_is_written(node: Any, *, surely: bool = False) -> bool:
+    """Tell whether an autograd node may raise, or surely does, because a tensor that it keeps was written since."""
     try:
         if is_checkpointed(node):
             for frame in _checkpoint_frames(node):
@@ -1211,7 +1221,7 @@ def kept_is_written(node: Any) -> bool:
             return node.saved_tensors is None
         kind: Any = type(node)
         if kind.__name__ == "CopySlices":  # hides the node inside
-            return True
+            return not surely
         for name in _saved_names(kind):
             getattr(node, name, None)
     except RuntimeError:

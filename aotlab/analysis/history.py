@@ -544,6 +544,34 @@ def reachable(segment: Segment) -> set[Edge]:
     return found
 
 
+def leading_to(part: Segment, ways: Sequence[Exit]) -> list[Any]:
+    """Return the nodes of a segment through which a gradient gets to some of its exits."""
+    before: dict[Any, list[Any]] = {}
+    senders: list[Any] = []
+    entered: set[Any] = set()
+    todo = [node for node, _ in part.entries]
+    ends = {edge for edge, sender, _ in ways if sender is None}
+    while todo:
+        node = todo.pop()
+        if node in entered or not part.has(node):
+            continue
+        entered.add(node)
+        for edge in next_edges(node):
+            if edge in ends:
+                senders.append(node)
+            if edge not in part.stops:
+                before.setdefault(edge[0], []).append(node)
+                todo.append(edge[0])
+    found: dict[Any, None] = {}
+    todo = [*senders, *(sender for _, sender, _ in ways if sender is not None)]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found[node] = None
+            todo += before.get(node, [])
+    return list(found)
+
+
 def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
     """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
     masks = []

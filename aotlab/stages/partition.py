@@ -19,7 +19,7 @@ partitioners. While they work it is held by an output of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,13 +149,13 @@ def _name_of(partitioner: Partitioner) -> str:
 
 
 def derive_backward(
-    trace: Trace, split: Split, segment: int, pattern: Sequence[bool]
+    trace: Trace, split: Split, segment: int, pattern: Sequence[bool], asked: Collection[int] | None = None
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Write the backward graph of a segment for the tangents that ``pattern`` says are defined.
 
-    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
-    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
-    it saved, is computed again.
+    Of ``asked``, if it is given, there are the slots whose gradients it is to compute. It takes those of the saved
+    values that it needs, whose numbers are returned too, and the defined tangents; it returns one gradient or None per
+    slot of the segment. What the forward did not save, but can be computed from what it saved, is computed again.
 
     Raises
     ------
@@ -163,6 +163,8 @@ def derive_backward(
         Something is needed that was neither saved nor can be computed again.
     """
     gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled())
+    if asked is not None:
+        gradients = [gradient if i in asked else None for i, gradient in enumerate(gradients)]
     saved = list(zip(split.saved_names, split.saved_values, strict=True))
     inputs = [(name, value) for name, value in saved if value is not None]
     defined = [

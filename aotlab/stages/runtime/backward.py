@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
+from aotlab.stages.runtime.asked import gradients_of, look_up
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
@@ -32,6 +34,8 @@ class Backward:
         name: str,
     ) -> None:
         self._trace = trace
+        self._split = split
+        self._segment = segment
         self._compile = compile_pattern
         self._name = name
         self._nans = NanFinder(trace, split, segment)
@@ -64,6 +68,26 @@ class Backward:
                 if way is not None and stem(way[0][0].name()) == named and node is not None:
                     error.args = (with_node(text, node.name(), number), *error.args[1:])
             raise
+
+    def _of_what_is_asked(
+        self, saved: SavedValues, mask: int, pattern: tuple[bool, ...], tangents: list[Any]
+    ) -> list[Tensor | None] | None:
+        """Compute the gradients that are asked for, without what stands in the way of others; None if all are.
+
+        Raises
+        ------
+        RuntimeError
+            It stands in the way of those too.
+        """
+        asked = None
+        with suppress(Exception):  # then what stands in the way is the error
+            asked = look_up(self._trace, self._split, self._segment, self.wanted, pattern, mask)
+        if asked is None:
+            return None
+        saved.use(asked.mask, asked.kept)
+        gradients = gradients_of(asked, saved.use(asked.mask, asked.needs), tangents)
+        saved.release(asked.mask, self.all_masks)
+        return [gradients[i] for i in self.wanted]
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of what went through ``apply``, in their order.
@@ -99,7 +123,13 @@ class Backward:
             known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
         compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
-        arguments = saved.use(mask, needs)
+        try:
+            arguments = saved.use(mask, needs)
+        except RuntimeError:
+            found = self._of_what_is_asked(saved, mask, pattern, inputs)
+            if found is None:
+                raise
+            return found
         saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs

@@ -188,10 +188,13 @@ class Prologue:
         self._counters()
 
     def _counters(self) -> None:
-        """Write the check that a write counts for the inputs for which it did: those saved before it are spoilt."""
+        """Write the check that a write counts for the inputs for which it did.
+
+        Those saved before it are spoilt, and so are views of some kinds.
+        """
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
-        kept |= {at[position] for pair in self.state.counters for position in pair}
+        kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.fragile
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
         if moved and kept and len(moved | kept) > 1:
             order = sorted(moved | kept)

@@ -52,9 +52,12 @@ class ViewCalls:
             line = f"{name} = {base}.as_strided({spec.shape}, {spec.stride}, {offset})"
             self.draft.in_context(line, grad_mode=grad_mode)
             return
+        protected = output.is_inference and output.output_type is not OutputType.ALIAS_OF_INPUT
         expression = base
         for n, step in enumerate(output.views):
             call = self._call(expression, step)
+            if protected and step.target == "aten.detach.default":
+                call = f"{expression}.view_as({expression})"  # detached, it could be written
             if step.item is None:
                 expression = call
                 continue

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Edge, Survey, reachable, users_of
+from aotlab.analysis.history import Edge, Segment, Survey, leading_to, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import Recorder, RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again
@@ -54,6 +54,10 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                 ) from error
             if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
+            if internals.is_about_a_write(error) and _is_partly_right(part):
+                raise RunEagerly(
+                    "the backward raises, as what it needs was written, but not where other gradients are asked for"
+                ) from error
             check_again(trace, number, error)
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
@@ -104,6 +108,13 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
             "a gradient that reaches no input calls hooks, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
+
+
+def _is_partly_right(part: Segment) -> bool:
+    """Tell whether a gradient may leave a segment without passing a node that kept what was written since."""
+    ways = part.exits
+    written = {node for node in leading_to(part, ways) if internals.kept_is_written(node, surely=True)}
+    return len(ways) > 1 and any(written.isdisjoint(leading_to(part, [way])) for way in ways)
 
 
 def _is_autograds(error: BaseException) -> bool:

@@ -73,6 +73,9 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         full={},
         state_masks=state_masks(parts, bits),
         watch=_watch(findings, bits),
+        fragile=frozenset(
+            k for k, item in enumerate(findings.inputs) if findings.chronicle.has_fragile_views(item.storage)
+        ),
         backward_error=None,
         out_spec=findings.out_spec,
         out_constants=findings.outputs.constants,

@@ -83,6 +83,8 @@ class Trace:
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
+    fragile
+        The inputs of which views were made that must not be used once their version has moved.
     """
 
     tape: Tape
@@ -108,6 +110,7 @@ class Trace:
     full: dict[int, list[Tensor | None]]
     state_masks: list[list[int]]
     watch: dict[Source, int]
+    fragile: frozenset[int]
     backward_error: BaseException | None
     arrived: list[Edge] = field(default_factory=list)
     out_spec: Any
