@@ -157,10 +157,17 @@ class StorageLooks:
         """Let nobody write memory that is seen through a view which ``as_strided_`` has made to show more.
 
         Functionalization hands a write on from view to view, and what the view did not show before is lost.
+
+        Raises
+        ------
+        RunEagerly
+            It reaches beyond its storage, at which fake tensors do not look.
         """
         own = _place(window)
         if not window.numel():
             return
+        if own.stop > window.untyped_storage().nbytes():
+            raise RunEagerly(f"`as_strided_` reaches beyond the storage, at {user_line()}")
         inside = before.start <= own.start and own.stop <= before.stop
         if inside and before.has_gaps:
             small = max(window.numel(), math.prod(before.shape)) <= _MOST_ELEMENTS and own.itemsize == before.itemsize
