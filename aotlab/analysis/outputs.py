@@ -14,6 +14,7 @@ from aotlab.analysis.containers import is_constant
 from aotlab.analysis.history import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
+    call_of_several,
     canonical_base,
     common_base,
     covers_storage,
@@ -106,6 +107,7 @@ def read_outputs(
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 
     first_of: dict[int, int] = {}
+    calls: dict[Any, int] = {}
 
     def info(
         i: int,
@@ -122,6 +124,7 @@ def read_outputs(
             # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
         first = first_of.setdefault(id(leaves[i]), i)
+        several = call_of_several(leaves[i])
         infos[i] = OutputAliasInfo(
             index=i,
             name=names[i],
@@ -138,6 +141,7 @@ def read_outputs(
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=precedes,
             is_inference=_is_inference(leaves[i]),
+            made_together=None if several is None else calls.setdefault(several, len(calls)),
         )
 
     def early(output: Tensor, item: Entered) -> bool:

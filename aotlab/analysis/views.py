@@ -177,6 +177,16 @@ def with_several(views: tuple[ViewStep, ...] | None, output: Tensor) -> tuple[Vi
     return views
 
 
+def call_of_several(output: Tensor) -> Any:
+    """Return the autograd node of the call that made a view together with others; None for other tensors."""
+    if not output.requires_grad or not internals.is_one_of_several_views(output):
+        return None
+    node = output.grad_fn
+    while node is not None and internals.call_of_several_views(node) is None:
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return node
+
+
 def _ends_on_the_way(output: Tensor) -> bool:
     """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
     node = output.grad_fn

@@ -209,6 +209,9 @@ class OutputAliasInfo:
         Whether it is a view of an input that was written after it was made, so that its history is made anew then.
     is_inference
         Whether the function made it under ``inference_mode``, and the call itself is not.
+    made_together
+        A number that it shares with the outputs that are views by the same call of a function such as ``unbind``,
+        which is one autograd node; None for other outputs.
     """
 
     index: int
@@ -227,6 +230,7 @@ class OutputAliasInfo:
     made_by: str | None = None
     precedes_write: bool = False
     is_inference: bool = False
+    made_together: int | None = None
 
     @property
     def is_function_view_of_input(self) -> bool:

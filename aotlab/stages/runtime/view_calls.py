@@ -63,7 +63,8 @@ class ViewCalls:
                 continue
             whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
             # arguments may be lists; views from before and from after a write are not of one call
-            key = (base, repr((*output.views[:n], whole, grad_mode, len(self.draft.written))))
+            place = (grad_mode, len(self.draft.written), output.made_together)
+            key = (base, repr((*output.views[:n], whole, *place)))
             made, given = self._several.get(key, ("", set()))
             if not made or step.item in given:  # each view is handed out once
                 made, given = self.w.local("views"), set()
