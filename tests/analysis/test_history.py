@@ -185,7 +185,30 @@ def test_a_backward_that_reaches_no_input_raises_as_in_eager():
         return y
 
     same(f, leaf(2, 2), True, eagerly=True)
-    same(f, leaf(2, 2), False)
+    same(f, leaf(2, 2), False, eagerly=True)  # what `relu` keeps is the caller's to overwrite
+
+    def keeps_nothing(x):
+        with torch.no_grad():
+            v = x[...]
+        return v * 2
+
+    same(keeps_nothing, leaf(2, 2))
+
+
+def test_what_is_kept_on_the_way_to_no_input_is_watched():
+    """The caller writes it, and the backward raises as in eager."""
+
+    def f(x):
+        y = x * 2
+        with torch.no_grad():
+            v = y.view(-1)
+        return y, v.sin()
+
+    for function in (f, compiled(f)):
+        y, z = function(nonleaf(2, 2))
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="created in no_grad mode"):
+            z.sum().backward()
 
 
 def test_hooks_on_the_way_to_no_input_are_called():
