@@ -953,7 +953,10 @@ def current_node() -> Any:
 
 def is_to_be_run(node: Any) -> bool:
     """Tell whether the backward that is being run will come to an autograd node, or has."""
-    return bool(torch._C._will_engine_execute_node(node))
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return True  # a leaf whose gradient is asked for: there torch has no answer
 
 
 @contextlib.contextmanager
@@ -1210,8 +1213,8 @@ def is_about_a_write(error: BaseException) -> bool:
     return "modified by an inplace operation" in str(error)
 
 
-def kept_is_written(node: Any, *, surely: bool = False) -> bool:
-    """Tell whether an autograd node may raise, or surely does, because a tensor that it keeps was written since."""
+def kept_is_written(node: Any) -> bool:
+    """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
     try:
         if is_checkpointed(node):
             for frame in _checkpoint_frames(node):
@@ -1221,7 +1224,7 @@ def kept_is_written(node: Any, *, surely: bool = False) -> bool:
             return node.saved_tensors is None
         kind: Any = type(node)
         if kind.__name__ == "CopySlices":  # hides the node inside
-            return not surely
+            return True
         for name in _saved_names(kind):
             getattr(node, name, None)
     except RuntimeError:

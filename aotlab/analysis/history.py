@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -309,9 +309,14 @@ def _useful(
 
 
 def differentiate(
-    segment: Segment, tangents: Sequence[Tensor | None], arrived: list[Edge] | None = None
+    segment: Segment,
+    tangents: Sequence[Tensor | None],
+    arrived: list[Edge] | None = None,
+    asked: Collection[Exit] | None = None,
 ) -> dict[Exit, Tensor]:
     """Run the segment's nodes and return the gradients that leave it, by exit.
+
+    Of ``asked``, if it is given, there are the exits that matter: only nodes on the way to these are run.
 
     ``arrived`` is given the edges of leaves in the order in which autograd comes to them; not by a segment of several.
 
@@ -324,6 +329,8 @@ def differentiate(
         # in torch 2.11 the node of a custom function that nothing leads to may be gone, and autograd crashes on it
         reached = reachable(segment)
         stops = [edge for edge in segment.stops if edge in reached]
+        if asked is not None:
+            stops = [edge for edge in stops if (edge, None, 0) in asked]
         if not stops or not chosen:
             return {}
         with internals.arrivals(stops, arrived):
@@ -335,7 +342,10 @@ def differentiate(
                 allow_unused=True,
             )
         return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
-    return _node_by_node(segment, tangents)
+    if asked is None:
+        return _node_by_node(segment, tangents)
+    some = replace(segment, nodes=frozenset(leading_to(segment, list(asked))))
+    return {way: gradient for way, gradient in _node_by_node(some, tangents).items() if way in asked}
 
 
 def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[Exit, Tensor]:

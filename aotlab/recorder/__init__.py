@@ -19,7 +19,7 @@ from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
-from aotlab.recorder.memory import place_in
+from aotlab.recorder.memory import may_overlap_itself, place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
@@ -32,6 +32,7 @@ from aotlab.recorder.writing import overlaps_itself
 __all__ = [
     "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "NeedsRoom", "Operation", "Place",
     "Recorder", "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned", "WarningTape",
-    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "line_of_error", "locate", "overlaps_itself",
-    "place_in", "replayed", "tensors_in", "user_line", "user_place", "warn_again", "would_raise",
+    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "line_of_error", "locate",
+    "may_overlap_itself", "overlaps_itself", "place_in", "replayed", "tensors_in", "user_line", "user_place",
+    "warn_again", "would_raise",
 ]  # fmt: skip

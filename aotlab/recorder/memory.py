@@ -68,7 +68,7 @@ class WholeStorages:
         """
         ground = self._ground_of(tensor)
         shape, stride, offset = _layout(tensor)
-        if not of_one_value and _may_overlap_itself(shape, stride):
+        if not of_one_value and may_overlap_itself(shape, stride):
             raise RunEagerly(f"windows that may overlap are written in place, at {user_line()}")
         return place_in(ground.wrapper.data, tensor.dtype, shape, stride, offset)
 
@@ -148,7 +148,7 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
 
 
-def _may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Tell whether two indices may mean the same element; False only if each step is longer than all smaller ones."""
     reach = 0
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):

@@ -162,9 +162,7 @@ def derive_backward(
     PartialBackwardError
         Something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled())
-    if asked is not None:
-        gradients = [gradient if i in asked else None for i, gradient in enumerate(gradients)]
+    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
     saved = list(zip(split.saved_names, split.saved_values, strict=True))
     inputs = [(name, value) for name, value in saved if value is not None]
     defined = [

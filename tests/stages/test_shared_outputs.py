@@ -78,3 +78,18 @@ def both_written(a, b):
 def test_views_of_written_windows_of_another_dtype(function, make):
     """After a write a window and its views may have other detaches on their ways; they are views of it all the same."""
     same(function, *make(leaf(4, 4).detach()))
+
+
+def test_the_gradient_of_an_unfolded_output_has_memory_for_each_element():
+    """Two elements of it lie at one place, and have two gradients."""
+
+    class Viewed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    assert same(lambda x: Viewed.apply(x.unfold(0, 2, 1)), leaf(3))

@@ -46,44 +46,59 @@ class Asked:
     compute: Callable[..., Any]
 
 
-def look_up(
-    trace: Trace, split: Split, segment: int, slots: Sequence[int], pattern: Sequence[bool], mask: int
-) -> Asked | None:
-    """Find out what the backward that is being run needs; None if all of its gradients are asked for.
+class Askers:
+    """Knows the nodes on the way to the gradients of a segment that are asked for.
 
     Parameters
     ----------
     slots
-        The slots of the segment, in the order of the running node's edges.
-    pattern
-        Which tangents are defined.
-    mask
-        The bits of the nodes that these reach.
+        The slots of the segment that go through autograd, in the order of the running node's edges.
     """
-    own = internals.current_node()
-    if own is None:
-        return None
-    runs = [node is not None and internals.is_to_be_run(node) for node, _ in own.next_functions]
-    asked = {slot for slot, is_run in zip(slots, runs, strict=False) if is_run}
-    if not asked or len(asked) == len(slots):
-        return None
-    part = trace.segments[segment]
-    nodes = leading_to(part, [way for i in asked if (way := trace.slots[segment][i]) is not None])
-    bits = node_bits(trace.segments)
-    places = {
-        internals.storage_key(internals.from_functional(tensor))
-        for node in nodes
-        for tensor in internals.saved_tensors_of(node)
-        if internals.is_functional(tensor)
-    }
-    module, needs = derive_backward(trace, split, segment, pattern, asked)
-    kept = {n for n, v in enumerate(split.saved_values) if v is not None and internals.storage_key(v) in places}
-    return Asked(
-        mask=mask & sum((1 << bits[node] for node in nodes if node in bits), LASTING),
-        kept=tuple(sorted({*kept, *needs})),
-        needs=needs,
-        compute=internals.forward_of(module),
-    )
+
+    def __init__(self, trace: Trace, split: Split, segment: int, slots: Sequence[int]) -> None:
+        self._trace = trace
+        self._split = split
+        self._segment = segment
+        self._slots = slots
+        self._masks: dict[frozenset[int], int] = {}
+
+    def slots(self) -> frozenset[int] | None:
+        """Return the slots whose gradients the backward that is being run was asked for; None if it is for all."""
+        own = internals.current_node()
+        edges = () if own is None else own.next_functions
+        runs = [node is None or internals.is_to_be_run(node) for node, _ in edges]
+        if all(runs) or not any(runs):
+            return None
+        return frozenset(slot for slot, is_run in zip(self._slots, runs, strict=False) if is_run)
+
+    def mask(self, asked: frozenset[int]) -> int:
+        """Return the bits of the nodes on the way to some slots."""
+        if asked not in self._masks:
+            bits = node_bits(self._trace.segments)
+            self._masks[asked] = sum((1 << bits[node] for node in self._nodes(asked) if node in bits), LASTING)
+        return self._masks[asked]
+
+    def look_up(self, asked: frozenset[int], pattern: Sequence[bool], mask: int) -> Asked:
+        """Make the backward for some slots; ``pattern`` says which tangents are defined, ``mask`` what they reach."""
+        places = {
+            internals.storage_key(internals.from_functional(tensor))
+            for node in self._nodes(asked)
+            for tensor in internals.saved_tensors_of(node)
+            if internals.is_functional(tensor)
+        }
+        split = self._split
+        module, needs = derive_backward(self._trace, split, self._segment, pattern, asked)
+        kept = {n for n, v in enumerate(split.saved_values) if v is not None and internals.storage_key(v) in places}
+        return Asked(
+            mask=mask & self.mask(asked),
+            kept=tuple(sorted({*kept, *needs})),
+            needs=needs,
+            compute=internals.forward_of(module),
+        )
+
+    def _nodes(self, asked: frozenset[int]) -> list[Any]:
+        part, ways = self._trace.segments[self._segment], self._trace.slots[self._segment]
+        return leading_to(part, [way for i in asked if (way := ways[i]) is not None])
 
 
 def gradients_of(asked: Asked, arguments: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -16,7 +16,7 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
-from aotlab.stages.runtime.asked import gradients_of, look_up
+from aotlab.stages.runtime.asked import Askers, gradients_of
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
@@ -34,8 +34,6 @@ class Backward:
         name: str,
     ) -> None:
         self._trace = trace
-        self._split = split
-        self._segment = segment
         self._compile = compile_pattern
         self._name = name
         self._nans = NanFinder(trace, split, segment)
@@ -43,6 +41,7 @@ class Backward:
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = trace.through(segment)
+        self._askers = Askers(trace, split, segment, self.wanted)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
         self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}
@@ -81,12 +80,14 @@ class Backward:
         """
         asked = None
         with suppress(Exception):  # then what stands in the way is the error
-            asked = look_up(self._trace, self._split, self._segment, self.wanted, pattern, mask)
+            slots = self._askers.slots()
+            asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
         if asked is None:
             return None
         saved.use(asked.mask, asked.kept)
         gradients = gradients_of(asked, saved.use(asked.mask, asked.needs), tangents)
-        saved.release(asked.mask, self.all_masks)
+        if not internals.keeps_graph():
+            saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -120,7 +121,13 @@ class Backward:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
         if known is None:
-            known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
+            try:
+                known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
+            except RuntimeError:
+                found = self._of_what_is_asked(saved, mask, pattern, inputs)
+                if found is None:
+                    raise
+                return found
         compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         try:
@@ -130,7 +137,9 @@ class Backward:
             if found is None:
                 raise
             return found
-        saved.release(mask, self.all_masks)
+        if not internals.keeps_graph():
+            asked = self._askers.slots()
+            saved.release(mask if asked is None else mask & self._askers.mask(asked), self.all_masks)
         arguments += inputs
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Edge, Segment, Survey, leading_to, reachable, users_of
+from aotlab.analysis.history import Edge, Survey, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import Recorder, RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again
@@ -18,13 +18,16 @@ from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
+#: Where a backward raises, so many ways through it are looked at.
+_MOST_WAYS = 64
+
 
 def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | None]:
     """Return the gradients for all tangents together.
 
     If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
-    can be differentiated from single outputs still can; then those gradients are returned, one list after the other,
-    so that the partitioner sees what their backwards need.
+    can be differentiated from single outputs, or to single inputs, still can; then those gradients are returned, one
+    list after the other, so that the partitioner sees what their backwards need.
 
     ``moved`` says that the function gave a tensor with a history other sizes in place. Autograd looks at the history of
     what was kept before it compares versions, and the views that make it on a wrapper may not fit these sizes.
@@ -54,16 +57,15 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                 ) from error
             if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
-            if internals.is_about_a_write(error) and _is_partly_right(part):
-                raise RunEagerly(
-                    "the backward raises, as what it needs was written, but not where other gradients are asked for"
-                ) from error
             check_again(trace, number, error)
             trace.backward_error = _without_frames(error)
             singles: list[Tensor | None] = []
             for i in range(count if count > 1 else 0):
                 with suppress(Exception):
                     singles += trace.derive(number, [i == j for j in range(count)])
+            for pattern, slot in _single_ways(trace, number) if internals.is_about_a_write(error) else ():
+                with suppress(Exception):
+                    singles += trace.derive(number, pattern, asked=(slot,))
             reached = reachable(part)
             trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
             gradients += singles
@@ -110,11 +112,13 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
         )
 
 
-def _is_partly_right(part: Segment) -> bool:
-    """Tell whether a gradient may leave a segment without passing a node that kept what was written since."""
-    ways = part.exits
-    written = {node for node in leading_to(part, ways) if internals.kept_is_written(node, surely=True)}
-    return len(ways) > 1 and any(written.isdisjoint(leading_to(part, [way])) for way in ways)
+def _single_ways(trace: Trace, number: int) -> list[tuple[list[bool], int]]:
+    """List the ways through a segment, from one of its entries or all to one of its exits, if they are few."""
+    count, slots = len(trace.segments[number].entries), [i for i, way in enumerate(trace.slots[number]) if way]
+    if count * len(slots) > _MOST_WAYS:
+        return []
+    patterns = [[i == j for j in range(count)] for i in range(count)] + ([[True] * count] if count > 1 else [])
+    return [(pattern, slot) for pattern in patterns for slot in slots]
 
 
 def _is_autograds(error: BaseException) -> bool:

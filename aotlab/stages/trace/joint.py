@@ -15,7 +15,7 @@ from aotlab.analysis.hooked import check_partners, check_passed
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder, overlaps_itself
+from aotlab.recorder import Recorder, may_overlap_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
@@ -126,8 +126,9 @@ class _Tangents:
         for item in roots:
             value = item.value
             with fake_mode:
-                # the gradient of something expanded has memory for each of its elements
-                like = torch.empty(value.shape, device="meta") if overlaps_itself(value) else value
+                # the gradient of something expanded or unfolded has memory for each of its elements
+                shared = may_overlap_itself(value.shape, value.stride())
+                like = torch.empty(value.shape, device="meta") if shared else value
                 tangent = torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device)
             self._add(tape.enter(tangent), item.source, item.index)
         for part in parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,9 +183,17 @@ class Trace:
         return labels
 
     def derive(
-        self, segment: int, pattern: Sequence[bool], *, autocast: bool = False, again: bool = False
+        self,
+        segment: int,
+        pattern: Sequence[bool],
+        *,
+        autocast: bool = False,
+        again: bool = False,
+        asked: Collection[int] | None = None,
     ) -> list[Tensor | None]:
         """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+
+        Of ``asked``, if it is given, there are the slots whose gradients matter.
 
         With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. With
         ``again`` it is run also where the result is known.
@@ -197,9 +205,10 @@ class Trace:
         Exception
             Whatever the backward of the traced program raises.
         """
-        if all(pattern) and segment in self.full and not autocast and not again:
-            return self.full[segment]
         part, slots = self.segments[segment], self.slots[segment]
+        ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
+        if all(pattern) and segment in self.full and not autocast and not again and ways is None:
+            return self.full[segment]
         numbers = self.entry_tangents[segment]
         given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
         first = len(self.tape.operations)
@@ -208,7 +217,7 @@ class Trace:
             casting = nullcontext() if autocast else internals.disable_autocast()
             with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
                 arrived: list[Edge] | None = [] if all(pattern) and not self.arrived else None
-                found = differentiate(part, given, arrived)
+                found = differentiate(part, given, arrived, ways)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         except RuntimeError as error:
             error.args = (as_of_a_view(str(error)), *error.args[1:])
