@@ -138,7 +138,8 @@ class Backward:
                 raise
             return found
         if not internals.keeps_graph():
-            asked = self._askers.slots()
+            # where there is one entry all nodes go together; else this takes time for each edge
+            asked = self._askers.slots() if len(self.all_masks) > 1 else None
             saved.release(mask if asked is None else mask & self._askers.mask(asked), self.all_masks)
         arguments += inputs
         del inputs
