@@ -25,7 +25,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -117,6 +117,8 @@ def compile_call(
             if live.training and live.backward_error is None and live.is_whole:
                 options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
+            live.metadata = replace(live.metadata, donated_buffers=split_record.donated)
+            journal.records["trace"] = replace(traced, metadata=live.metadata)
         journal.announce("partition", split_record, _size(split_record))
 
         context = compile.CompilationContext(model_name="model", number=number, shared={}, detailed=observe.listening())

@@ -144,6 +144,16 @@ def test_num_params_buffers():
     assert metadata(f).static_input_indices == (0,)
 
 
+def test_donated_buffers():
+    """Of what is kept, the metadata names what is neither an input's memory nor an output's."""
+    f = aotlab.aot_function(lambda w, x: ((w * x).sin(), w.exp()), aotlab.nop)
+    f(leaf(2), torch.ones(2))
+    saved = record(f, "partition").saved
+    assert [(s.is_input, s.is_output) for s in saved if s.line is not None] == [(False, False), (False, True)]
+    assert [saved[n].is_input or saved[n].is_output for n in metadata(f).donated_buffers] == [False]
+    assert metadata(f).backward_mutated_indices == ()
+
+
 def test_partition_fn():
     """The partitioner is called with the joint graph and its inputs, and its split is used."""
     calls = []

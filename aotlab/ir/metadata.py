@@ -287,6 +287,9 @@ class ViewAndMutationMeta:
         Inputs whose address will not change: parameters and buffers.
     num_tokens
         Effect tokens before the inputs; always 0 so far.
+    donated_buffers
+        The numbers of the saved values whose memory is nobody else's, so that a backward may use it again if the graph
+        is not kept. Compilers are not told: they would write into it in a backward that keeps the graph, too.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -298,6 +301,7 @@ class ViewAndMutationMeta:
     deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
     num_tokens: int = 0
+    donated_buffers: tuple[int, ...] = ()
 
     @property
     def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
@@ -308,6 +312,11 @@ class ViewAndMutationMeta:
     def mutated_graph_handled_indices(self) -> tuple[int, ...]:
         """Inputs that the compiled graph writes."""
         return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)
+
+    @property
+    def backward_mutated_indices(self) -> tuple[int, ...]:
+        """Inputs that the backward writes: none, since a program of which it would is left to eager."""
+        return ()
 
     @property
     def aliased_out_indices(self) -> tuple[int, ...]:

@@ -73,6 +73,11 @@ class PartitionRecord:
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
 
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the saved values that share memory with no input and no output."""
+        return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
+
 
 @dataclass(kw_only=True, eq=False)
 class Split:
