@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
 import torch
+from torch import fx
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
@@ -347,7 +348,11 @@ def _backward(
             )
         return compiled, needs
 
-    made = runtime.Backward(live, split, segment, full if live.is_whole else None, compile_pattern, live.call_name)
+    def derive(pattern: Sequence[bool], asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
+        return partition.derive_backward(live, split, segment, pattern, asked)
+
+    whole = full if live.is_whole else None
+    made = runtime.Backward(live, split, segment, whole, compile_pattern, derive, live.call_name)
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()
     return made

@@ -434,11 +434,13 @@ def watches(
     by_storage: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
+    # what was given other memory still counts with what was kept of it before
+    moved = [i for i, t in enumerate(tensors) if internals.is_functional(t) and internals.was_storage_changed(t)]
     found = [0] * len(tensors)
     for node, bit in bits.items():
         hidden = kept_by.get(node, ()) if kept_by else ()
         for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *hidden]:
-            for i in by_storage.get(internals.storage_key(kept), ()):
+            for i in (*by_storage.get(internals.storage_key(kept), ()), *moved):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
     return found

@@ -12,16 +12,19 @@ the nodes on the way are looked up, and a backward of these alone is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.fx import GraphModule
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import LASTING, leading_to, node_bits
-from aotlab.stages.partition import Split, derive_backward
+from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
+
+Derive = Callable[[Sequence[bool], Collection[int]], tuple[GraphModule, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +56,17 @@ class Askers:
     ----------
     slots
         The slots of the segment that go through autograd, in the order of the running node's edges.
+    derive
+        Writes the backward graph for a pattern of defined tangents and the slots that are asked for; says which saved
+        values it takes.
     """
 
-    def __init__(self, trace: Trace, split: Split, segment: int, slots: Sequence[int]) -> None:
+    def __init__(self, trace: Trace, split: Split, segment: int, slots: Sequence[int], derive: Derive) -> None:
         self._trace = trace
         self._split = split
         self._segment = segment
         self._slots = slots
+        self._derive = derive
         self._masks: dict[frozenset[int], int] = {}
 
     def slots(self) -> frozenset[int] | None:
@@ -87,7 +94,7 @@ class Askers:
             if internals.is_functional(tensor)
         }
         split = self._split
-        module, needs = derive_backward(self._trace, split, self._segment, pattern, asked)
+        module, needs = self._derive(pattern, asked)
         kept = {n for n, v in enumerate(split.saved_values) if v is not None and internals.storage_key(v) in places}
         return Asked(
             mask=mask & self.mask(asked),

@@ -16,7 +16,7 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
-from aotlab.stages.runtime.asked import Askers, gradients_of
+from aotlab.stages.runtime.asked import Askers, Derive, gradients_of
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
@@ -31,6 +31,7 @@ class Backward:
         segment: int,
         full: Boxed | None,
         compile_pattern: Callable[[tuple[bool, ...]], tuple[Boxed, tuple[int, ...]]],
+        derive: Derive,
         name: str,
     ) -> None:
         self._trace = trace
@@ -41,7 +42,7 @@ class Backward:
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = trace.through(segment)
-        self._askers = Askers(trace, split, segment, self.wanted)
+        self._askers = Askers(trace, split, segment, self.wanted, derive)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
         self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}
@@ -86,8 +87,7 @@ class Backward:
             return None
         saved.use(asked.mask, asked.kept)
         gradients = gradients_of(asked, saved.use(asked.mask, asked.needs), tangents)
-        if not internals.keeps_graph():
-            saved.release(asked.mask, self.all_masks)
+        saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -137,10 +137,10 @@ class Backward:
             if found is None:
                 raise
             return found
-        if not internals.keeps_graph():
-            # where there is one entry all nodes go together; else this takes time for each edge
-            asked = self._askers.slots() if len(self.all_masks) > 1 else None
-            saved.release(mask if asked is None else mask & self._askers.mask(asked), self.all_masks)
+        # where there is one entry all nodes go together; else this takes time for each edge
+        several = len(self.all_masks) > 1 and not internals.keeps_graph()
+        asked = self._askers.slots() if several else None
+        saved.release(mask if asked is None else mask & self._askers.mask(asked), self.all_masks)
         arguments += inputs
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():

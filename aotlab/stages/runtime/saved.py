@@ -143,6 +143,8 @@ class SavedValues:
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
+        if internals.keeps_graph():
+            return
         self.released |= mask & ~LASTING
         if not any(m & ~self.released for m in all_masks):
             self._values = None if any(all_masks) else self._values
