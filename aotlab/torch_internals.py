@@ -894,6 +894,11 @@ def _is_plain_view(view: Tensor) -> bool:
     return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
 
 
+def is_leaf_over_another(tensor: Tensor) -> bool:
+    """Tell whether a leaf that requires grad is a view of what does not, of which its views will be views, too."""
+    return tensor.requires_grad and tensor.is_leaf and tensor._base is not None and not tensor._base.requires_grad
+
+
 def hangs_on_its_base(view: Tensor) -> bool:
     """Tell whether no hook, and no other view, which may have hooks, is on the way of the gradient to a view's base.
 

@@ -58,6 +58,7 @@ class Chronicle:
         self._apart: dict[int, weakref.ref[Tensor]] = {}
         self._counted: set[int] = set()
         self._fragile: set[int] = set()
+        self._viewed_unseen: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
@@ -74,12 +75,18 @@ class Chronicle:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+                    if not torch.is_grad_enabled():
+                        self._viewed_unseen.add(internals.storage_key(tensor))
                     if not internals.keeps_through_writes(tensor):
                         self._fragile.add(internals.storage_key(tensor))
 
     def has_fragile_views(self, storage: int) -> bool:
         """Tell whether views of an input were made that must not be used once its version has moved."""
         return storage in self._fragile
+
+    def was_viewed_unseen(self, storage: int) -> bool:
+        """Tell whether views of an input were made without autograd; they require grad if its base does."""
+        return storage in self._viewed_unseen
 
     @property
     def several(self) -> list[Sequence[Tensor]]:

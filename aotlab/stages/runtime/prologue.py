@@ -131,6 +131,11 @@ class Prologue:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
         if leaves:
             draft.miss(leaves)
+        for k in sorted(parts.trace.viewed_unseen):
+            facts = state.leaves[parts.dedupe.kept[k]]
+            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.is_leaf and facts.type is Tensor:
+                over_another = self.w.constant("is_leaf_over_another", internals.is_leaf_over_another)
+                draft.miss([f"{over_another}({draft.kept(k)})"])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
         """Write the checks that what happened to an input may happen to this one."""

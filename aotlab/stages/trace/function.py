@@ -117,6 +117,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             item.check_attributes()
             item.take_new_edge()
             item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
+            if escapes.chronicle.was_viewed_unseen(item.storage) and internals.is_leaf_over_another(item.real):
+                raise RunEagerly(f"a view of `{item.name}`, a leaf that is a view, is made without autograd")
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one

@@ -49,6 +49,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         deterministic=torch.are_deterministic_algorithms_enabled(),
         static_input_indices=tuple(range(static_inputs)),
     )
+    chronicle = findings.chronicle
     trace = Trace(
         tape=findings.recorder.tape,
         recorder=findings.recorder,
@@ -73,9 +74,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         full={},
         state_masks=state_masks(parts, bits),
         watch=_watch(findings, bits),
-        fragile=frozenset(
-            k for k, item in enumerate(findings.inputs) if findings.chronicle.has_fragile_views(item.storage)
-        ),
+        fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
+        viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
         backward_error=None,
         out_spec=findings.out_spec,
         out_constants=findings.outputs.constants,

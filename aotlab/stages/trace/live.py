@@ -85,6 +85,8 @@ class Trace:
         The inputs and outputs that such nodes keep, with a mask of these nodes.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
+    viewed_unseen
+        The inputs of which views were made without autograd.
     """
 
     tape: Tape
@@ -111,6 +113,7 @@ class Trace:
     state_masks: list[list[int]]
     watch: dict[Source, int]
     fragile: frozenset[int]
+    viewed_unseen: frozenset[int]
     backward_error: BaseException | None
     arrived: list[Edge] = field(default_factory=list)
     out_spec: Any
