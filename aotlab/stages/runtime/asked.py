@@ -1,6 +1,6 @@
 """A backward of which not all gradients are asked for, where something stands in the way of the others.
 
-    y = a.relu() * c
+    y = a.sin() * c
     y.sum().backward(retain_graph=True)
     a.detach().add_(1)                  # spoils what a node on the way to a keeps
     torch.autograd.grad(y.sum(), c)     # is no error if no node on the way to c keeps it
@@ -47,6 +47,12 @@ class Asked:
     kept: tuple[int, ...]
     needs: tuple[int, ...]
     compute: Callable[..., Any]
+
+    def gradients(self, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Compute the gradients that are asked for; None stands for the others."""
+        with internals.disable_autocast():
+            found: Sequence[Tensor | None] = self.compute(*saved, *tangents)
+        return found
 
 
 class Askers:
@@ -106,10 +112,3 @@ class Askers:
     def _nodes(self, asked: frozenset[int]) -> list[Any]:
         part, ways = self._trace.segments[self._segment], self._trace.slots[self._segment]
         return leading_to(part, [way for i in asked if (way := ways[i]) is not None])
-
-
-def gradients_of(asked: Asked, arguments: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Compute the gradients that are asked for; None stands for the others."""
-    with internals.disable_autocast():
-        found: Sequence[Tensor | None] = asked.compute(*arguments, *tangents)
-    return found

@@ -16,7 +16,7 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
-from aotlab.stages.runtime.asked import Askers, Derive, gradients_of
+from aotlab.stages.runtime.asked import Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
@@ -86,7 +86,7 @@ class Backward:
         if asked is None:
             return None
         saved.use(asked.mask, asked.kept)
-        gradients = gradients_of(asked, saved.use(asked.mask, asked.needs), tangents)
+        gradients = asked.gradients(saved.use(asked.mask, asked.needs), tangents)
         saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
