@@ -2,7 +2,8 @@
 
 A program that writes to a tensor while it reads overlapping memory at other strides, or that writes to a tensor whose
 own elements overlap, has a result that hangs on the order in which a kernel walks through memory. No engine has to
-repeat that, so such programs are not drawn.
+repeat that, so such programs are not drawn. Nor are products of complex numbers that a kernel rounds in one way where
+it writes them in place, into every other element, and in another where it makes a tensor of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from aotlab.torch_internals import TorchDispatchMode
 #: Ops that change what a tensor is, and write no element.
 _METADATA = ("aten.set_", "aten.resize_", "aten.as_strided_", "aten.t_", "aten.transpose_", "aten.squeeze_")
 
+#: Products in place, and what makes a new tensor of the same product.
+_PRODUCTS = {
+    torch.ops.aten.mul_.Tensor: torch.ops.aten.mul.Tensor,
+    torch.ops.aten.addcmul_.default: torch.ops.aten.addcmul.default,
+}
+
 
 class NotDefinedError(ValueError):
-    """A statement's result would depend on the order of a kernel's loops."""
+    """A statement's result would depend on how a kernel walks through memory."""
 
 
 class OnlyDefined(TorchDispatchMode):
@@ -65,11 +72,25 @@ class OnlyDefined(TorchDispatchMode):
             for other in _tensors(named.values()):
                 if other is not target and overlap(target, other) and not _same_window(target, other):
                     problem = "a tensor is written while overlapping memory is read"
+        product = _product_elsewhere(func, args, kwargs)
         # Eager's own error goes first.
         result = func(*args, **kwargs)
+        if product is not None and not torch.allclose(result, product, rtol=0, atol=0, equal_nan=True):
+            problem = problem or "a product is rounded otherwise in place"
         if problem:
             raise NotDefinedError(f"not drawn: {problem}")
         return result
+
+
+def _product_elsewhere(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Form out of place what is about to be a product of complex numbers in place; ``None`` where it cannot be."""
+    if func not in _PRODUCTS or not args[0].is_complex():
+        return None
+    try:
+        product = _PRODUCTS[func](*args, **kwargs)
+    except RuntimeError:
+        return None
+    return product if product.shape == args[0].shape and product.dtype == args[0].dtype else None
 
 
 @functools.cache
