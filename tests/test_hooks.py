@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from aotlab.frontends import dynamo
 from tests.engine_helpers import compiled, leaf, same
 
 seen: list = []
@@ -122,6 +125,35 @@ def test_hooks_on_a_written_input():
         return x.grad.tolist(), y.grad.tolist(), list(seen)
 
     assert use(f) == use(compiled(f))
+
+
+@pytest.mark.parametrize("on_the_way", [False, True])
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+def test_hooks_on_a_view_from_before_a_turn(on_the_way, frontend):
+    """After ``t_`` such a view is made by sizes and strides, past hooks: eager has to run it (`fuzz --seed 900000`).
+
+    The hook was lost without a word.
+    """
+
+    def f(x):
+        view = x.view(-1)
+        x.t_()
+        hooked = view[::2]
+        hooked.register_hook(hook("hooked", 2))
+        return hooked[1:] if on_the_way else hooked
+
+    def use(g):
+        seen.clear()
+        x = torch.ones(3, 1, requires_grad=True)
+        g((x * 1).permute(1, 0)).sum().backward()
+        return x.grad.tolist(), list(seen)
+
+    torch.compiler.reset()
+    behind_dynamo = partial(dynamo.backend, options={"compiler": "eager"})
+    g = compiled(f) if frontend == "direct" else torch.compile(f, backend=behind_dynamo)
+    expected, actual = use(f), use(g)
+    assert expected == actual
+    assert len(expected[1]) == 1
 
 
 def test_hooks_that_eager_refuses():

@@ -42,7 +42,16 @@ from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import HooksError, OutputError
+from aotlab.ir.metadata import OutputType
 from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
+
+#: Outputs that the epilogue makes by sizes and strides, if it has no views to make them by.
+_BY_STRIDES = (
+    OutputType.ALIAS_OF_INPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE,
+    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+)
 
 
 def all_outputs(
@@ -140,7 +149,7 @@ def check_passed(
         Its gradient would go past one of them.
     """
     for i, hook in _passed(hooks, outputs, inputs):
-        if not _is_made_through(i, hook.edge, outputs, made_through):
+        if outputs.infos[i].views is None or not _is_made_through(i, hook.edge, outputs, made_through):
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
     early = {
         edge_of(outputs.tensors[info.index])
@@ -192,7 +201,10 @@ def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Ent
 
 
 def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
-    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
+    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back.
+
+    So it passes the hooks on the output itself, if that is not made by views of the function but by sizes and strides.
+    """
     at: dict[Edge, list[Hook]] = {}
     for hook in hooks:
         if hook.kind == "hook":
@@ -200,6 +212,9 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
     if at:
         for i, edge in _ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))
+        for i, info in enumerate(outputs.infos):
+            if info.output_type in _BY_STRIDES and info.views is None and outputs.tensors[i].grad_fn is not None:
+                yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 
 def _ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
@@ -209,7 +224,9 @@ def _ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[in
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
     ends.update(edge_of(root) for root in roots if root is not None)
     for i, tensor in outputs.tensors.items():
-        if outputs.infos[i].views and tensor.grad_fn is not None:
+        info = outputs.infos[i]
+        by_views = info.views or (info.views is None and info.output_type in _BY_STRIDES)
+        if by_views and tensor.grad_fn is not None:
             yield from ((i, edge) for edge in _way_back(tensor, ends))
 
 
