@@ -88,8 +88,8 @@ class Segment:
     ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
     differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave, ``inputs`` those
     of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
-    itself, so that autograd sums as it does in eager. ``nodes`` are
-    what lies between; None if the segment is the only one.
+    itself, so that autograd sums as it does in eager. ``nodes`` are what lies between; None if the segment is the only
+    one. ``idle`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
     """
 
     roots: tuple[int, ...]
@@ -97,6 +97,7 @@ class Segment:
     stops: tuple[Edge, ...]
     inputs: frozenset[Edge]
     nodes: frozenset[Any] | None = field(repr=False)
+    idle: frozenset[Any] = field(default=frozenset(), repr=False)
 
     @property
     def exits(self) -> tuple[Exit, ...]:
@@ -116,6 +117,10 @@ class Segment:
     def has(self, node: Any) -> bool:
         """Tell whether the node is of this segment."""
         return self.nodes is None or node in self.nodes
+
+    def runs(self, node: Any) -> bool:
+        """Tell whether eager would run the node in a backward through this segment."""
+        return self.has(node) or node in self.idle
 
 
 def segments(
@@ -156,6 +161,7 @@ def segments(
     shared = _keys(order, visible, seen, ends, roots, cuts)
     key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
     useful = _useful(order, visible, seen, ends)
+    idle = frozenset(order) - useful
     keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
     through = [n for n, edge in enumerate(roots) if edge in ends]
     if through and not keys:
@@ -185,7 +191,7 @@ def segments(
                     if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
                 )
         entries = (*(roots[n] for n in own), *carriers)
-        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful))
+        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful, idle))
     made = [segment for segment in made if segment.entries]
     if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
         return [whole]
@@ -477,7 +483,7 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
         todo = [node for node, _ in part.entries]
         while todo:
             node = todo.pop()
-            if node in entered or not part.has(node):
+            if node in entered or not part.runs(node):
                 continue
             entered.add(node)
             if internals.saves_tensors(node):
@@ -596,7 +602,7 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[
             todo = [start]
             while todo:
                 node = todo.pop()
-                if node in entered or not part.has(node):
+                if node in entered or not part.runs(node):
                     continue
                 entered.add(node)
                 if node in bits:

@@ -211,6 +211,38 @@ def test_what_is_kept_on_the_way_to_no_input_is_watched():
             z.sum().backward()
 
 
+@pytest.mark.parametrize("kept", ["by the first", "by both"])
+def test_what_leads_nowhere_is_used_up_beside_other_nodes(kept):
+    """Where a call has several autograd nodes, too, what a node keeps is used up though its gradient gets nowhere.
+
+    `fuzz --seed 900000`: the second backward passed, where eager has freed what `/` keeps.
+    """
+
+    def f(x):
+        with torch.no_grad():
+            x.clamp_(-1, 1)
+            part = x.split(1, 0)[1]
+        return part / 2, x.sin() if kept == "by both" else x * 2
+
+    def use(g):
+        x = leaf(2, 2)
+        first, second = g(x.view(4).view(2, 2))
+        found = []
+        for output, retain in ((first, True), (first, False), (second, True), (first, False), (second, False)):
+            try:
+                output.sum().backward(retain_graph=retain)
+                found.append(None if x.grad is None else x.grad.tolist())
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    g = compiled(f)
+    expected, actual = use(f), use(g)
+    assert expected == actual
+    assert "second time" in expected[3]
+    assert g.calls.compiled == 1
+
+
 def test_hooks_on_the_way_to_no_input_are_called():
     """Eager calls them, though no gradient gets to an input."""
     calls = []
