@@ -167,8 +167,16 @@ def late(x, y):
     return part * 3
 
 
+def late_by_a_view(x, y):
+    """Do so where the write is one to a view made without autograd."""
+    part = x.view(-1)
+    with torch.no_grad():
+        x.view(-1).mul_(2)
+    return part * 3
+
+
 @pytest.mark.parametrize("order", [(view, plain), (plain, view)], ids=["view first", "plain first"])
-@pytest.mark.parametrize("program", [returned, hooked, base, late])
+@pytest.mark.parametrize("program", [returned, hooked, base, late, late_by_a_view])
 def test_they_are_left_to_eager(program, order):
     """Where more than values is to be made in the end; calls with other leaves are compiled all the same."""
     function = compiled(program)
@@ -180,9 +188,10 @@ def test_they_are_left_to_eager(program, order):
 @pytest.mark.parametrize("make", [unseen_view, one_of_several, view_of_view, together], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("program", COMPILED)
 def test_others_are_left_to_eager(program, make):
-    """Views of other kinds, those with a history, and those that share memory."""
+    """Views of other kinds, those with a history, and those that share memory if it is written."""
     function = compiled(program)
     assert differences(program, function, [make, plain, make, plain]) == []
+    assert make is together or (behind(function).calls.eager, behind(function).calls.compiled) == (2, 2)
 
 
 def test_behind_dynamo():
