@@ -464,9 +464,10 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
                 return f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             if before.may_be_written != after.may_be_written:
                 return f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
-            if before.is_view != after.is_view and before.requires_grad and not before.is_leaf:
+            if before.is_view != after.is_view and before.requires_grad:
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
-                return f"`{name}` is {kind} where the compiled entry expects {expected}, and the function writes to it"
+                doing = "views it" if before.is_leaf else "writes to it"
+                return f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
     for i in offsets:
         earlier, later = then.leaves[i], now.leaves[i]
         if isinstance(earlier, TensorFacts) and isinstance(later, TensorFacts) and earlier.offset != later.offset:

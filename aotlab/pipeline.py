@@ -42,7 +42,7 @@ from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import NeedsRoom, RunEagerly
+from aotlab.recorder import NeedsAnother, NeedsRoom, RunEagerly
 from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
@@ -197,7 +197,7 @@ def _trace(
     this function does.
     """
 
-    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
+    def run_once(chosen: Sequence[Base], *, over_others: bool = False) -> tuple[trace.TraceRecord, trace.Trace]:
         return trace.run(
             call,
             deduped,
@@ -205,10 +205,21 @@ def _trace(
             keep_input_mutations=options.keep_inference_input_mutations,
             static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
             bases=chosen,
+            over_others=over_others,
         )
 
-    lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
+    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
+        try:
+            return run_once(chosen)
+        except NeedsAnother:
+            with suppress(*failures):
+                record, live = run_once(chosen, over_others=True)
+                if live.backward_error is None:
+                    return record, live
+            raise
+
     failures = (RefusedError, RunEagerly, trace.TraceFailed)
+    lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
     if lone:
         with suppress(*failures):
             return run(bases)

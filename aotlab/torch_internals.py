@@ -854,6 +854,9 @@ def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
 #: How `torch.overrides` names the reading of a version counter.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 
+#: How it names the reading of what a tensor is a view of.
+BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
+
 
 # --- autograd ----------------------------------------------------------------------------------------------------
 
@@ -894,9 +897,33 @@ def _is_plain_view(view: Tensor) -> bool:
     return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
 
 
-def is_leaf_over_another(tensor: Tensor) -> bool:
-    """Tell whether a leaf that requires grad is a view of what does not, of which its views will be views, too."""
-    return tensor.requires_grad and tensor.is_leaf and tensor._base is not None and not tensor._base.requires_grad
+def is_over_another(tensor: Tensor) -> bool:
+    """Tell whether a tensor that requires grad is a view of one that does not, of which its views are views, too."""
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
+def is_plain_leaf_over_another(tensor: Tensor) -> bool:
+    """Tell whether a leaf is a view like that, made by an ordinary view op, whose views are ordinary ones, too."""
+    return tensor.is_leaf and is_over_another(tensor) and _is_plain_view(tensor)
+
+
+class _OwnAlias(TorchDispatchMode):
+    """Answers ``alias`` with a tensor of its own, of which autograd then makes a view."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Return another tensor over the same memory."""
+        result: Tensor = args[0].detach()
+        return result
+
+
+def over_another(wrapper: Tensor) -> Tensor:
+    """Make of a wrapper one that autograd takes for its view, with the same memory and value: no op is recorded."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with torch.enable_grad(), torch._C._ExcludeDispatchKeyGuard(functionalize), _OwnAlias():  # type: ignore[no-untyped-call]  # untyped in torch
+        view: Tensor = torch.ops.aten.alias.default(wrapper)
+    return view
 
 
 def hangs_on_its_base(view: Tensor) -> bool:

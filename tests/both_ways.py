@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from aotlab import config
 from aotlab.frontends import dynamo
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import leaf
+
+#: The modes that each program is called in.
+BOTH = ("inference", "training")
 
 #: Of a leaf's copies makes the arguments: a tensor that may be written, or several.
 Arguments = Callable[[Tensor], tuple[Any, ...]]
@@ -89,3 +93,21 @@ def check_behind_dynamo(case: Case, mode: str) -> None:
             found = sorted(set(found) - set(case.differences(torch.compile(case.program, backend="eager"), mode)))
     assert found == [], found
     assert mode in case.breaks or sum(each.calls.compiled for each in made) > 0
+
+
+def both_ways(cases: Mapping[str, Case]) -> tuple[Callable[[str, str], None], Callable[[str, str], None]]:
+    """Make the two tests of a file of cases, one for direct calls and one for calls behind Dynamo."""
+
+    @pytest.mark.parametrize("mode", BOTH)
+    @pytest.mark.parametrize("name", cases)
+    def test_called_directly(name: str, mode: str) -> None:
+        """It is eager's in all that shows, and compiled where it says so."""
+        check_direct(cases[name], mode)
+
+    @pytest.mark.parametrize("mode", BOTH)
+    @pytest.mark.parametrize("name", cases)
+    def test_behind_dynamo(name: str, mode: str) -> None:
+        """The same behind Dynamo, but for what Dynamo does by itself."""
+        check_behind_dynamo(cases[name], mode)
+
+    return test_called_directly, test_behind_dynamo

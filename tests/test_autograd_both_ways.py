@@ -10,11 +10,9 @@ import collections
 import pytest
 import torch
 
-from tests.both_ways import Case, check_behind_dynamo, check_direct
+from tests.both_ways import BOTH, Case, both_ways
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-MODES = pytest.mark.parametrize("mode", ["inference", "training"])
-BOTH = ("inference", "training")
 Pair = collections.namedtuple("Pair", "a b")  # nothing to annotate
 
 
@@ -288,16 +286,4 @@ MODES_INSIDE = {
 GROUPS = {"mode": MODES_INSIDE, "structure": STRUCTURE, "write": WRITES, "hook": HOOKS, "result": RESULTS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
 
-
-@MODES
-@pytest.mark.parametrize("name", CASES)
-def test_called_directly(name, mode):
-    """It is eager's in all that shows, and compiled where it says so."""
-    check_direct(CASES[name], mode)
-
-
-@MODES
-@pytest.mark.parametrize("name", CASES)
-def test_behind_dynamo(name, mode):
-    """The same behind Dynamo, but for what Dynamo does by itself."""
-    check_behind_dynamo(CASES[name], mode)
+test_called_directly, test_behind_dynamo = both_ways(CASES)

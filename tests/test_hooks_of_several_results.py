@@ -11,6 +11,7 @@ import torch
 import aotlab
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled
+from tests.functions import Parted
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -18,18 +19,6 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 def behind_dynamo(function):
     """Let torch.compile capture the graphs."""
     return aotlab.compile(function, backend="eager", frontend="dynamo")
-
-
-class Parted(torch.autograd.Function):
-    """Two results."""
-
-    @staticmethod
-    def forward(ctx, value):
-        return value * 2, -value
-
-    @staticmethod
-    def backward(ctx, one, two):
-        return one * 2 - two
 
 
 def leaf_input():

@@ -8,11 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.both_ways import Case, check_behind_dynamo, check_direct
+from tests.both_ways import BOTH, Case, both_ways
+from tests.functions import Viewed
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-MODES = pytest.mark.parametrize("mode", ["inference", "training"])
-BOTH = ("inference", "training")
 
 
 # --- metadata, of an input and of an intermediate that was viewed
@@ -138,20 +137,6 @@ STORAGES = {
 # --- writes that autograd does not see
 
 
-class Doubled(torch.autograd.Function):
-    """A view with a gradient of its own."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """View."""
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Double the gradient."""
-        return gradient * 2
-
-
 class Square(torch.autograd.Function):
     """A function that saves its argument."""
 
@@ -191,8 +176,8 @@ TARGETS = {
     "an input": lambda write: lambda x: (x * 3, write(x), x * x)[::2],
     "saved": lambda write: lambda x: (x * x, write(x))[0],
     "saved by a Function": lambda write: lambda x: (Square.apply(x), write(x))[0],
-    "a Function's view": lambda write: lambda x: (write(Doubled.apply(x)), x * 3)[1],
-    "a Function's view, used": lambda write: lambda x: (v := Doubled.apply(x), write(v), v * 3)[2],
+    "a Function's view": lambda write: lambda x: (write(Viewed.apply(x)), x * 3)[1],
+    "a Function's view, used": lambda write: lambda x: (v := Viewed.apply(x), write(v), v * 3)[2],
     "a part of several": lambda write: lambda x: (write(x.unbind(0)[0]), x * 2)[1],
     "a part of several, used": lambda write: lambda x: (parts := x.unbind(0), write(parts[0]), parts[1] * 3)[2],
     "an intermediate's part": lambda write: lambda x: (y := x * 2, write(y.split(1)[1]), y * y)[::2],
@@ -292,16 +277,4 @@ CASES = {
     },
 }
 
-
-@MODES
-@pytest.mark.parametrize("name", CASES)
-def test_called_directly(name, mode):
-    """It is eager's in all that shows, and compiled where it says so."""
-    check_direct(CASES[name], mode)
-
-
-@MODES
-@pytest.mark.parametrize("name", CASES)
-def test_behind_dynamo(name, mode):
-    """The same behind Dynamo, but for what Dynamo does by itself."""
-    check_behind_dynamo(CASES[name], mode)
+test_called_directly, test_behind_dynamo = both_ways(CASES)

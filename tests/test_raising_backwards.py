@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.engine_helpers import compiled, record, same
+from tests.functions import PartedAndSaved
 
 
 def behind_dynamo(function: Callable[..., Any]) -> Any:
@@ -19,21 +20,6 @@ def behind_dynamo(function: Callable[..., Any]) -> Any:
 
 
 makers = pytest.mark.parametrize("make", [compiled, behind_dynamo])
-
-
-class Parted(torch.autograd.Function):
-    """Two results, of which it saves one."""
-
-    @staticmethod
-    def forward(ctx, value):
-        double, negative = value * 2, -value
-        ctx.save_for_backward(double)
-        return double, negative
-
-    @staticmethod
-    def backward(ctx, one, two):
-        (double,) = ctx.saved_tensors
-        return (one + 1) * double - two
 
 
 def grown(x: Tensor) -> Tensor:
@@ -74,7 +60,7 @@ def test_what_only_the_backward_uses_is_computed_in_the_forward(make):
     """What a custom Function saves is what it was, whatever the caller does to the input that it came from."""
 
     def function(x):
-        return Parted.apply(x)[1]
+        return PartedAndSaved.apply(x)[1]
 
     def gradients(called):
         found = []
@@ -92,7 +78,7 @@ def test_what_only_the_backward_uses_is_computed_in_the_forward(make):
 
 def test_it_is_saved_itself():
     """The forward graph computes it; the backward graph does not."""
-    made = compiled(lambda x: Parted.apply(x)[1])
+    made = compiled(lambda x: PartedAndSaved.apply(x)[1])
     made(torch.ones(2, requires_grad=True) * 1)
     saved = record(made, "partition").saved
     assert saved[0].name == "mul"

@@ -568,6 +568,35 @@ def test_views_with_hooks():
     assert internals.may_be_written(alone)
 
 
+def test_views_of_what_requires_no_grad():
+    """A wrapper is made a view of another as the caller's leaf is one, without an op, and so are its views."""
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    assert internals.is_over_another(x)
+    assert internals.is_plain_leaf_over_another(x)
+    assert internals.is_over_another(x.view(-1))
+    assert not internals.is_plain_leaf_over_another(x.view(-1))
+    assert not internals.is_plain_leaf_over_another(torch.ones(2, 2).unbind()[0].requires_grad_())
+    assert not internals.is_over_another(leaf(2))
+    assert not internals.is_over_another(leaf(2).view(2))
+    assert not internals.is_over_another(torch.ones(2).view(2))
+
+    value = torch.ones(2, 2)
+    wrapper = internals.over_another(wrapped(value)).requires_grad_()
+    assert internals.from_functional(wrapper) is value
+    assert internals.is_plain_leaf_over_another(wrapper)
+    with internals.functionalization():
+        with torch.no_grad():
+            view = wrapper.view(-1)
+            view.mul_(2)
+        assert (view.requires_grad, wrapper.view(-1).requires_grad) == (False, True)
+        assert internals.version_of(wrapper) == 1
+        internals.sync(wrapper)
+    assert internals.mutations_under_no_grad(wrapper)
+    assert internals.from_functional(wrapper).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    assert value.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert internals.BASE_GETTER(x) is internals.base_of(x)
+
+
 def test_keeps_graph():
     """A running Function learns whether retain_graph was asked for."""
     seen = []

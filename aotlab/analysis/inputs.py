@@ -73,7 +73,8 @@ class Entered:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
     it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``;
-    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not.
+    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not. ``is_over``
+    says that autograd takes the wrapper for a view of another tensor, as it takes the caller's.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Entered:
     left: Any = None
     written_apart: bool = False
     written_as: float = math.inf
+    is_over: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -141,15 +143,19 @@ class Entered:
             )
 
 
-def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
-    """Make the traced stand-in of one input that has its memory to itself."""
+def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, *, is_over: bool = False) -> Entered:
+    """Make the traced stand-in of one input that has its memory to itself; ``is_over`` is as in `Entered`."""
     fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
+    if is_over:
+        wrapper = internals.over_another(wrapper)
     if real.requires_grad:
         wrapper.requires_grad_(True)
         if not real.is_leaf:
             wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
-    return entered(name, real, fake, wrapper, None)
+    item = entered(name, real, fake, wrapper, None)
+    item.is_over = is_over
+    return item
 
 
 def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:

@@ -43,10 +43,13 @@ class Chronicle:
     ----------
     storages
         The keys of the inputs' storages.
+    over_others
+        The inputs that autograd takes for views of another tensor each, though they have their memory to themselves.
     """
 
-    def __init__(self, storages: Collection[int] = ()) -> None:
+    def __init__(self, storages: Collection[int] = (), over_others: Sequence[Tensor] = ()) -> None:
         self._storages = storages
+        self._over_others = over_others
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
@@ -71,7 +74,7 @@ class Chronicle:
             if not internals.is_functional(tensor) or internals.storage_key(tensor) not in self._storages:
                 continue
             self._note_origin(tensor, args)
-            if internals.base_of(tensor) is not None:
+            if internals.base_of(tensor) is not None and not any(tensor is item for item in self._over_others):
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)

@@ -124,17 +124,24 @@ class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
-    other than in their values. ``sets_saved_hooks`` says whether the function sets ``saved_tensors_hooks``.
+    other than in their values. ``over_others`` is as in `Chronicle`. ``sets_saved_hooks`` says whether the function
+    sets ``saved_tensors_hooks``.
     """
 
-    def __init__(self, grounds: Mapping[int, Ground] | None = None, reshapes: Reshaper | None = None) -> None:
+    def __init__(
+        self,
+        grounds: Mapping[int, Ground] | None = None,
+        reshapes: Reshaper | None = None,
+        over_others: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
         self.memory = WholeStorages(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
-        self.chronicle = Chronicle(set(self.grounds))
+        self.chronicle = Chronicle(set(self.grounds), over_others)
+        self._unknown_bases = {internals.storage_key(tensor) for tensor in over_others}
         self.sets_saved_hooks = False
         self._inference = torch.is_inference_mode_enabled()
         self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
@@ -213,6 +220,9 @@ class EscapeGuard(TorchFunctionMode):
         """
         if not args or not isinstance(args[0], Tensor):
             return
+        asks = func == internals.BASE_GETTER and internals.is_functional(args[0])
+        if asks and internals.storage_key(args[0]) in self._unknown_bases:
+            raise RunEagerly(f"`_base` of {self._called(args[0], 'a view')} is asked for, at {user_line()}")
         escape = ESCAPES.get(func)
         if escape is not None:
             kind, what, why = escape

@@ -26,3 +26,7 @@ class NeedsRoom(RunEagerly):
         super().__init__(f"the storage of an input grows to {nbytes} bytes")
         self.member = member
         self.nbytes = nbytes
+
+
+class NeedsAnother(RunEagerly):
+    """Raised where it matters that an input is a view of a tensor that requires no grad, which the trace has not."""

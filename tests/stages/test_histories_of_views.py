@@ -12,21 +12,10 @@ from aotlab.ir.metadata import OutputType
 from aotlab.verification import compare
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled, leaf, metadata, nonleaf, same, traced
+from tests.functions import Viewed
 from tests.stages.test_metadata_mutation import behind_dynamo
 
 MAKERS = (lambda: torch.ones(2, 2), lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: nonleaf(3, 2)[1:])
-
-
-class Viewed(torch.autograd.Function):
-    """Gives back a view of what it gets."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
 
 
 class Part(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import aotlab
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled, metadata
+from tests.functions import Viewed
 
 
 def behind_dynamo(function):
@@ -149,20 +150,6 @@ def test_a_write_to_windows_at_one_place():
 
 
 # --- views that nobody may write
-
-
-class Viewed(torch.autograd.Function):
-    """Gives back a view of what it gets."""
-
-    @staticmethod
-    def forward(ctx, value):
-        """Make the view."""
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Do something else than a view's backward."""
-        return gradient * 2
 
 
 LONE = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.engine_helpers import compiled, leaf, nonleaf, same
+from tests.functions import Viewed
 
 
 def whole_and_views(x):
@@ -82,14 +83,4 @@ def test_views_of_written_windows_of_another_dtype(function, make):
 
 def test_the_gradient_of_an_unfolded_output_has_memory_for_each_element():
     """Two elements of it lie at one place, and have two gradients."""
-
-    class Viewed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
     assert same(lambda x: Viewed.apply(x.unfold(0, 2, 1)), leaf(3))

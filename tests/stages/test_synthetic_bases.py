@@ -14,6 +14,7 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.stages import capture, dedupe, synthetic_bases
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import behind, compiled, nonleaf, record, same
+from tests.functions import Viewed
 
 
 def found(*args):
@@ -443,15 +444,6 @@ def test_views_of_a_leaf():
 
 def test_a_custom_function_that_returns_a_view():
     """The caller's gradient passes the user's backward, though both are views of one tensor."""
-
-    class Viewed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
 
     def program(a):
         return Viewed.apply(a).view(-1) * 1

@@ -34,6 +34,7 @@ from aotlab.errors import (
 from aotlab.ir.graphs import line_of
 from aotlab.ir.metadata import MutationType, OutputType, TangentSource
 from tests.engine_helpers import compiled, global_torch_state, leaf, metadata, nonleaf, record, same, targets, traced
+from tests.functions import Viewed
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -790,23 +791,13 @@ def test_custom_function_views():
 
 def test_views_of_a_custom_function_view_keep_its_backward():
     """Also where the argument is itself a view of another tensor that both have as their base."""
-
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
     x = leaf(2, 4)
     for argument in (x[0, 0].expand(2, 4), x.view(-1), x):
-        f = traced(lambda x: Doubled.apply(x).view(-1) * 1, argument)
+        f = traced(lambda x: Viewed.apply(x).view(-1) * 1, argument)
         out = f(argument)
         assert torch.autograd.grad(out.sum(), x)[0].sum() == 16
         with pytest.raises(OutputError):
-            traced(lambda x: Doubled.apply(x).view(-1), argument)
+            traced(lambda x: Viewed.apply(x).view(-1), argument)
 
 
 # --- T1: the joint graph -----------------------------------------------------------------------------------------

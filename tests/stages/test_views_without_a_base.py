@@ -210,18 +210,3 @@ def test_an_input_whose_view_is_changed():
     assert both[0] == both[1]
     assert both[0][3] == "AsStridedBackward0"
     assert len(behind(function).entries) == 2
-
-
-@pytest.mark.parametrize("order", [(False, True), (True, False)], ids=["plain first", "view first"])
-def test_views_of_a_leaf_that_is_a_view(order):
-    """Without autograd they are views of what the leaf is a view of, which requires no grad."""
-
-    def f(x):
-        with torch.no_grad():
-            part = x.view(-1)
-        return part.requires_grad, (part * 2).requires_grad
-
-    call = compiled(f)
-    for is_view in order:
-        x = torch.ones(4).view(2, 2) if is_view else torch.ones(2, 2)
-        assert call(x.requires_grad_()) == f(x) == (not is_view, not is_view)

@@ -131,11 +131,23 @@ class Prologue:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
         if leaves:
             draft.miss(leaves)
-        for k in sorted(parts.trace.viewed_unseen):
-            facts = state.leaves[parts.dedupe.kept[k]]
-            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.is_leaf and facts.type is Tensor:
-                over_another = self.w.constant("is_leaf_over_another", internals.is_leaf_over_another)
-                draft.miss([f"{over_another}({draft.kept(k)})"])
+        self._views_of_others()
+
+    def _views_of_others(self) -> None:
+        """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""
+        trace, w = self.draft.trace, self.w
+        for k in sorted(trace.viewed_unseen | trace.viewed_late | trace.over_others):
+            position = self.parts.dedupe.kept[k]
+            facts, tensor = self.state.leaves[position], self.draft.kept(k)
+            if not (isinstance(facts, TensorFacts) and facts.requires_grad):
+                continue
+            if k in trace.over_others:
+                plain_one = w.constant("is_plain_leaf_over_another", internals.is_plain_leaf_over_another)
+                self.draft.miss([f"not {plain_one}({tensor})"])
+            elif facts.is_leaf and k in trace.viewed_late and not facts.is_view:
+                self.draft.miss([f"{tensor}._base is not None"])
+            else:
+                self.draft.miss([f"{w.constant('is_over_another', internals.is_over_another)}({tensor})"])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
         """Write the checks that what happened to an input may happen to this one."""

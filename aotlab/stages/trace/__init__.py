@@ -58,6 +58,7 @@ def run(
     keep_input_mutations: bool,
     static_inputs: int,
     bases: Sequence[Base] = (),
+    over_others: bool = False,
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -73,6 +74,8 @@ def run(
         How many of the first inputs are parameters and buffers.
     bases
         The inputs that share memory.
+    over_others
+        Let leaves that are views of other tensors be such views in the trace too.
 
     Raises
     ------
@@ -82,6 +85,6 @@ def run(
         Eager has to run this call.
     """
     recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions)
-    inputs = enter_inputs(recorder, call, dedupe, bases)
+    inputs = enter_inputs(recorder, call, dedupe, bases, over_others=over_others)
     findings = run_function(call, dedupe, recorder, inputs)
     return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs)

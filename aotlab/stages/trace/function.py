@@ -25,6 +25,7 @@ from aotlab.recorder import (
     EscapeGuard,
     Ground,
     Hook,
+    NeedsAnother,
     Recorder,
     Reshapes,
     RunEagerly,
@@ -117,8 +118,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             item.check_attributes()
             item.take_new_edge()
             item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
-            if escapes.chronicle.was_viewed_unseen(item.storage) and internals.is_leaf_over_another(item.real):
-                raise RunEagerly(f"a view of `{item.name}`, a leaf that is a view, is made without autograd")
+            unseen = escapes.chronicle.was_viewed_unseen(item.storage) and not item.is_over
+            if unseen and internals.is_over_another(item.real):
+                raise NeedsAnother(f"a view of `{item.name}`, a view itself, is made without autograd")
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
@@ -127,6 +129,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         infos = _input_infos(recorder, inputs)
         hooks = escapes.hooks.all
         outputs, held = all_outputs(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
+    for item in (each for each in inputs if each.is_over):
+        _check_over(item, [*outputs.tensors.values(), *held, *(hook.tensor for hook in hooks)])
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
@@ -164,7 +168,7 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         grounds[first.storage] = Ground(
             base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
         )
-    escapes = EscapeGuard(grounds, Reshapes(inputs))
+    escapes = EscapeGuard(grounds, Reshapes(inputs), [item.wrapper for item in inputs if item.is_over])
     for key, ground in grounds.items():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
             escapes.looks.is_partly_bool(key)
@@ -189,6 +193,17 @@ def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]
     for item in inputs:
         item.version = internals.version_of(item.wrapper)
     return made
+
+
+def _check_over(item: Entered, tensors: Sequence[Tensor]) -> None:
+    """Leave to eager a leaf that is a view if the epilogue has more to do with it than to write its values.
+
+    ``tensors`` are all those that the program leaves behind.
+    """
+    if item.written_visibly or item.steps:
+        raise RunEagerly(f"`{item.name}`, a leaf that is a view, is changed in a way that autograd sees, or moved")
+    if any(t is not item.wrapper and internals.storage_key(t) == item.storage for t in tensors):
+        raise RunEagerly(f"a view of `{item.name}`, a leaf that is a view, outlives the call or has a hook")
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

@@ -76,6 +76,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         watch=_watch(findings, bits),
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
+        viewed_late=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.used_late(i.storage)),
+        over_others=frozenset(k for k, item in enumerate(findings.inputs) if item.is_over),
         backward_error=None,
         out_spec=findings.out_spec,
         out_constants=findings.outputs.constants,

@@ -87,6 +87,10 @@ class Trace:
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen
         The inputs of which views were made without autograd.
+    viewed_late
+        The inputs of which views were used after a write.
+    over_others
+        The inputs that are leaves and views of other tensors in the trace too.
     """
 
     tape: Tape
@@ -114,6 +118,8 @@ class Trace:
     watch: dict[Source, int]
     fragile: frozenset[int]
     viewed_unseen: frozenset[int]
+    viewed_late: frozenset[int]
+    over_others: frozenset[int]
     backward_error: BaseException | None
     arrived: list[Edge] = field(default_factory=list)
     out_spec: Any

@@ -37,7 +37,10 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         if not info.moves_version:
             continue
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
-        if is_owned_leaf and findings.chronicle.used_late(internals.storage_key(item.wrapper)):
+        late = findings.chronicle.views_used_late(internals.storage_key(item.wrapper)) if is_owned_leaf else []
+        if item.is_over:  # views that the trace knows for such as require no grad have no history to be made anew
+            late = [view for view in late if view.requires_grad]
+        if late:
             # autograd makes the histories of its views anew from what it is a view of, which has none before the write
             raise RunEagerly(f"a view of `{info.name}`, a leaf that is a view, is used after that was written")
         only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
