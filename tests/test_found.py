@@ -104,6 +104,26 @@ def test_random_writes_to_non_contiguous_tensors_are_refused():
         compiled(lambda x: nn.functional.dropout(x, 0.5))(torch.rand(3, 4).t())
 
 
+_HALVES = torch.full((4, 5), 0.5)
+
+_DRAWS = {
+    "rand": lambda out: torch.rand((4, 5), out=out),
+    "randn": lambda out: torch.randn((4, 5), out=out),
+    "randint": lambda out: torch.randint(9, (4, 5), out=out),
+    "bernoulli": lambda out, halves: torch.bernoulli(halves, out=out),
+    "normal": lambda out, halves: torch.normal(halves, halves, out=out),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(5, 4).t(), lambda: torch.zeros(4, 10)[:, ::2]], ids=["t", "gaps"])
+@pytest.mark.parametrize("draw", _DRAWS.values(), ids=_DRAWS)
+def test_random_numbers_for_an_out_with_other_strides_are_eagers(draw, make):
+    """Kernels draw in the order of the memory that they write: `verify ops` found other numbers in `randn(out=)`."""
+    more = (_HALVES,) * (draw.__code__.co_argcount - 1)
+    same(draw, make(), *more, eagerly=True)
+    same(draw, make().contiguous(), *more)
+
+
 def test_hooks_are_guarded_by_identity():
     """A forward hook that is exchanged for another one counts as a change."""
     module = nn.Sequential(nn.Identity())

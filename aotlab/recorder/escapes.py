@@ -28,6 +28,7 @@ from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
     casts_since,
+    draws_since,
     note_checkpoint,
     note_random_state,
     operations_so_far,
@@ -345,6 +346,7 @@ class EscapeGuard(TorchFunctionMode):
         kept = [(owner.shape, owner.stride()) for owner in owners]
         unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
         shapes = [tensor.shape for tensor in written]
+        in_order = all(tensor.is_contiguous() for tensor in written)
         before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
         views = any(
             tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
@@ -377,6 +379,8 @@ class EscapeGuard(TorchFunctionMode):
                 count_write([(tensor, version)])
             refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
+        if not in_place and draws_since(count) and (not in_order or any(resized)):
+            raise RunEagerly(f"`{spoken_name(func)}` draws into an `out` with other strides or sizes, at {user_line()}")
         if in_place and any(resized):
             # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
             raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")

@@ -439,6 +439,11 @@ def operations_so_far() -> int:
     return len(_active[-1].tape.operations) if _active else 0
 
 
+def draws_since(count: int) -> bool:
+    """Tell whether the running recorder has written a random op after so many."""
+    return bool(_active) and any(operation.is_random for operation in _active[-1].tape.operations[count:])
+
+
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
     """Return the dtypes of the values that functionalization cast so that they could take the place of ``written``.
 
