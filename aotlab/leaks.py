@@ -12,6 +12,8 @@ held before; afterwards it finds such tensors, and puts the objects back as they
 from __future__ import annotations
 
 import collections
+import functools
+import gc
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -64,6 +66,7 @@ class Watch:
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         self._before: list[tuple[str, Any, dict[str, Any] | list[Any]]] = []
+        self._caches: list[tuple[str, Any]] = []
         seen: set[int] = set()
         todo = [(name, value) for name, value in roots if _is_container(value)]
         budget = _LIMIT
@@ -72,6 +75,9 @@ class Watch:
             if id(container) in seen:
                 continue
             seen.add(id(container))
+            if isinstance(container, functools._lru_cache_wrapper):
+                self._caches.append((name, container))
+                continue
             items = list(_items(container))
             budget -= len(items) + 1
             if isinstance(container, dict):
@@ -89,10 +95,13 @@ class Watch:
             for label, value in _items(container):
                 if id(value) not in known and _holds_traced(value, 4):
                     return name + label
-        return None
+        return next((f"the cache of {name}" for name, cache in self._caches if _caches_traced(cache)), None)
 
     def restore(self) -> None:
-        """Let every object hold again what it held before."""
+        """Let every object hold again what it held before; a cache cannot forget one thing alone, and forgets all."""
+        for _, cache in self._caches:
+            if _caches_traced(cache):
+                cache.cache_clear()
         for _, container, before in self._before:
             if isinstance(before, list):
                 if [id(value) for value in container] != [id(value) for value in before]:
@@ -116,3 +125,8 @@ def _holds_traced(value: Any, depth: int) -> bool:
     if depth == 0 or not _is_container(value):
         return False
     return any(_holds_traced(item, depth - 1) for _, item in list(_items(value))[:_LIMIT])
+
+
+def _caches_traced(cache: functools._lru_cache_wrapper[Any]) -> bool:
+    """Tell whether ``functools.lru_cache`` keeps a traced tensor: only the garbage collector is told what is in it."""
+    return any(_holds_traced(held, 4) for held in gc.get_referents(cache))

@@ -212,6 +212,7 @@ class _Walk:
             elif value.__name__ in internals.SWITCH_NAMES:
                 self._names.add(value.__name__)
         elif isinstance(value, functools._lru_cache_wrapper):
+            self.objects.append((label, value))
             self._todo.append((label, value.__wrapped__))
         elif isinstance(value, contextvars.ContextVar):
             variable = Variable(value)

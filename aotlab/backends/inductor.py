@@ -118,9 +118,9 @@ class InductorBackend(Backend):
         _copied_constants(module)
         count = keep_unused(module)
         output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-        output.meta["user_visible_output_idxs"] = [
-            i for i, node in enumerate(output.args[0][: request.visible_outputs]) if isinstance(node, fx.Node)
-        ]
+        # A backward is compiled for the strides that the trace saw, also of what is saved: Inductor must keep them all.
+        kept = output.args[0] if request.kind == "forward" else output.args[0][: request.visible_outputs]
+        output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(kept) if isinstance(node, fx.Node)]
         random = draws_random(module)
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
             if request.kind == "inference":

@@ -17,7 +17,9 @@ def shapes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     def without_memory(value: Any) -> Any:
         if isinstance(value, Tensor):
             return torch.empty(value.shape, dtype=value.dtype, device="meta")
-        return type(value)(map(without_memory, value)) if type(value) in (list, tuple) else value
+        if isinstance(value, list | tuple):  # a graph of Dynamo's has lists of a class of fx
+            return tuple(map(without_memory, value))
+        return value
 
     try:
         with internals.outside_of_trace(), torch.no_grad():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from aotlab import torch_internals as internals
@@ -185,6 +186,8 @@ class EscapeGuard(TorchFunctionMode):
             return self._reshape(func, args, kwargs or {})
         if writes_lists(func) and share_memory(args, kwargs or {}):
             raise RunEagerly(f"`{spoken_name(func)}` is given tensors that share memory, at {user_line()}")
+        if func in _WRITES_STATISTICS and _share_statistics(_WRITES_STATISTICS[func], args, kwargs or {}):
+            raise RunEagerly(f"`{spoken_name(func)}` is given statistics that share memory, at {user_line()}")
         if op_name(func) in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
             raise RunEagerly(
@@ -611,6 +614,11 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
 
 
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
+#: What writes two tensors, the running mean and variance: the place of the first among its arguments.
+_WRITES_STATISTICS = {
+    functional.batch_norm: 1, functional.instance_norm: 1,
+    torch.batch_norm: 3, torch.instance_norm: 3, torch.native_batch_norm: 3,
+}  # fmt: skip
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
@@ -619,3 +627,9 @@ _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.a
 _PARTS_FROM_ITS_BASE = frozenset(
     (Tensor.detach, torch.detach, Tensor.numpy, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
 )
+
+
+def _share_statistics(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether the running mean and variance share memory with one another, or with what is normalized."""
+    named = [kwargs[name] for name in ("running_mean", "running_var") if name in kwargs]
+    return share_memory(([*args[place : place + 2], *named], *args[:1]), {})

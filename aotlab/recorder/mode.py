@@ -62,6 +62,9 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 )  # fmt: skip
 
 
+_RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
+
+
 #: Random ops that look at no value of the tensors that they are given, only at what kind of tensors they are.
 _DRAWS_BY_SIZE = frozenset(
     {
@@ -210,6 +213,10 @@ class Recorder(TorchDispatchMode):
                 why="it would give eager's random numbers in another order",
                 suggestion="call contiguous() before, or draw the numbers for a contiguous tensor",
             )
+        if func is _RANDOM_BETWEEN and args[2] is not None and not (kwargs and kwargs.get("generator")):
+            # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
+            like = {"dtype": args[0].dtype, "device": args[0].device}
+            return self._record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             raise RandomOpError(
                 f"`{func}` draws from a generator of its own",

@@ -1,0 +1,104 @@
+"""What programs that were written by hand, outside of the fuzzer's space, once made go wrong."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from aotlab.errors import LeakedTensorError
+from aotlab.frontends import dynamo
+from aotlab.verification import verify
+from tests.engine_helpers import compiled, same
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+def test_random_numbers_between_two(dtype):
+    """`random_(from, to)` is compiled: its op's name is a keyword of Python, which the graph's code cannot contain."""
+    same(lambda x: (x.random_(3, 90), x * 2)[1], torch.zeros(5, 4, dtype=dtype))
+    same(lambda x: (x * 2).random_(-5, 5), torch.zeros(4, dtype=dtype))
+
+
+def test_random_numbers_between_two_in_training():
+    """A tensor with a history may be filled with them."""
+    x = torch.ones(4, requires_grad=True)
+    same(lambda x: (x * 2).random_(0, 5) + x, x)
+    same(lambda x: x.random_(0, 5) * 2, x * 1)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_list_and_an_out_behind_dynamo():
+    """Dynamo's graph holds the tensors that are joined in a list of fx's own; the trace once crashed the process."""
+    out, x = torch.zeros(4, 3), torch.ones(2, 3)
+    options = {"compiler": "eager"}
+    program = torch.compile(
+        lambda x, out: (torch.cat([x, x * 2], out=out), out + 1)[1], backend=dynamo.backend, options=options
+    )
+    assert program(x, out).tolist() == [[2.0] * 3] * 2 + [[3.0] * 3] * 2
+    assert out.tolist() == [[1.0] * 3] * 2 + [[2.0] * 3] * 2
+
+
+class Tables(nn.Module):
+    """Makes a table once for each size, as rotary embeddings do."""
+
+    @functools.lru_cache  # noqa: B019  # as many models do
+    def table(self, size: int) -> dict[str, list[torch.Tensor]]:
+        """Make the table."""
+        return {"of": [torch.arange(float(size))]}
+
+    def forward(self, x):
+        """Use it."""
+        return x * self.table(3)["of"][0]
+
+
+def test_a_cache_in_c_keeps_no_traced_tensor():
+    """What `functools.lru_cache` would keep of a trace is refused and forgotten: eager calls go on as before."""
+
+    @functools.lru_cache(None)
+    def table(size):
+        return torch.arange(float(size))
+
+    table(2)
+    module = Tables()
+    for function in (lambda x: x * table(3), module):
+        with pytest.raises(LeakedTensorError, match=r"`the cache of (Tables\.)?table`"):
+            compiled(function)(torch.ones(3))
+        assert function(torch.ones(3)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_cache_of_numbers_is_kept():
+    """A cache that holds no tensor is no obstacle, and is as it was."""
+
+    @functools.lru_cache  # as many models do
+    def double(number):
+        return number * 2
+
+    double(1)
+    assert compiled(lambda x: x * double(3))(torch.ones(2)).tolist() == [6.0, 6.0]
+    assert double.cache_info().currsize == 2
+
+
+def test_statistics_of_batch_norm_that_share_memory():
+    """Eager writes the mean, then the variance, over one another; a trace would keep one of them."""
+    x, one = torch.randn(4, 3), torch.ones(4)
+    same(lambda x, m: nn.functional.batch_norm(x, m[:3], m[:3], training=True), x, one, eagerly=True)
+    two = torch.ones(2, 3)
+    same(lambda x, m: nn.functional.batch_norm(x, m[0], m[1], training=True), x, two)
+    x.requires_grad_()
+    same(lambda x, m: nn.functional.batch_norm(x, m[:3], m[:3], training=True), x, one, eagerly=True)
+    same(lambda x, m: nn.functional.instance_norm(x[None], m[:4], m[:4]), x, one, eagerly=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_are_trained_by_inductor(channels_last):
+    """Inductor converts images for a convolution, and would save them so; the backward expects them as they were."""
+    torch.manual_seed(0)
+    image = torch.randn(2, 2, 6, 6)
+    if channels_last:
+        image = image.to(memory_format=torch.channels_last)
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3))
+    found = verify(module, image.requires_grad_())
+    assert found.first is None, found.first
+    assert found.ran_eagerly == 0
