@@ -951,6 +951,15 @@ def current_node_sequence() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def reads_as_it_is(node: Any) -> bool:
+    """Tell whether what an autograd node reads of the forward is read as it is by then, whatever was written since.
+
+    So it is with what a custom function keeps as an attribute, and with what a checkpoint's function uses again. What
+    such a node keeps as autograd does besides, `saved_tensors_of` or `kept_by_checkpoint` says.
+    """
+    return is_custom_function_node(node) or is_checkpointed(node)
+
+
 def current_node() -> Any:
     """Return the autograd node that is being run, None outside a backward."""
     return torch._C._current_autograd_node()

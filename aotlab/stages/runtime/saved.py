@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -64,6 +64,10 @@ def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoRetur
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 
+def _layout(value: Tensor) -> tuple[object, ...]:
+    return value.shape, value.stride(), value.dtype
+
+
 class SavedValues:
     """The values that one call's forward saved, kept as autograd keeps its own.
 
@@ -71,20 +75,31 @@ class SavedValues:
     go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
     that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
     that does not goes through. What a custom function's node keeps as an attribute is never used up.
+
+    ``lent`` are the numbers of values that a backward may read as they are by then, ``loose`` of those that autograd
+    would not keep: neither hooks nor version checks are for these.
     """
 
-    __slots__ = ("_hooks", "_values", "_versions", "_watched", "released")
+    __slots__ = ("_hooks", "_layouts", "_loose", "_values", "_versions", "_watched", "released")
 
-    def __init__(self, values: Sequence[Tensor]) -> None:
+    def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
         self._watched: list[tuple[Tensor, int, int]] = []
         self._hooks = hooks
-        for value in values:
-            if value.is_inference():
+        for n, value in enumerate(values):
+            if value.is_inference() and n not in loose:
                 _raise_for_inference_tensor(value)
-        self._versions = internals.versions_of(values)
-        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+        self._loose = loose
+        self._layouts = {n: _layout(values[n]) for n in lent}
+        self._versions = self._versions_of(values)
+        self._values: list[Any] | None = list(values)
+        if hooks is not None:
+            self._values = [value if n in loose else hooks[0](value) for n, value in enumerate(values)]
+
+    def _versions_of(self, values: Sequence[Tensor]) -> list[int]:
+        """Return the versions; inference tensors, of which loose ones may be, do not count."""
+        return [internals.version_of(v) for v in values] if self._loose else internals.versions_of(values)
 
     def watch(self, tensor: Tensor, mask: int) -> None:
         """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager."""
@@ -105,7 +120,7 @@ class SavedValues:
         Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward. A
         window of another ``dtype``, in whose elements ``shift`` counts then, has elements that are not larger.
         """
-        if self._values is not None and self._hooks is None:
+        if self._values is not None and (self._hooks is None or n in self._loose):
             alias = tensor.detach()
             if dtype is not None:
                 reach = 1 + sum((m - 1) * s for m, s in zip(alias.shape, alias.stride(), strict=True))
@@ -115,10 +130,12 @@ class SavedValues:
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:
-            self._versions = internals.versions_of(self._values)
+            self._versions = self._versions_of(self._values)
 
-    def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
+    def use(self, mask: int, needs: Sequence[int], late: Collection[int] = ()) -> list[Tensor]:
         """Return those of the values that are needed by a backward that reaches the nodes in ``mask``.
+
+        It reads those in ``late`` as they are by now, which must not be of other sizes though.
 
         Raises
         ------
@@ -133,11 +150,11 @@ class SavedValues:
         if self._values is None:
             return []
         if self._hooks is not None:
-            return [self._hooks[1](self._values[n]) for n in needs]
-        now = internals.versions_of(self._values)
+            return [self._values[n] if n in self._loose else self._hooks[1](self._values[n]) for n in needs]
+        now = self._versions_of(self._values)
         if now != self._versions:
             for n in needs:
-                if now[n] != self._versions[n]:
+                if now[n] != self._versions[n] and (n not in late or _layout(self._values[n]) != self._layouts[n]):
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         return list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
 

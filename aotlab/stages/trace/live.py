@@ -83,6 +83,9 @@ class Trace:
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
+    lendable, kept_properly
+        The keys of the storages that some op of the backward reads as they are by then, where a write to them is
+        noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen
@@ -129,6 +132,8 @@ class Trace:
     sets_saved_hooks: bool
     holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
+    lendable: frozenset[int] = frozenset()
+    kept_properly: frozenset[int] = frozenset()
 
     @property
     def training(self) -> bool:
