@@ -332,9 +332,10 @@ def _backward(
     def compile_pattern(pattern: tuple[bool, ...]) -> runtime.Compiled:
         started = time.perf_counter_ns()
         if all(pattern) and record.backward is not None and live.is_whole and not internals.any_autocast_enabled():
-            module, needs = record.backward, tuple(range(len(split.saved_names)))
+            module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)
+            idle = live.idle
         late = only_read_late(module.graph, needs, split.lent)
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
@@ -348,7 +349,7 @@ def _backward(
                     duration_ns=time.perf_counter_ns() - started,
                 )
             )
-        return compiled, needs, late
+        return compiled, needs, late, idle
 
     def derive(pattern: Sequence[bool], asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         return partition.derive_backward(live, split, segment, pattern, asked)

@@ -468,7 +468,10 @@ LASTING = 1
 
 
 def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
-    """Give the autograd nodes that hold saved tensors their numbers; all have one where there is a single entry."""
+    """Give the autograd nodes that hold saved tensors their numbers.
+
+    Where there is a single entry all have one, but for those of custom functions, which need not look at theirs.
+    """
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
     for part in parts:
@@ -481,7 +484,7 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
                 continue
             entered.add(node)
             if internals.saves_tensors(node):
-                bits[node] = 1 if lone else len(bits) + 1
+                bits[node] = 1 if lone and not internals.is_custom_function_node(node) else len(bits) + 2
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
 
@@ -584,8 +587,11 @@ def leading_to(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     return list(found)
 
 
-def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
-    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
+def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int], idle: int = 0) -> list[list[int]]:
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones.
+
+    ``idle`` has the bits of nodes that do not look at what they saved: they go on without it.
+    """
     masks = []
     for part in parts:
         stops = set(part.stops)
@@ -601,7 +607,7 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[
                 entered.add(node)
                 if node in bits:
                     mask |= 1 << bits[node]
-                elif internals.keeps_unsaved(node):
+                if (node not in bits or idle >> bits[node] & 1) and internals.keeps_unsaved(node):
                     mask |= LASTING
                 todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)

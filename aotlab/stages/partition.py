@@ -164,9 +164,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
 
 def _keys_of_saved(forward: fx.GraphModule, count: int) -> list[int]:
     """Return the keys of the saved values' storages; 0 for what has none."""
-    values = [None if node is None else node.meta.get("val") for node in output_args(forward.graph)[count:]]
-    has_key = [isinstance(value, Tensor) and value.layout == torch.strided for value in values]
-    return [internals.storage_key(v) if has else 0 for v, has in zip(values, has_key, strict=True)]
+    values = (None if node is None else node.meta.get("val") for node in output_args(forward.graph)[count:])
+    return [internals.storage_key(v) if isinstance(v, Tensor) and v.layout == torch.strided else 0 for v in values]
 
 
 def _lent(forward: fx.GraphModule, count: int, keys: Sequence[int], trace: Trace) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class Asked:
         The numbers of the saved values that those keep, or that the backward takes.
     needs
         The numbers of those that it takes.
+    idle
+        The bits of those nodes that do not look at what they saved.
     late
         The numbers of those that it reads as they are by then.
     compute
@@ -49,6 +51,7 @@ class Asked:
     mask: int
     kept: tuple[int, ...]
     needs: tuple[int, ...]
+    idle: int
     late: frozenset[int]
     compute: Callable[..., Any]
 
@@ -110,6 +113,7 @@ class Askers:
             mask=mask & self.mask(asked),
             kept=tuple(sorted({*kept, *needs})),
             needs=needs,
+            idle=self._trace.idle,
             late=only_read_late(module.graph, needs, split.lent),
             compute=internals.forward_of(module),
         )

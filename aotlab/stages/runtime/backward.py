@@ -20,9 +20,9 @@ from aotlab.stages.runtime.asked import Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
-
-#: A backward; which of the saved values it takes; and which of these it reads as they are by then.
-Compiled = tuple[Boxed, tuple[int, ...], frozenset[int]]
+#: A backward; which of the saved values it takes; which of these it reads as they are by then; and the bits of those
+#: nodes that saved tensors and do not look at them.
+Compiled = tuple[Boxed, tuple[int, ...], frozenset[int], int]
 
 
 class Backward:
@@ -51,7 +51,8 @@ class Backward:
         #: A backward for each pattern, and the autocast it was made for.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         if full is not None:
-            self._compiled[(True,) * len(self.masks)] = (full[0], tuple(range(len(split.saved_names))), full[1])
+            needs = tuple(range(len(split.saved_names)))
+            self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
 
     def prepare(self) -> None:
         """Compile the backward for all tangents now."""
@@ -89,8 +90,8 @@ class Backward:
             asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
         if asked is None:
             return None
-        saved.use(asked.mask, asked.kept, asked.late)
-        gradients = asked.gradients(saved.use(asked.mask, asked.needs, asked.late), tangents)
+        saved.use(asked.mask & ~asked.idle, asked.kept, asked.late)
+        gradients = asked.gradients(saved.use(asked.mask & ~asked.idle, asked.needs, asked.late), tangents)
         saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
@@ -132,10 +133,10 @@ class Backward:
                 if found is None:
                     raise
                 return found
-        compiled, needs, late = known
+        compiled, needs, late, idle = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         try:
-            arguments = saved.use(mask, needs, late)
+            arguments = saved.use(mask & ~idle, needs, late)
         except RuntimeError:
             found = self._of_what_is_asked(saved, mask, pattern, inputs)
             if found is None:

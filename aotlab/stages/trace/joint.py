@@ -75,6 +75,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         full={},
         state_masks=state_masks(parts, bits),
         watch=_watch(findings, bits),
+        lookers={node: bit for node, bit in bits.items() if internals.may_be_idle(node)},
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
         backward_error=None,
@@ -95,6 +96,9 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     seen = survey(parts)
     with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
         gradients = differentiate_all(trace, moved=findings.moved)
+    idle = sum(1 << bit for bit in trace.lookers.values() if all(i >> bit & 1 for i in trace.idle_of_full.values()))
+    if trace.training and trace.backward_error is None and idle:
+        trace.state_masks = state_masks(parts, bits, idle)
     if trace.training:
         callers = [tensor for _, tensor in _callers(findings, trace)]
         check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
@@ -175,7 +179,8 @@ def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
 
 def _unwatched(findings: Findings, trace: Trace) -> set[int]:
     """Find the storages of outputs that nodes keep and that are made of others: of those alone a write is noticed."""
-    by_itself, besides = {}, {}
+    by_itself: dict[int, int] = {}
+    besides: dict[int, int] = {}
     for source, mask in trace.watch.items():
         if source.kind == "input":
             key, found = internals.storage_key(findings.inputs[source.index].wrapper), by_itself
