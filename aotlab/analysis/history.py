@@ -470,7 +470,8 @@ LASTING = 1
 def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     """Give the autograd nodes that hold saved tensors their numbers.
 
-    Where there is a single entry all have one, but for those of custom functions, which need not look at theirs.
+    Where there is a single entry all have one, but for those of custom functions, which need not look at what they
+    saved, and may look where that is nothing.
     """
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
@@ -483,7 +484,7 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
             if node in entered or not part.has(node):
                 continue
             entered.add(node)
-            if internals.saves_tensors(node):
+            if internals.saves_tensors(node) or internals.may_be_idle(node):
                 bits[node] = 1 if lone and not internals.is_custom_function_node(node) else len(bits) + 2
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
@@ -607,7 +608,9 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int], idle: int = 0
                 entered.add(node)
                 if node in bits:
                     mask |= 1 << bits[node]
-                if (node not in bits or idle >> bits[node] & 1) and internals.keeps_unsaved(node):
+                if internals.keeps_unsaved(node) and (
+                    idle >> bits.get(node, 0) & 1 or not internals.saves_tensors(node)
+                ):
                     mask |= LASTING
                 todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)

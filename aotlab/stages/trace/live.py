@@ -87,10 +87,10 @@ class Trace:
         The keys of the storages that some op of the backward reads as they are by then, where a write to them is
         noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
     lookers
-        The bits of custom functions' nodes that saved tensors.
+        The bits of custom functions' nodes of which it is seen whether they look at what they saved.
     idle
-        The bits of those among them that did not look at these when a backward was last derived; ``idle_of_full`` has
-        them for each segment with all its tangents.
+        The bits of those among them that did not look when a backward was last derived; ``idle_of_full`` has them for
+        each segment with all its tangents.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen
