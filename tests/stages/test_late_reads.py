@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.engine_helpers import alike, compiled, entry_of, leaf
+from aotlab.errors import MetadataMutationError
+from tests.engine_helpers import alike, behind, compiled, leaf, record
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -139,3 +140,197 @@ def a_use(draw):
         return [*found, [t.tolist() for t in (*outputs, x, w, v)]]
 
     return use
+
+
+@pytest.mark.parametrize("first", range(0, 120, 30))
+def test_random_programs(first):
+    """Functions that keep and save, checkpoints, writes and backwards in any order are eager's, and are compiled."""
+    counts = [0, 0]
+    for seed in range(first, first + 30):
+        draw = random.Random(seed)
+        program, uses = a_program(draw), [a_use(draw) for _ in range(3)]
+        f = compiled(program)
+        for use in uses:
+            assert str(use(program)) == str(use(f)), seed
+        counts[0] += behind(f).calls.compiled
+        counts[1] += behind(f).calls.eager
+    assert counts[0] > 20 * counts[1]
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_random_programs_behind_dynamo(first):
+    """Dynamo writes a Function as graphs; what is saved and what is kept otherwise are told apart there too."""
+    for seed in range(first, first + 10):
+        draw = random.Random(seed)
+        program, use = a_program(draw, checkpoints=False), a_use(draw)
+        torch.compiler.reset()
+        expected, found = str(use(program)), str(use(compiled(program, frontend="dynamo")))
+        assert expected == found or not alike(lambda f, use=use: str(use(f)), program), seed
+
+
+Attribute = keeping(["w"], [], looks=False)
+Saved = keeping([], ["w"], looks=True)
+Both = keeping(["w"], ["x"], looks=False)
+Result = keeping(["y.detach()"], [], looks=False)
+Unrelated = keeping(["w * 2", "w.clone()"], [], looks=False)
+
+
+def _written(x, w, function):
+    w.mul_(2)
+    return function.apply(x, w)
+
+
+def _written_later(x, w, function):
+    y = function.apply(x, w)
+    w.mul_(2)
+    return y
+
+
+PROGRAMS = {
+    "attribute": lambda x, w: Attribute.apply(x, w),
+    "attribute of a view": lambda x, w: Attribute.apply(x, w.view(3, 2).t().reshape(-1)),
+    "saved": lambda x, w: Saved.apply(x, w),
+    "saved by another": lambda x, w: Attribute.apply(x, w) * w,
+    "saved by another's way": lambda x, w: (Attribute.apply(x, w), x * w)[0],
+    "both": lambda x, w: Both.apply(x, w),
+    "result": lambda x, w: Result.apply(x, w),
+    "unrelated": lambda x, w: Unrelated.apply(x, w),
+    "written": lambda x, w: _written(x, w, Attribute),
+    "written, saved": lambda x, w: _written(x, w, Saved),
+    "written later": lambda x, w: _written_later(x, w, Attribute),
+    "written later, saved": lambda x, w: _written_later(x, w, Saved),
+}
+
+
+def _of_writes(function):
+    """Return the gradients of two backwards with writes before them, or the error."""
+    found = []
+    for writes in ("", "w", "x", "result", "w.data"):
+        for hooks in (False, True):
+            x, w = leaf(6), torch.arange(6.0)
+            given, y = x + 0, None
+            try:
+                if hooks:
+                    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach() * 2, lambda t: t):
+                        y = function(given, w)
+                else:
+                    y = function(given, w)
+                for _ in range(2):
+                    with torch.no_grad():
+                        target = {"w": w, "x": given, "result": y, "w.data": w.data}.get(writes)
+                        if target is not None:
+                            target.add_(1)
+                    y.sum().backward()
+                    found.append(x.grad.tolist())
+            except RuntimeError as error:
+                found.append(str(error)[:40])
+    return found
+
+
+@FRONTENDS
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_writes_of_the_caller(program, frontend):
+    """The new value where only an attribute has it; autograd's error where a node that is reached has saved it."""
+    f = compiled(program, frontend=frontend)
+    assert _of_writes(program) == _of_writes(f)
+
+
+@pytest.mark.parametrize("name", ["attribute", "saved", "both", "written", "written later"])
+def test_that_these_are_compiled(name):
+    """None of them is left to eager."""
+    f = compiled(PROGRAMS[name])
+    f(leaf(6), torch.arange(6.0))
+    assert (behind(f).calls.compiled, behind(f).calls.eager) == (1, 0)
+
+
+@FRONTENDS
+def test_inference(frontend):
+    """Where nothing is differentiated, nothing is kept."""
+    f = compiled(PROGRAMS["written"], frontend=frontend)
+    for w in (torch.arange(6.0), torch.arange(6.0) * 2):
+        own = w.clone()
+        assert PROGRAMS["written"](torch.ones(6), own).tolist() == f(torch.ones(6), w).tolist()
+        assert own.tolist() == w.tolist()
+
+
+def test_an_inference_tensor_as_an_attribute():
+    """Autograd refuses to save one; an attribute may be one."""
+    with torch.inference_mode():
+        w = torch.arange(6.0)
+    found = []
+    for call in (PROGRAMS["attribute"], compiled(PROGRAMS["attribute"])):
+        x = leaf(6)
+        call(x, w).sum().backward()
+        found.append(x.grad.tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda w: w.t_(), lambda w: setattr(w, "data", torch.ones(2, 3))], ids=["t_", "data"]
+)
+@pytest.mark.parametrize("name", ["attribute", "written"])
+def test_other_sizes_or_memory(name, change):
+    """The backward was compiled for those that there were; it never computes with what is no longer the tensor."""
+    found = []
+    for call in (PROGRAMS[name], compiled(PROGRAMS[name])):
+        x, w = leaf(2, 3), torch.arange(6.0).view(2, 3)
+        y = call(x + 0, w)
+        change(w)
+        try:
+            y.sum().backward()
+            found.append(x.grad.tolist())
+        except (RuntimeError, MetadataMutationError) as error:
+            found.append(type(error))
+    assert found[1] in (found[0], MetadataMutationError)
+
+
+def test_a_backward_that_returns_what_it_keeps():
+    """Nobody knows who reads it then: a write is an error, as the README says, and no wrong value."""
+
+    class Returning(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.w = w
+            return x * w.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return ctx.w, None
+
+    x, w = leaf(3), torch.arange(3.0)
+    y = compiled(Returning.apply)(x, w)
+    w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_is_lent():
+    """The record says which saved values a backward reads as they are by then."""
+    f = compiled(lambda x, w: (Attribute.apply(x, w), Saved.apply(x, w)))
+    f(leaf(6), torch.arange(6.0))
+    saved = record(f, "partition")
+    names = [value.name for value in saved.saved]
+    assert [names[n] for n in saved.lent] == ["primals_2"]
+    assert ((0,), frozenset((0,)), ()) == (saved.lent, saved.late, saved.loose)
+
+
+def test_a_captured_input_of_a_checkpoint():
+    """Eager computes the checkpoint again with what the tensor is by then; what was given to it may not be written."""
+
+    def program(x, w):
+        return checkpoint(lambda value: (value + w).sin() * w, x, use_reentrant=False)
+
+    def use(function, change):
+        x, w = leaf(3), torch.arange(3.0)
+        given = x + 0
+        y = function(given, w)
+        with torch.no_grad():
+            change(given, w)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            return str(error)[:40]
+        return x.grad.tolist()
+
+    for change in (lambda x, w: w.add_(1), lambda x, w: x.add_(1), lambda x, w: w.data.add_(1)):
+        assert use(program, change) == use(compiled(program), change)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import output_args
@@ -72,7 +75,8 @@ class Keeping:
         trace, meta = self._draft.trace, self._draft.meta
         changed = bool(trace.writes) or any(info.mutates_metadata or info.moves_version for info in meta.input_info)
         changed = changed and any(s.is_input for s in self._draft.parts.partition.saved)
-        lent = bool(trace.writes and self._draft.parts.partition.lent)
+        reshaped = any(info.is_changed or info.mutates_metadata for info in meta.input_info)
+        lent = bool(self._draft.parts.partition.lent) and (bool(trace.writes) or reshaped)
         return trace.training and (changed or lent or bool(self._watched))
 
     def remember(self) -> None:
@@ -119,7 +123,21 @@ class Keeping:
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
                     place = f"{shape}, {stride}, {shift}{dtype}"
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {place})"
-        return list(found.values())
+                    if n in lent:
+                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(write.index)})"
+        return [*found.values(), *self._names_detached(saved)]
+
+    def _names_detached(self, saved: Sequence[fx.Node | None]) -> Iterator[str]:
+        """Write which inputs lent values stand for that are saved detached."""
+        partition, meta = self._draft.parts.partition, self._draft.meta
+        if any(info.is_changed or info.mutates_metadata for info in meta.input_info):
+            fakes = enumerate(self._draft.trace.input_fakes)
+            places = {internals.storage_key(fake): k for k, fake in fakes if fake.layout == torch.strided}
+            for n in partition.lent:
+                node = saved[n]
+                k = None if node is None else places.get(internals.storage_key(node.meta["val"]))
+                if partition.saved[n].is_input and k is not None:
+                    yield f"saved.stands_for({n}, {self._draft.kept(k)})"
 
     def watch(self, edges: Edges) -> None:
         """Write which tensors of the caller's the saved values have to watch besides."""

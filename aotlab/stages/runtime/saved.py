@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import LASTING
 from aotlab.analysis.kept_values import with_node
+from aotlab.errors import MetadataMutationError
 
 
 class _Keeps(torch.autograd.Function):
@@ -80,7 +82,7 @@ class SavedValues:
     would not keep: neither hooks nor version checks are for these.
     """
 
-    __slots__ = ("_hooks", "_layouts", "_loose", "_values", "_versions", "_watched", "released")
+    __slots__ = ("_hooks", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "released")
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
         hooks = internals.saved_tensor_hooks()
@@ -91,6 +93,7 @@ class SavedValues:
             if value.is_inference() and n not in loose:
                 _raise_for_inference_tensor(value)
         self._loose = loose
+        self._origins: dict[int, tuple[weakref.ref[Tensor], int, tuple[object, ...]]] = {}
         self._layouts = {n: _layout(values[n]) for n in lent}
         self._versions = self._versions_of(values)
         self._values: list[Any] | None = list(values)
@@ -127,6 +130,13 @@ class SavedValues:
                 alias = alias.as_strided((reach,), (1,)).view(dtype)
             self._values[n] = alias.as_strided(shape, stride, alias.storage_offset() + shift)
 
+    def stands_for(self, n: int, tensor: Tensor) -> None:
+        """Note that the ``n``-th, a lent one, is in the memory of the caller's ``tensor``, which eager may keep itself.
+
+        Given other memory or sizes, that is no longer what is kept here. A strong reference might lead back to here.
+        """
+        self._origins[n] = (weakref.ref(tensor), tensor.data_ptr(), _layout(tensor))
+
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:
@@ -141,6 +151,8 @@ class SavedValues:
         ------
         RuntimeError
             As autograd does: when the graph has been freed, or a value was written in place.
+        MetadataMutationError
+            One in ``late`` is of other sizes by now, or the caller's tensor that it stands for.
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
@@ -149,14 +161,32 @@ class SavedValues:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
         if self._values is None:
             return []
+        for n in late:
+            if self._hooks is None or n in self._loose:
+                self._check_layout(n, self._values[n])
         if self._hooks is not None:
             return [self._values[n] if n in self._loose else self._hooks[1](self._values[n]) for n in needs]
         now = self._versions_of(self._values)
         if now != self._versions:
             for n in needs:
-                if now[n] != self._versions[n] and (n not in late or _layout(self._values[n]) != self._layouts[n]):
+                if now[n] != self._versions[n] and n not in late:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         return list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+
+    def _check_layout(self, n: int, value: Tensor) -> None:
+        """Check that what is read as it is by now is where it was, as the backward was compiled for it."""
+        same = _layout(value) == self._layouts[n]
+        if n in self._origins:
+            reference, address, layout = self._origins[n]
+            origin = reference()
+            same = same and (origin is None or (origin.data_ptr() == address and _layout(origin) == layout))
+        if not same:
+            raise MetadataMutationError(
+                "a tensor that a custom Function keeps as an attribute, or that a checkpoint's function uses, was "
+                "given other sizes or other memory after the call",
+                why="the backward reads it as it is by then, and was compiled for its sizes and its memory",
+                suggestion="run the backward first, use ctx.save_for_backward, or call the original function",
+            )
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
