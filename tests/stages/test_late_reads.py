@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import aotlab
+from aotlab import config
 from aotlab.errors import MetadataMutationError
 from tests.engine_helpers import alike, behind, compiled, leaf, record
 
@@ -206,24 +208,19 @@ def _of_writes(function):
     """Return the gradients of two backwards with writes before them, or the error."""
     found = []
     for writes in ("", "w", "x", "result", "w.data"):
-        for hooks in (False, True):
-            x, w = leaf(6), torch.arange(6.0)
-            given, y = x + 0, None
-            try:
-                if hooks:
-                    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach() * 2, lambda t: t):
-                        y = function(given, w)
-                else:
-                    y = function(given, w)
-                for _ in range(2):
-                    with torch.no_grad():
-                        target = {"w": w, "x": given, "result": y, "w.data": w.data}.get(writes)
-                        if target is not None:
-                            target.add_(1)
-                    y.sum().backward()
-                    found.append(x.grad.tolist())
-            except RuntimeError as error:
-                found.append(str(error)[:40])
+        x, w = leaf(6), torch.arange(6.0)
+        given, y = x + 0, None
+        try:
+            y = function(given, w)
+            for _ in range(2):
+                with torch.no_grad():
+                    target = {"w": w, "x": given, "result": y, "w.data": w.data}.get(writes)
+                    if target is not None:
+                        target.add_(1)
+                y.sum().backward()
+                found.append(x.grad.tolist())
+        except RuntimeError as error:
+            found.append(str(error)[:40])
     return found
 
 
@@ -241,6 +238,59 @@ def test_that_these_are_compiled(name):
     f = compiled(PROGRAMS[name])
     f(leaf(6), torch.arange(6.0))
     assert (behind(f).calls.compiled, behind(f).calls.eager) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["attribute", "saved", "both", "result", "unrelated", "written"])
+def test_under_hooks(name, monkeypatch):
+    """What is saved goes through ``saved_tensors_hooks``, also where the backward reads it; an attribute does not."""
+    monkeypatch.setattr(config, "saved_tensors_hooks", "apply")
+    found = []
+    for call in (PROGRAMS[name], compiled(PROGRAMS[name])):
+        x, w = leaf(6), torch.arange(6.0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach() * 2, lambda t: t):
+            y = call(x, w)
+        with torch.no_grad():
+            w.add_(1)
+        y.sum().backward()
+        found.append(x.grad.tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("function", [Attribute, Saved], ids=["attribute", "saved"])
+def test_a_view_that_is_returned(function):
+    """A write to a view of what is kept, which is no input and not itself an output."""
+
+    def program(x, w):
+        v = x * w
+        return function.apply(x, v), v[:2], v[2:]
+
+    def use(call):
+        x = leaf(6)
+        y, v, _ = call(x, torch.arange(6.0))
+        with torch.no_grad():
+            v.add_(1)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            return str(error)[:40]
+        return x.grad.tolist()
+
+    assert use(program) == use(compiled(program))
+
+
+def test_what_is_computed_again():
+    """A partitioner that computes a value of the forward again must not do so from what was written since."""
+
+    def program(x, w):
+        return Attribute.apply(x, w) + x * w.sin()
+
+    f = compiled(program, partitioner=aotlab.min_cut_rematerialization_partition)
+    x, w = leaf(6), torch.arange(6.0)
+    y = f(x, w)
+    assert [value.name for value in record(f, "partition").saved] == ["primals_2"]
+    w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 @FRONTENDS

@@ -105,7 +105,12 @@ class SavedValues:
         return [internals.version_of(v) for v in values] if self._loose else internals.versions_of(values)
 
     def watch(self, tensor: Tensor, mask: int) -> None:
-        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager."""
+        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager.
+
+        What hooks have packed is not compared: it may be something else.
+        """
+        if self._hooks is not None:
+            return
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
