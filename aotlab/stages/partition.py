@@ -148,6 +148,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     keys = _keys_of_saved(forward, count)
     split.lent = _lent(forward, count, keys, trace)
+    trace.lent_values = {n: value for n in split.lent if (value := split.saved_values[n]) is not None}
     late = only_read_late(backward.graph, range(len(split.saved_names)), split.lent)
     record = PartitionRecord(
         partitioner=name,

@@ -110,6 +110,7 @@ class Keeping:
             fits = plain and _lie_alike(final, real)
             for n, node in enumerate(saved):
                 value = None if node is None or "saved_value" in node.meta else node.meta["val"]
+                value = trace.lent_values.get(n, value)
                 if value is None or n in found or not ((kept and fits) or n in lent):
                     continue
                 is_part = _is_part(value, final)
