@@ -34,6 +34,7 @@ from torch import fx
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
+from aotlab.analysis.late_reads import only_read_late
 from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
@@ -339,12 +340,14 @@ def _backward(
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
     labels = live.gradient_labels(segment)
 
-    def compile_pattern(pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
+    def compile_pattern(pattern: tuple[bool, ...]) -> runtime.Compiled:
         started = time.perf_counter_ns()
         if all(pattern) and record.backward is not None and live.is_whole and not internals.any_autocast_enabled():
-            module, needs = record.backward, tuple(range(len(split.saved_names)))
+            module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)
+            idle = live.idle
+        late = only_read_late(module.graph, needs, split.lent)
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
@@ -357,12 +360,12 @@ def _backward(
                     duration_ns=time.perf_counter_ns() - started,
                 )
             )
-        return compiled, needs
+        return compiled, needs, late, idle
 
     def derive(pattern: Sequence[bool], asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         return partition.derive_backward(live, split, segment, pattern, asked)
 
-    whole = full if live.is_whole else None
+    whole = (full, record.late) if full is not None and live.is_whole else None
     made = runtime.Backward(live, split, segment, whole, compile_pattern, derive, live.call_name)
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()

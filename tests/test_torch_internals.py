@@ -1117,3 +1117,63 @@ def test_what_dynamo_writes_for_an_assignment_to_data():
     x, y = torch.ones(2), torch.zeros(2)
     op(x, y)
     assert x.data_ptr() == y.data_ptr()
+
+
+def test_what_dynamo_puts_for_a_function():
+    """Its op says which of the kept values the user's function saved."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compile(_Idle.apply, backend=keep)(leaf(3), torch.ones(3))
+    (node,) = [node for node in graphs[0].graph.nodes if node.target is internals.FUNCTION_APPLY]
+    assert node.kwargs["saved_for_backward_idx"] == []
+    assert node.kwargs["non_differentiable_idx"] == []
+
+
+class _Idle(torch.autograd.Function):
+    """Saves one of its arguments and keeps the other, which alone it uses."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Multiply."""
+        ctx.save_for_backward(x)
+        ctx.w = w
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use the attribute."""
+        return gradient * ctx.w, None
+
+
+class _Looking(_Idle):
+    """Uses what it saved where that is asked for."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Look."""
+        return gradient * ctx.saved_tensors[0] if ctx.needs_input_grad[0] else None, None
+
+
+def test_noting_looks():
+    """Only what looks at its saved tensors is noted, and only while that is wanted."""
+    x, w, noted = leaf(3), torch.ones(3), set()
+    idle, looking = _Idle.apply(x, w), _Looking.apply(x, w)
+    with internals.noting_looks(noted):
+        (idle + looking).sum().backward(retain_graph=True)
+    assert noted == {looking.grad_fn}
+    (idle + looking).sum().backward()
+    assert noted == {looking.grad_fn}
+    assert [internals.may_be_idle(each.grad_fn) for each in (idle, looking, x.sin())] == [True, False, False]
+
+
+def test_reads_as_it_is():
+    """A custom function's node and one that a checkpoint keeps for; no other."""
+    x = leaf(3)
+    given = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+    nodes = [_Idle.apply(x, torch.ones(3)).grad_fn, given.grad_fn, x.sin().grad_fn]
+    assert [internals.reads_as_it_is(node) for node in nodes] == [True, True, False]

@@ -474,7 +474,11 @@ LASTING = 1
 
 
 def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
-    """Give the autograd nodes that hold saved tensors their numbers; all have one where there is a single entry."""
+    """Give the autograd nodes that hold saved tensors their numbers.
+
+    Where there is a single entry all have one, but for those of custom functions, which need not look at what they
+    saved, and may look where that is nothing.
+    """
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
     for part in parts:
@@ -486,8 +490,8 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
             if node in entered or not part.runs(node):
                 continue
             entered.add(node)
-            if internals.saves_tensors(node):
-                bits[node] = 1 if lone else len(bits) + 1
+            if internals.saves_tensors(node) or internals.may_be_idle(node):
+                bits[node] = 1 if lone and not internals.is_custom_function_node(node) else len(bits) + 2
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
 
@@ -590,8 +594,11 @@ def leading_to(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     return list(found)
 
 
-def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
-    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
+def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int], idle: int = 0) -> list[list[int]]:
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones.
+
+    ``idle`` has the bits of nodes that do not look at what they saved: they go on without it.
+    """
     masks = []
     for part in parts:
         stops = set(part.stops)
@@ -607,7 +614,9 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[
                 entered.add(node)
                 if node in bits:
                     mask |= 1 << bits[node]
-                elif internals.keeps_unsaved(node):
+                if internals.keeps_unsaved(node) and (
+                    idle >> bits.get(node, 0) & 1 or not internals.saves_tensors(node)
+                ):
                     mask |= LASTING
                 todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)

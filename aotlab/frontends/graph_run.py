@@ -11,7 +11,8 @@ object, and then put torch back to the state in which it was entered: in the mid
 
 Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
 the checkpoint itself is called, whether the graph is recorded or runs eagerly. So is ``.data``, for which Dynamo writes
-a function that passes by those who watch.
+a function that passes by those who watch. A user's `torch.autograd.Function` is one again, which saves what the user's
+saves, where Dynamo's op keeps all in a closure, which no autograd knows of.
 """
 
 from __future__ import annotations
@@ -35,8 +36,35 @@ _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
 def needs_care(graph: fx.Graph) -> bool:
     """Tell whether a graph has to be run by a `GraphRun`: changes modes, has checkpoints, or assigns to ``.data``."""
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
-    targets.add(internals.SETS_DATA)
+    targets |= {internals.SETS_DATA, internals.FUNCTION_APPLY}
     return any(node.target in targets for node in graph.nodes if node.op == "call_function")
+
+
+class _Applied(torch.autograd.Function):
+    """A user's function as Dynamo wrote it: two graphs, and which outputs and which of what is kept are special."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, forward: fx.GraphModule, backward: fx.GraphModule, settings: dict[str, Any], *given: Any
+    ) -> Any:
+        outputs, kept = GraphRun(forward).run(*given)
+        several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        saved = settings["saved_for_backward_idx"]
+        ctx.mark_dirty(*(several[i] for i in settings.get("dirty_idx", ())))
+        ctx.mark_non_differentiable(*(several[i] for i in settings["non_differentiable_idx"]))
+        ctx.save_for_backward(*(kept[i] for i in saved))
+        ctx.places, ctx.backward_graph = saved, backward
+        ctx.others = [None if i in saved else value for i, value in enumerate(kept)]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        kept = list(ctx.others)
+        if ctx.places:
+            for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+                kept[i] = value
+        found = GraphRun(ctx.backward_graph).run(*gradients, *kept)
+        return None, None, None, *(found if isinstance(found, (tuple, list)) else [found])
 
 
 class GraphRun(fx.Interpreter):
@@ -86,6 +114,9 @@ class GraphRun(fx.Interpreter):
         """Call a function, and note which modes it enters or leaves."""
         if target is internals.CHECKPOINT:
             return self._checkpoint(args, kwargs)
+        if target is internals.FUNCTION_APPLY:
+            forward, backward, *given = args
+            return _Applied.apply(forward, backward, kwargs, *given)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
             return args[0].data  # which the recorder sees
         if target is not None and target is internals.SETS_DATA:

@@ -322,6 +322,7 @@ class Recorder(TorchDispatchMode):
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
         place, meta = self.place, self.meta
+        reads_late = False
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
             if place is None:
@@ -331,13 +332,19 @@ class Recorder(TorchDispatchMode):
             if meta is not None:
                 self._metas.setdefault(sequence, meta)  # type: ignore[arg-type]  # an int on this branch
         else:
-            sequence = internals.current_node_sequence()
+            node = internals.current_node()
+            sequence = None if node is None else internals.sequence_of(node)
             if sequence is not None:
                 place = self._places.get(sequence)
                 meta = self._metas.get(sequence)
+                reads_late = internals.reads_as_it_is(node)
         original = self._original or func
         index = len(tape.operations)
-        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+        tape.append(
+            Operation(
+                index, func, args, kwargs, result, self.phase, place, sequence, meta, original, reads_late=reads_late
+            )
+        )
 
     def line_of(self, sequence: int) -> UserLine | None:
         """Return the user's line whose forward made the autograd node of that number."""

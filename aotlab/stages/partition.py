@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
+from aotlab.analysis.late_reads import only_read_late
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-from aotlab.recorder import tensors_in
+from aotlab.recorder import RunEagerly, tensors_in
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
@@ -64,7 +65,9 @@ class SavedValue:
 class PartitionRecord:
     """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
 
-    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values.
+    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these, by their
+    numbers, ``lent`` are those that a backward may read as they are by then, ``late`` those that the backward for all
+    tangents only reads so, and ``loose`` those of the latter that no autograd node keeps besides.
     """
 
     partitioner: str
@@ -72,6 +75,9 @@ class PartitionRecord:
     backward: fx.GraphModule | None
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
+    lent: tuple[int, ...] = ()
+    late: frozenset[int] = frozenset()
+    loose: tuple[int, ...] = ()
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -87,6 +93,8 @@ class Split:
     saved_names: list[str]
     #: Pairs of a value that a saved one stands for, since both are the same expression, and the saved one.
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    #: The numbers of those that a backward may read as they are by then.
+    lent: tuple[int, ...] = ()
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -96,6 +104,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     ------
     RandomOpError
         The partitioner put a random op of the forward into the backward.
+    RunEagerly
+        A backward reads something as it is by then that cannot be kept so.
     """
     name = _name_of(partitioner)
     count = len(trace.forward_outputs)
@@ -136,14 +146,43 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         split.saved_names.append(node.meta.get("saved_name", node.name))
         if value is not None:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
+    keys = _keys_of_saved(forward, count)
+    split.lent = _lent(forward, count, keys, trace)
+    trace.lent_values = {n: value for n in split.lent if (value := split.saved_values[n]) is not None}
+    late = only_read_late(backward.graph, range(len(split.saved_names)), split.lent)
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
         backward=backward if trace.backward_error is None else None,
         saved=_describe_saved(forward, backward, count, trace),
         num_forward_outputs=count,
+        lent=split.lent,
+        late=late,
+        loose=tuple(n for n in sorted(late) if keys[n] not in trace.kept_properly),
     )
     return record, split
+
+
+def _keys_of_saved(forward: fx.GraphModule, count: int) -> list[int]:
+    """Return the keys of the saved values' storages; 0 for what has none."""
+    values = (None if node is None else node.meta.get("val") for node in output_args(forward.graph)[count:])
+    return [internals.storage_key(v) if isinstance(v, Tensor) and v.layout == torch.strided else 0 for v in values]
+
+
+def _lent(forward: fx.GraphModule, count: int, keys: Sequence[int], trace: Trace) -> tuple[int, ...]:
+    """Return the numbers of the saved values that a backward may read as they are by then.
+
+    Raises
+    ------
+    RunEagerly
+        One of them is saved as a clone.
+    """
+    lent = tuple(n for n, key in enumerate(keys) if key in trace.lendable)
+    for n in lent:
+        node = output_args(forward.graph)[count + n]
+        if node is not None and "saved_value" in node.meta:
+            raise RunEagerly("a backward reads a tensor as it is by then that the function overwrites")
+    return lent
 
 
 def _name_of(partitioner: Partitioner) -> str:

@@ -39,7 +39,7 @@ from types import FunctionType
 from typing import Any
 
 from aotlab import torch_internals as internals
-from aotlab.stages.runtime.backward import Backward
+from aotlab.stages.runtime.backward import Backward, Compiled
 from aotlab.stages.runtime.draft import Parts
 from aotlab.stages.runtime.failing import ForwardFailed, can_be_repeated
 from aotlab.stages.runtime.generator import Generator, generate
@@ -49,6 +49,7 @@ from aotlab.stages.runtime.writer import MISS, Miss
 __all__ = [
     "MISS",
     "Backward",
+    "Compiled",
     "ForwardFailed",
     "Generator",
     "Miss",

@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import LASTING, leading_to, node_bits
+from aotlab.analysis.late_reads import only_read_late
 from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
 
@@ -39,6 +40,10 @@ class Asked:
         The numbers of the saved values that those keep, or that the backward takes.
     needs
         The numbers of those that it takes.
+    idle
+        The bits of those nodes that do not look at what they saved.
+    late
+        The numbers of those that it reads as they are by then.
     compute
         The backward: saved values and defined tangents in, one gradient or None per slot out.
     """
@@ -46,6 +51,8 @@ class Asked:
     mask: int
     kept: tuple[int, ...]
     needs: tuple[int, ...]
+    idle: int
+    late: frozenset[int]
     compute: Callable[..., Any]
 
     def gradients(self, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -106,6 +113,8 @@ class Askers:
             mask=mask & self.mask(asked),
             kept=tuple(sorted({*kept, *needs})),
             needs=needs,
+            idle=self._trace.idle,
+            late=only_read_late(module.graph, needs, split.lent),
             compute=internals.forward_of(module),
         )
 

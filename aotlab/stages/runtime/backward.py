@@ -20,6 +20,10 @@ from aotlab.stages.runtime.asked import Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 
+#: A backward; which of the saved values it takes; which of these it reads as they are by then; and the bits of those
+#: nodes that saved tensors and do not look at them.
+Compiled = tuple[Boxed, tuple[int, ...], frozenset[int], int]
+
 
 class Backward:
     """The compiled backwards of one segment, one for each pattern of defined tangents that was asked for."""
@@ -29,8 +33,8 @@ class Backward:
         trace: Trace,
         split: Split,
         segment: int,
-        full: Boxed | None,
-        compile_pattern: Callable[[tuple[bool, ...]], tuple[Boxed, tuple[int, ...]]],
+        full: tuple[Boxed, frozenset[int]] | None,
+        compile_pattern: Callable[[tuple[bool, ...]], Compiled],
         derive: Derive,
         name: str,
     ) -> None:
@@ -44,10 +48,11 @@ class Backward:
         self.wanted = trace.through(segment)
         self._askers = Askers(trace, split, segment, self.wanted, derive)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
-        #: A backward for each pattern, and the autocast it was made for; and which of the saved values it takes.
-        self._compiled: dict[tuple[Any, ...], tuple[Boxed, tuple[int, ...]]] = {}
+        #: A backward for each pattern, and the autocast it was made for.
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
         if full is not None:
-            self._compiled[(True,) * len(self.masks)] = (full, tuple(range(len(split.saved_names))))
+            needs = tuple(range(len(split.saved_names)))
+            self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
 
     def prepare(self) -> None:
         """Compile the backward for all tangents now."""
@@ -55,7 +60,7 @@ class Backward:
         with internals.disable_autocast():
             self._compiled[pattern] = self._compile(pattern)
 
-    def _compile_or_say_why(self, pattern: tuple[bool, ...]) -> tuple[Boxed, tuple[int, ...]]:
+    def _compile_or_say_why(self, pattern: tuple[bool, ...]) -> Compiled:
         """Compile the backward for a pattern; what raises names the caller's autograd nodes and not the trace's."""
         try:
             return self._compile(pattern)
@@ -85,8 +90,8 @@ class Backward:
             asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
         if asked is None:
             return None
-        saved.use(asked.mask, asked.kept)
-        gradients = asked.gradients(saved.use(asked.mask, asked.needs), tangents)
+        saved.use(asked.mask & ~asked.idle, asked.kept, asked.late)
+        gradients = asked.gradients(saved.use(asked.mask & ~asked.idle, asked.needs, asked.late), tangents)
         saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
@@ -128,10 +133,10 @@ class Backward:
                 if found is None:
                     raise
                 return found
-        compiled, needs = known
+        compiled, needs, late, idle = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         try:
-            arguments = saved.use(mask, needs)
+            arguments = saved.use(mask & ~idle, needs, late)
         except RuntimeError:
             found = self._of_what_is_asked(saved, mask, pattern, inputs)
             if found is None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import output_args
+from aotlab.recorder import RunEagerly
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.trace.records import Source
@@ -46,7 +50,7 @@ class Keeping:
         self._watched = self._find_watched()
 
     def expression(self) -> str:
-        """Write the list of saved values.
+        """Write the list of saved values, and which of them are lent and loose.
 
         An output is saved detached, lest it keep itself alive; so is an input where the epilogue changes the sizes of
         inputs, since the backward needs it as it was.
@@ -55,10 +59,12 @@ class Keeping:
         count = len(self._draft.trace.forward_outputs)
         reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
         detached = [s.is_returned or (reshaped and s.is_input) for s in saved]
+        lent, loose = self._draft.parts.partition.lent, self._draft.parts.partition.loose
+        late = (f", {lent}" if lent else "") + (f", {loose}" if loose else "")
         if not any(detached):
-            return f"out[{count}:]"
+            return f"out[{count}:]{late}"
         items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
-        return f"[{', '.join(items)}]"
+        return f"[{', '.join(items)}]{late}"
 
     @property
     def settles(self) -> bool:
@@ -69,7 +75,9 @@ class Keeping:
         trace, meta = self._draft.trace, self._draft.meta
         changed = bool(trace.writes) or any(info.mutates_metadata or info.moves_version for info in meta.input_info)
         changed = changed and any(s.is_input for s in self._draft.parts.partition.saved)
-        return trace.training and (changed or bool(self._watched))
+        reshaped = any(info.is_changed or info.mutates_metadata for info in meta.input_info)
+        lent = bool(self._draft.parts.partition.lent) and (bool(trace.writes) or reshaped)
+        return trace.training and (changed or lent or bool(self._watched))
 
     def remember(self) -> None:
         """Write that the saved values remember the versions that they have now."""
@@ -83,7 +91,13 @@ class Keeping:
 
         Of ``x.tanh_()`` eager keeps ``x``; what is then done to ``x.data`` shows in its gradient. A GPU's kernels
         are written for the alignment of the new value, too, which the caller's tensor need not have.
+
+        Raises
+        ------
+        RunEagerly
+            A backward reads such a value as it is by then, and it cannot be kept so.
         """
+        lent = self._draft.parts.partition.lent
         trace, meta, values = self._draft.trace, self._draft.meta, self._draft.parts.call.values
         tensors = [values[position] for position in self._draft.parts.dedupe.kept]
         saved = output_args(self._draft.parts.partition.forward.graph)[len(trace.forward_outputs) :]
@@ -93,17 +107,38 @@ class Keeping:
             together = [write.index] if base is None else base.members
             kept = [k for k in together if self._watched.get(Source("input", k)) and _count_together(tensors[k], real)]
             plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
-            if not kept or not plain or not _lie_alike(final, real):
-                continue
+            fits = plain and _lie_alike(final, real)
             for n, node in enumerate(saved):
                 value = None if node is None or "saved_value" in node.meta else node.meta["val"]
-                if n not in found and value is not None and _is_part(value, final):
+                value = trace.lent_values.get(n, value)
+                if value is None or n in found or not ((kept and fits) or n in lent):
+                    continue
+                is_part = _is_part(value, final)
+                if n in lent and not (is_part and fits):
+                    if internals.storage_key(value) == internals.storage_key(final) and value.numel():
+                        raise RunEagerly(f"a backward reads `{info.name}` as it is by then, and the function writes it")
+                    continue
+                if is_part:
                     shape, stride = tuple(value.shape), tuple(value.stride())
                     shift = value.storage_offset() - final.storage_offset() * (final.itemsize // value.itemsize)
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
                     place = f"{shape}, {stride}, {shift}{dtype}"
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {place})"
-        return list(found.values())
+                    if n in lent:
+                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(write.index)})"
+        return [*found.values(), *self._names_detached(saved)]
+
+    def _names_detached(self, saved: Sequence[fx.Node | None]) -> Iterator[str]:
+        """Write which inputs lent values stand for that are saved detached."""
+        partition, meta = self._draft.parts.partition, self._draft.meta
+        if any(info.is_changed or info.mutates_metadata for info in meta.input_info):
+            fakes = enumerate(self._draft.trace.input_fakes)
+            places = {internals.storage_key(fake): k for k, fake in fakes if fake.layout == torch.strided}
+            for n in partition.lent:
+                node = saved[n]
+                k = None if node is None else places.get(internals.storage_key(node.meta["val"]))
+                if partition.saved[n].is_input and k is not None:
+                    yield f"saved.stands_for({n}, {self._draft.kept(k)})"
 
     def watch(self, edges: Edges) -> None:
         """Write which tensors of the caller's the saved values have to watch besides."""
@@ -120,7 +155,9 @@ class Keeping:
             return {}
         count = len(trace.forward_outputs)
         returned = output_args(self._draft.parts.partition.forward.graph)
-        saved = {internals.storage_key(node.meta["val"]) for node in returned[count:] if node is not None}
+        lent = self._draft.parts.partition.lent
+        own_saved = [node for n, node in enumerate(returned[count:]) if node is not None and n not in lent]
+        saved = {internals.storage_key(node.meta["val"]) for node in own_saved}
         written = {write.index for write in trace.writes}
         found = {}
         for source, mask in trace.watch.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import LASTING
 from aotlab.analysis.kept_values import with_node
+from aotlab.errors import MetadataMutationError
 
 
 class _Keeps(torch.autograd.Function):
@@ -64,6 +66,10 @@ def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoRetur
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 
+def _layout(value: Tensor) -> tuple[object, ...]:
+    return value.shape, value.stride(), value.dtype
+
+
 class SavedValues:
     """The values that one call's forward saved, kept as autograd keeps its own.
 
@@ -71,23 +77,40 @@ class SavedValues:
     go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
     that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
     that does not goes through. What a custom function's node keeps as an attribute is never used up.
+
+    ``lent`` are the numbers of values that a backward may read as they are by then, ``loose`` of those that autograd
+    would not keep: neither hooks nor version checks are for these.
     """
 
-    __slots__ = ("_hooks", "_values", "_versions", "_watched", "released")
+    __slots__ = ("_hooks", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "released")
 
-    def __init__(self, values: Sequence[Tensor]) -> None:
+    def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
         self._watched: list[tuple[Tensor, int, int]] = []
         self._hooks = hooks
-        for value in values:
-            if value.is_inference():
+        for n, value in enumerate(values):
+            if value.is_inference() and n not in loose:
                 _raise_for_inference_tensor(value)
-        self._versions = internals.versions_of(values)
-        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+        self._loose = loose
+        self._origins: dict[int, tuple[weakref.ref[Tensor], int, tuple[object, ...]]] = {}
+        self._layouts = {n: _layout(values[n]) for n in lent}
+        self._versions = self._versions_of(values)
+        self._values: list[Any] | None = list(values)
+        if hooks is not None:
+            self._values = [value if n in loose else hooks[0](value) for n, value in enumerate(values)]
+
+    def _versions_of(self, values: Sequence[Tensor]) -> list[int]:
+        """Return the versions; inference tensors, of which loose ones may be, do not count."""
+        return [internals.version_of(v) for v in values] if self._loose else internals.versions_of(values)
 
     def watch(self, tensor: Tensor, mask: int) -> None:
-        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager."""
+        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager.
+
+        What hooks have packed is not compared: it may be something else.
+        """
+        if self._hooks is not None:
+            return
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
@@ -105,25 +128,36 @@ class SavedValues:
         Eager keeps the tensor itself: what is written to it by ways that do not count is there in its backward. A
         window of another ``dtype``, in whose elements ``shift`` counts then, has elements that are not larger.
         """
-        if self._values is not None and self._hooks is None:
+        if self._values is not None and (self._hooks is None or n in self._loose):
             alias = tensor.detach()
             if dtype is not None:
                 reach = 1 + sum((m - 1) * s for m, s in zip(alias.shape, alias.stride(), strict=True))
                 alias = alias.as_strided((reach,), (1,)).view(dtype)
             self._values[n] = alias.as_strided(shape, stride, alias.storage_offset() + shift)
 
+    def stands_for(self, n: int, tensor: Tensor) -> None:
+        """Note that the ``n``-th, a lent one, is in the memory of the caller's ``tensor``, which eager may keep itself.
+
+        Given other memory or sizes, that is no longer what is kept here. A strong reference might lead back to here.
+        """
+        self._origins[n] = (weakref.ref(tensor), tensor.data_ptr(), _layout(tensor))
+
     def remember_versions(self) -> None:
         """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
         if self._values is not None and self._hooks is None:
-            self._versions = internals.versions_of(self._values)
+            self._versions = self._versions_of(self._values)
 
-    def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
+    def use(self, mask: int, needs: Sequence[int], late: Collection[int] = ()) -> list[Tensor]:
         """Return those of the values that are needed by a backward that reaches the nodes in ``mask``.
+
+        It reads those in ``late`` as they are by now, which must not be of other sizes though.
 
         Raises
         ------
         RuntimeError
             As autograd does: when the graph has been freed, or a value was written in place.
+        MetadataMutationError
+            One in ``late`` is of other sizes by now, or the caller's tensor that it stands for.
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
@@ -132,14 +166,32 @@ class SavedValues:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
         if self._values is None:
             return []
+        for n in late:
+            if self._hooks is None or n in self._loose:
+                self._check_layout(n, self._values[n])
         if self._hooks is not None:
-            return [self._hooks[1](self._values[n]) for n in needs]
-        now = internals.versions_of(self._values)
+            return [self._values[n] if n in self._loose else self._hooks[1](self._values[n]) for n in needs]
+        now = self._versions_of(self._values)
         if now != self._versions:
             for n in needs:
-                if now[n] != self._versions[n]:
+                if now[n] != self._versions[n] and n not in late:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         return list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+
+    def _check_layout(self, n: int, value: Tensor) -> None:
+        """Check that what is read as it is by now is where it was, as the backward was compiled for it."""
+        same = _layout(value) == self._layouts[n]
+        if n in self._origins:
+            reference, address, layout = self._origins[n]
+            origin = reference()
+            same = same and (origin is None or (origin.data_ptr() == address and _layout(origin) == layout))
+        if not same:
+            raise MetadataMutationError(
+                "a tensor that a custom Function keeps as an attribute, or that a checkpoint's function uses, was "
+                "given other sizes or other memory after the call",
+                why="the backward reads it as it is by then, and was compiled for its sizes and its memory",
+                suggestion="run the backward first, use ctx.save_for_backward, or call the original function",
+            )
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""

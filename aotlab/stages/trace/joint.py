@@ -12,6 +12,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.backward_writes import unwritten
 from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
 from aotlab.analysis.hooked import check_partners, check_passed
+from aotlab.analysis.late_reads import read_late, saved_properly
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
@@ -74,6 +75,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         full={},
         state_masks=state_masks(parts, bits),
         watch=_watch(findings, bits),
+        lookers={node: bit for node, bit in bits.items() if internals.may_be_idle(node)},
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
         viewed_late=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.used_late(i.storage)),
@@ -96,11 +98,17 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     seen = survey(parts)
     with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
         gradients = differentiate_all(trace, moved=findings.moved)
+    idle = sum(1 << bit for bit in trace.lookers.values() if all(i >> bit & 1 for i in trace.idle_of_full.values()))
+    if trace.training and trace.backward_error is None and idle:
+        trace.state_masks = state_masks(parts, bits, idle)
     if trace.training:
         callers = [tensor for _, tensor in _callers(findings, trace)]
         check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
         check_moved_unseen(findings, forward.edges)
+        if seen.custom or findings.recorder.has_checkpoints:
+            trace.lendable = read_late(trace.tape) - _unwatched(findings, trace)
+            trace.kept_properly = saved_properly(bits)
     if trace.training or torch.is_grad_enabled():
         check_owners(trace, findings, forward.edges)
     return _record(trace, forward, gradients), trace
@@ -169,6 +177,27 @@ def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
     wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
     masks = watches(bits, wrappers, findings.chronicle.kept_by)
     return {source: mask for source, mask in zip(watched, masks, strict=True) if mask}
+
+
+def _unwatched(findings: Findings, trace: Trace) -> set[int]:
+    """Find the storages of outputs that nodes keep and that are made of others: of those alone a write is noticed."""
+    by_itself: dict[int, int] = {}
+    besides: dict[int, int] = {}
+    for source, mask in trace.watch.items():
+        if source.kind == "input":
+            key, found = internals.storage_key(findings.inputs[source.index].wrapper), by_itself
+        else:
+            plain = source.index in trace.returned_outputs and findings.outputs.infos[source.index].same_as is None
+            key = internals.storage_key(findings.outputs.tensors[source.index])
+            found = by_itself if plain else besides
+        found[key] = found.get(key, 0) | mask
+    wrappers = findings.outputs.tensors.values()
+    return {
+        internals.storage_key(internals.from_functional(tensor))
+        for tensor in wrappers
+        if internals.is_functional(tensor)
+        and besides.get(internals.storage_key(tensor), 0) & ~by_itself.get(internals.storage_key(tensor), 0)
+    }
 
 
 def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:

@@ -83,6 +83,16 @@ class Trace:
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
+    lendable, kept_properly
+        The keys of the storages that some op of the backward reads as they are by then, where a write to them is
+        noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
+    lent_values
+        The saved values, by their numbers, that a backward may read so; a compiler may put others into the graphs.
+    lookers
+        The bits of custom functions' nodes of which it is seen whether they look at what they saved.
+    idle
+        The bits of those among them that did not look when a backward was last derived; ``idle_of_full`` has them for
+        each segment with all its tangents.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen
@@ -135,6 +145,12 @@ class Trace:
     sets_saved_hooks: bool
     holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
+    lendable: frozenset[int] = frozenset()
+    kept_properly: frozenset[int] = frozenset()
+    lent_values: dict[int, Tensor] = field(default_factory=dict)
+    lookers: dict[Any, int] = field(default_factory=dict)
+    idle: int = 0
+    idle_of_full: dict[int, int] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -217,14 +233,17 @@ class Trace:
         part, slots = self.segments[segment], self.slots[segment]
         ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
         if all(pattern) and segment in self.full and not autocast and not again and ways is None:
+            self.idle = self.idle_of_full[segment]
             return self.full[segment]
+        looked: set[Any] = set()
         numbers = self.entry_tangents[segment]
         given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad():
+            looking = internals.noting_looks(looked) if self.lookers else nullcontext()
+            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad(), looking:
                 arrived: list[Edge] | None = [] if all(pattern) and not self.arrived else None
                 found = differentiate(part, given, arrived, ways)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
@@ -245,4 +264,7 @@ class Trace:
                 )
         if arrived:
             self.arrived += arrived
+        self.idle = sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
+        if all(pattern) and not autocast and ways is None:
+            self.idle_of_full[segment] = self.idle
         return [None if way is None else values.get(way) for way in slots]
