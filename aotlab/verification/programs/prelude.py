@@ -57,6 +57,18 @@ class Squared(torch.autograd.Function):  # saves something that it has made
         return gradient * half
 """
 
+_KEPT = """\
+class Kept(torch.autograd.Function):  # keeps what it gets and something that it has made without telling autograd
+    @staticmethod
+    def forward(ctx, value):
+        ctx.value, ctx.half = value, value * 0.5
+        return ctx.half * value
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.half + ctx.value * 0.5)
+"""
+
 _VIEWED = """\
 class Viewed(torch.autograd.Function):  # gives back a view of what it gets
     @staticmethod
@@ -104,6 +116,7 @@ _HELPERS = {
     "Box": "@dataclasses.dataclass\nclass Box:\n    left: object\n    right: object\n",
     "Doubled": _DOUBLED,
     "Squared": _SQUARED,
+    "Kept": _KEPT,
     "Viewed": _VIEWED,
     "Parted": _PARTED,
     "Written": _WRITTEN,

@@ -18,7 +18,7 @@ from aotlab.verification.programs.prelude import prelude
 _INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax)\("
 
 #: Ops that double the bits which a result needs: inputs have 6, a float32 24 and a float64 53.
-_PRODUCT = r"mul_?\(|square| \*=? | @ |Squared|Parted"
+_PRODUCT = r"mul_?\(|square| \*=? | @ |Squared|Kept|Parted"
 
 _VIEWS = (
     r"\.(view|reshape|flatten|expand|view_as|unsqueeze|squeeze|select|narrow|unfold|t|diagonal|transpose|permute|"
@@ -34,7 +34,7 @@ _IN_BODY = {
     "in-place metadata": r"\.(t|transpose|squeeze|unsqueeze|swapaxes|as_strided|resize|set|detach)_\(|\.data = ",
     "grad modes": r"no_grad|enable_grad|set_grad_enabled|inference_mode",
     "hidden writes": r"\.data\.\w+_\(|\.data\[|detach\(\)(\.\w+_\(|\[)|no_grad|inference_mode",
-    "custom functions": r"(Doubled|Squared|Viewed|Parted|Written)\.apply",
+    "custom functions": r"(Doubled|Squared|Kept|Viewed|Parted|Written)\.apply",
     "checkpoint": r"checkpoint\(",
     "out=": r", out=",
     "random": r"rand_like",

@@ -206,7 +206,7 @@ AROUND: Table = {
     )
 }
 
-CUSTOM = weighted((3, "Doubled"), (3, "Squared"), (3, "Viewed"), (1, "Written"))
+CUSTOM = weighted((3, "Doubled"), (3, "Squared"), (2, "Kept"), (3, "Viewed"), (1, "Written"))
 
 _SCALARS = ("2", "0.5", "-1.0", "1.5", "3", "0")
 
