@@ -7,6 +7,8 @@ import torch
 
 from tests.engine_helpers import compiled
 
+ROW = torch.arange(8)[None, 1:]
+
 COLUMN = torch.arange(3.0).reshape(3, 1, 1).permute(2, 1, 0)
 
 UNCERTAIN = {
@@ -18,6 +20,8 @@ UNCERTAIN = {
     "row by row behind": lambda c: (c * 2) @ torch.ones(3, 2) + 1,
     "a view of it": lambda c: (c * 2).squeeze(0).unsqueeze(1),
     "written": lambda c: (c * 2).add_(1),
+    "viewed by its sizes": lambda c: c[..., :2].view(1, 1, 2),
+    "reshaped": lambda c: c.reshape(1, 3),
 }
 
 CERTAIN = {
@@ -51,10 +55,30 @@ def test_strides_that_are_read(kind, read):
     assert (f.calls.eager, f.calls.compiled) == ((1, 0) if kind in UNCERTAIN else (0, 1))
 
 
+def test_windows_that_may_be_read_by_other_strides():
+    """Eager refuses a write to what the op reads by other strides, also if only those of size one differ.
+
+    `fuzz --seed 910000`: the fake view of a row with a gap before it had the row's own strides.
+    """
+
+    def program(row):
+        view = row.view_as(row)
+        return torch.neg(row, out=view)
+
+    assert ROW.stride() != ROW.view_as(ROW).stride()
+    for candidate in (program, compiled(program)):
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            candidate(ROW)
+    assert torch.equal(-torch.arange(8)[None], compiled(program)(torch.arange(8)[None]))
+
+
 def test_fakes_are_still_wrong():
     """If this fails, fake tensors have eager's strides, and are to be believed again."""
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode() as mode:
         promised = (mode.from_tensor(COLUMN) * 2).stride()
+        row = mode.from_tensor(ROW)
+        viewed = row.view(row.shape).stride()
     assert (COLUMN * 2).stride() != promised
+    assert ROW.view(ROW.shape).stride() != viewed

@@ -64,6 +64,7 @@ from aotlab.recorder.ways_around import (
 )
 from aotlab.recorder.writing import (
     eager_misreads,
+    is_same_window,
     keeps_dtype,
     op_name,
     overlaps_itself,
@@ -299,6 +300,7 @@ class EscapeGuard(TorchFunctionMode):
         if overlaps_itself(written):
             raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
         refuse_overlaps(func, args, kwargs, [written], in_place=in_place)
+        self._check_windows(written, tensors_in((args, kwargs)))
         operands = [other for other in tensors_in((args[1:], kwargs)) if other is not written]
         numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
         if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs.get("rounding_mode"))):
@@ -397,6 +399,16 @@ class EscapeGuard(TorchFunctionMode):
             if resized[n] and self.reshapes.is_input(tensor):
                 self.reshapes.written_out(tensor, shapes[n], before=before[n])
         return result
+
+    def _check_windows(self, written: Tensor, operands: Sequence[Tensor]) -> None:
+        """Leave to eager a write to a window that an op reads by other strides, perhaps: that is an error of its."""
+        for operand in operands:
+            if operand is written or 1 not in written.shape or not is_same_window(written, operand):
+                continue
+            if not all(self.reshapes.is_input(each) or strides_are_certain(each) for each in (written, operand)):
+                raise RunEagerly(
+                    f"in-place write to a tensor that overlaps an operand, in part perhaps, at {user_line()}"
+                )
 
     def _check_strides(self, tensor: Tensor) -> None:
         """Leave to eager who reads strides that it may give otherwise."""

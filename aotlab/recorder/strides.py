@@ -5,16 +5,24 @@
 
 The stride of a dimension of size one says nothing, and kernels and their fakes choose it by rules of their own, which
 differ from op to op. They agree for tensors that are laid out row by row. So what is computed from these only, and
-what has no such dimension, has eager's strides; so has an input, and a view of what has them.
+what has no such dimension, has eager's strides; so has an input, and a view of what has them, but for ``view`` and
+``reshape``, which choose such strides, too::
+
+    b = torch.arange(8)[None, 1:]                # strides (8, 1), of shape (1, 7)
+    b.view(1, 7).stride()                        # (7, 1); torch's fake tensors say (8, 1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from aotlab.recorder.tape import Operation, Tape, tensors_in
+
+#: Views whose strides follow from their sizes.
+_BY_SIZES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default)
 
 
 def are_certain(tape: Tape, value: Tensor, below: Callable[[Operation], Tensor | None]) -> bool:
@@ -29,6 +37,8 @@ def are_certain(tape: Tape, value: Tensor, below: Callable[[Operation], Tensor |
         seen.add(id(tensor))
         viewed = below(made[0])
         if viewed is not None:
+            if made[0].target in _BY_SIZES and not (_is_row_by_row(tensor) and _is_row_by_row(viewed)):
+                return False
             todo.append(viewed)
             continue
         for given in tensors_in((made[0].args, made[0].kwargs)):
