@@ -1289,6 +1289,11 @@ def is_about_a_write(error: BaseException) -> bool:
     return "modified by an inplace operation" in str(error)
 
 
+def always_raises(node: Any) -> bool:
+    """Tell whether an autograd node is one that stands for an error, as that of an op without a derivative."""
+    return type(node).__name__ in ("NotImplemented", "DelayedError", "Error")
+
+
 def kept_is_written(node: Any) -> bool:
     """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
     try:

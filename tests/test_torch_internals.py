@@ -647,6 +647,16 @@ def test_kept_by_checkpoint():
     assert internals.kept_is_written(made.grad_fn) is True
 
 
+def test_always_raises():
+    """`set_` has no derivative: autograd puts a node there that only raises."""
+    y = torch.ones(2, requires_grad=True) * 2
+    assert not internals.always_raises(y.grad_fn)
+    y.set_(y)
+    assert internals.always_raises(y.grad_fn)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        y.sum().backward()
+
+
 def test_is_checkpointed():
     """What a node keeps can be asked for without running a checkpointed function again."""
     x, runs = leaf(2), []

@@ -211,6 +211,25 @@ def test_what_is_kept_on_the_way_to_no_input_is_watched():
             z.sum().backward()
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_an_op_without_a_derivative_on_the_way_to_no_input_raises(others):
+    """Eager comes to its node all the same; beside other outputs it was passed by (`fuzz --seed 920000`)."""
+
+    def f(x):
+        with torch.no_grad():
+            view = x.view(-1)
+        y = view * 2
+        y.set_(y)
+        return (y, x.sin()) if others else (y,)
+
+    def use(g):
+        with pytest.raises(RuntimeError, match="derivative for set_ is not implemented"):
+            g(nonleaf(2, 2))[0].sum().backward()
+
+    use(f)
+    use(compiled(f))
+
+
 @pytest.mark.parametrize("kept", ["by the first", "by both"])
 def test_what_leads_nowhere_is_used_up_beside_other_nodes(kept):
     """Where a call has several autograd nodes, too, what a node keeps is used up though its gradient gets nowhere.
