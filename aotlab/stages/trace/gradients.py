@@ -103,7 +103,8 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
     raises if what a node kept has been written, by the function or later by the caller: ``callers`` are the tensors
     that are in reach then. So it does at an op that has no derivative.
     """
-    written = any(map(internals.always_raises, seen.lost)) or any(internals.kept_is_written(node) for node in seen.hidden)
+    written = any(internals.kept_is_written(node) for node in seen.hidden)
+    written = written or any(internals.always_raises(node) for node in seen.lost)
     kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
     if seen.hidden and (hooked or written or any(internals.storage_key(tensor) in kept for tensor in callers)):
         raise RunEagerly(
