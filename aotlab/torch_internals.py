@@ -887,6 +887,11 @@ def may_be_written_with_base(view: Tensor) -> bool:
     return not base.is_leaf and _is_plain_view(view)
 
 
+def is_hooked_view(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a view with a history and hooks on it, which that history made anew goes past."""
+    return bool(tensor._backward_hooks) and tensor._base is not None and not tensor.is_leaf
+
+
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
     base = view._base

@@ -228,6 +228,9 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
+    if moved and not mutated and internals.is_hooked_view(item.real):
+        # what was viewed before leads past the hooks when the version has moved, but for what moved it
+        raise RunEagerly(f"`{item.name}` is a view with hooks, and a view of it is moved")
     if visible and item.given:
         raise RunEagerly(f"`{item.name}` is given other memory and written in a way that autograd sees")
     if item.given and moved and requires_grad and internals.base_of(item.real) is not None:

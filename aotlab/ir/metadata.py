@@ -124,6 +124,11 @@ class InputAliasInfo:
         return self.requires_grad and not self.is_leaf and self.moves_version
 
     @property
+    def counts_unwritten(self) -> bool:
+        """Whether it has a history and counts a change that is none of its own, as a step of a view of it."""
+        return self.may_write_a_view and not self.mutates_data and not self.mutates_metadata
+
+    @property
     def changes_history_twice(self) -> bool:
         """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
         recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)

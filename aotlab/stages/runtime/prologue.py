@@ -161,6 +161,8 @@ class Prologue:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
         if self._stands_for_its_owner(info):
             draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
+        if info.counts_unwritten:
+            draft.miss([f"{w.constant('is_hooked_view', internals.is_hooked_view)}({tensor})"])
         if info.sees_behind:
             draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
         if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
