@@ -72,6 +72,22 @@ def test_windows_that_may_be_read_by_other_strides():
     assert torch.equal(-torch.arange(8)[None], compiled(program)(torch.arange(8)[None]))
 
 
+def test_other_dtypes_of_what_is_empty():
+    """Such a view demands a last stride of one, which eager has or has not (`fuzz --seed 920000`)."""
+
+    def program(table):
+        return (table.t() * 2).view(torch.int32)
+
+    for candidate in (program, compiled(program)):
+        with pytest.raises(RuntimeError, match="must be 1 to view Long as Int"):
+            candidate(torch.zeros(0, 2, dtype=torch.int64))
+    compiled_one = compiled(program)
+    assert (
+        program(torch.ones(2, 2, dtype=torch.int64).t()).tolist() == compiled_one(torch.ones(2, 2).long().t()).tolist()
+    )
+    assert compiled_one.calls.compiled == 1
+
+
 def test_fakes_are_still_wrong():
     """If this fails, fake tensors have eager's strides, and are to be believed again."""
     from torch._subclasses import FakeTensorMode

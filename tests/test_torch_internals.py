@@ -647,6 +647,21 @@ def test_kept_by_checkpoint():
     assert internals.kept_is_written(made.grad_fn) is True
 
 
+def test_what_is_hooked_and_what_is_a_view_of_no_grad():
+    """Hooks and retained gradients; a view made under `no_grad` of a leaf is a leaf that requires grad."""
+    owner = torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        unseen = owner.view(2, 2)
+    plain, history, view = torch.ones(2, requires_grad=True), owner * 1, (owner * 1)[1:]
+    assert [internals.is_leaf_by_its_base(t) for t in (unseen, plain, history, view)] == [True, False, False, False]
+    assert not any(map(internals.is_hooked, (unseen, plain, history, view)))
+    history.retain_grad()
+    for tensor in (plain, view):
+        tensor.register_hook(lambda gradient: gradient)
+    assert all(map(internals.is_hooked, (plain, history, view)))
+    assert [internals.is_hooked_view(t) for t in (plain, history, view)] == [False, False, True]
+
+
 def test_always_raises():
     """`set_` has no derivative: autograd puts a node there that only raises."""
     y = torch.ones(2, requires_grad=True) * 2

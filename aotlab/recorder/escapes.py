@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -127,8 +127,9 @@ class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
-    other than in their values. ``over_others`` is as in `Chronicle`. ``sets_saved_hooks`` says whether the function
-    sets ``saved_tensors_hooks``.
+    other than in their values. ``over_others`` is as in `Chronicle`. ``histories_unknown`` are the keys of memory of
+    which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the function sets
+    ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
     """
 
     def __init__(
@@ -136,6 +137,8 @@ class EscapeGuard(TorchFunctionMode):
         grounds: Mapping[int, Ground] | None = None,
         reshapes: Reshaper | None = None,
         over_others: Sequence[Tensor] = (),
+        *,
+        histories_unknown: Collection[int] = (),
     ) -> None:
         super().__init__()
         self.grounds = grounds or {}
@@ -144,8 +147,9 @@ class EscapeGuard(TorchFunctionMode):
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
         self.chronicle = Chronicle(set(self.grounds), over_others)
-        self._unknown_bases = {internals.storage_key(tensor) for tensor in over_others}
+        self._histories_unknown = histories_unknown
         self.sets_saved_hooks = False
+        self.differentiates = False
         self._inference = torch.is_inference_mode_enabled()
         self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
 
@@ -181,6 +185,10 @@ class EscapeGuard(TorchFunctionMode):
         if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
             return self.reshapes.give(args[0], args[1], "data")
         self._refuse(func, args)
+        if func is torch.autograd.grad:
+            self.differentiates = True
+            if self.hooks.all:  # which are registered when the compiled function runs
+                raise RunEagerly(f"`torch.autograd.grad` is called where there may be hooks, at {user_line()}")
         if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._hook(func, args, kwargs or {})
         if func in RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
@@ -209,6 +217,9 @@ class EscapeGuard(TorchFunctionMode):
             self._check_strides(args[0])
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
+        as_dtype = func in _SEES_AS_DTYPE and (func not in _VIEWS or _changes_dtype(args, kwargs))
+        if as_dtype and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            self._check_strides(args[0])  # which such a view demands things of
         inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
         if inside and _changes_dtype(args, kwargs):
             # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
@@ -226,8 +237,12 @@ class EscapeGuard(TorchFunctionMode):
         if not args or not isinstance(args[0], Tensor):
             return
         asks = func == internals.BASE_GETTER and internals.is_functional(args[0])
-        if asks and internals.storage_key(args[0]) in self._unknown_bases:
+        if asks and internals.storage_key(args[0]) in self.grounds:
             raise RunEagerly(f"`_base` of {self._called(args[0], 'a view')} is asked for, at {user_line()}")
+        asks = func in _ABOUT_HISTORIES and bool(self._histories_unknown) and internals.is_functional(args[0])
+        if asks and internals.storage_key(args[0]) in self._histories_unknown:
+            name = self._called(args[0], "a view")
+            raise RunEagerly(f"{name}, made under no_grad, is asked for its history, at {user_line()}")
         escape = ESCAPES.get(func)
         if escape is not None:
             kind, what, why = escape
@@ -602,6 +617,16 @@ _HOOKS: dict[Any, Any] = {
     Tensor.retain_grad: "retain_grad",
     _RETAINS_GRAD: "retain_grad",
 }
+
+#: What tells, or hangs on, whether a tensor has a history.
+_ABOUT_HISTORIES = frozenset(
+    (
+        Tensor.is_leaf.__get__,  # type: ignore[attr-defined]  # a getter
+        Tensor.grad_fn.__get__,  # type: ignore[union-attr]  # a getter
+        Tensor.requires_grad_,
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a setter
+    )
+)
 
 #: What changes a tensor without an op that the recorder would see.
 _CHANGES = frozenset(

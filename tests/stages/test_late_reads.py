@@ -396,3 +396,27 @@ def test_a_written_input_with_inductor():
         y.sum().backward()
         found.append(x.grad)
     torch.testing.assert_close(*found)
+
+
+def test_an_alias_that_is_no_longer_one():
+    """A write to an alias of the kept input is an error in calls in which it is one (`fuzz --seed 920000`)."""
+
+    def f(x, y):
+        return checkpoint(lambda value: value * value, x, use_reentrant=False)
+
+    def use(g, *, aliased):
+        x = leaf(3)
+        y = x.detach() if aliased else x.detach().clone()
+        out = g(x, y)
+        y.mul_(2)
+        try:
+            out.sum().backward()
+        except RuntimeError:
+            return "an error"
+        return x.grad.tolist()
+
+    for first in (True, False):
+        g = compiled(f)
+        for aliased in (first, not first, first):
+            assert use(f, aliased=aliased) == use(g, aliased=aliased)
+        assert g.calls.compiled == 3

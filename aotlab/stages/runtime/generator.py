@@ -40,7 +40,7 @@ class Generator:
         w.namespace["disable_autocast"] = internals.disable_autocast
         body = w.lines
         w.add("# prologue: do the assumptions of the trace hold?")
-        given = Prologue(draft).write()
+        given = Prologue(draft, self._keeping.counted_together()).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
             SegmentCalls(draft, edges, self._outputs, self._mutations, self._keeping).write()

@@ -145,6 +145,15 @@ class Keeping:
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
 
+    def counted_together(self) -> set[int]:
+        """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.
+
+        In a call in which they do not move together a write to the others is no error.
+        """
+        values, kept = self._draft.parts.call.values, self._draft.parts.dedupe.kept
+        watched = [source.index for source in self._watched if source.kind == "input"]
+        return {k for k in watched for j in watched if k != j and _count_together(values[kept[k]], values[kept[j]])}
+
     def _find_watched(self) -> dict[Source, int]:
         """Return the inputs and outputs of which another write would go unnoticed.
 

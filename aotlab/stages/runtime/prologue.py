@@ -6,7 +6,7 @@ tensors; then what only this trace depends on, such as where an input begins or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -35,10 +35,14 @@ from aotlab.stages.runtime.nests import write_given_guards
 
 
 class Prologue:
-    """Writes the guards."""
+    """Writes the guards.
 
-    def __init__(self, draft: Draft) -> None:
+    ``together`` are inputs that have to count with each other as they did; see `Keeping.counted_together`.
+    """
+
+    def __init__(self, draft: Draft, together: Collection[int] = ()) -> None:
         self.draft = draft
+        self.together = set(together)
         self.parts = draft.parts
         self.state = draft.state
         self.w = draft.w
@@ -129,6 +133,10 @@ class Prologue:
             facts = state.leaves[i]
             if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
+            if isinstance(facts, TensorFacts) and facts.requires_grad and draft.trace.differentiates:
+                leaves.append(f"{self.w.constant('is_hooked', internals.is_hooked)}({draft.expressions[i]})")
+                by_base = self.w.constant("is_leaf_by_its_base", internals.is_leaf_by_its_base)
+                leaves.append(f"{by_base}({draft.expressions[i]})")
         if leaves:
             draft.miss(leaves)
         self._views_of_others()
@@ -215,8 +223,8 @@ class Prologue:
         kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
         kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.fragile
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
-        if moved and kept and len(moved | kept) > 1:
-            order = sorted(moved | kept)
+        order = sorted(moved | kept | self.together if moved and kept else self.together)
+        if len(order) > 1:
             members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
             check = self.w.constant("counted_otherwise", counters_checker(members))
             self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in order)})"])

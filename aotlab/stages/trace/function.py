@@ -63,6 +63,8 @@ class Findings:
         When it made views of inputs, and wrote them.
     sets_saved_hooks
         Whether it sets ``saved_tensors_hooks``.
+    differentiates
+        Whether it calls ``torch.autograd.grad``.
     holder
         What puts the traced parameters and buffers in their place again; see `Target.holder`.
     moved_unseen, moved
@@ -85,6 +87,7 @@ class Findings:
     hooks: Sequence[Hook]
     chronicle: Chronicle
     sets_saved_hooks: bool
+    differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     moved: bool
@@ -116,6 +119,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
+            if escapes.differentiates:
+                _check_differentiated(item)
             item.take_new_edge()
             item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
             unseen = escapes.chronicle.was_viewed_unseen(item.storage) and not item.is_over
@@ -151,6 +156,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         chronicle=escapes.chronicle,
         hooks=hooks,
         sets_saved_hooks=escapes.sets_saved_hooks,
+        differentiates=escapes.differentiates,
         holder=call.target.holder(lifted),
         moved_unseen=escapes.reshapes.unseen,
         moved=escapes.reshapes.moved,
@@ -168,7 +174,12 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         grounds[first.storage] = Ground(
             base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
         )
-    escapes = EscapeGuard(grounds, Reshapes(inputs), [item.wrapper for item in inputs if item.is_over])
+    escapes = EscapeGuard(
+        grounds,
+        Reshapes(inputs),
+        [item.wrapper for item in inputs if item.is_over],
+        histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
+    )
     for key, ground in grounds.items():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
             escapes.looks.is_partly_bool(key)
@@ -193,6 +204,17 @@ def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]
     for item in inputs:
         item.version = internals.version_of(item.wrapper)
     return made
+
+
+def _check_differentiated(item: Entered) -> None:
+    """Leave to eager gradients inside the function that would be others to the caller's input.
+
+    A gradient with respect to it passes its hooks, which the trace has not.
+    """
+    if item.real.requires_grad and (internals.is_hooked(item.real) or internals.is_leaf_by_its_base(item.real)):
+        raise RunEagerly(f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True)
+    if item.real.requires_grad and item.steps:
+        raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
 
 
 def _check_over(item: Entered, tensors: Sequence[Tensor]) -> None:

@@ -92,6 +92,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         held=findings.held,
         sets_saved_hooks=findings.sets_saved_hooks,
+        differentiates=findings.differentiates,
         holder=findings.holder if findings.recorder.has_checkpoints else nullcontext,
         metadata=metadata,
     )

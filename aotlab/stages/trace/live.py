@@ -68,6 +68,8 @@ class Trace:
         The traced tensors that hooks hold, each an output behind those that the user gets.
     sets_saved_hooks
         Whether the function sets ``saved_tensors_hooks``.
+    differentiates
+        Whether it calls ``torch.autograd.grad``.
     holder
         What puts the traced parameters and buffers in their place again, where a checkpoint runs its function for a
         backward.
@@ -143,6 +145,7 @@ class Trace:
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
     held: list[Tensor]
     sets_saved_hooks: bool
+    differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
     lendable: frozenset[int] = frozenset()
