@@ -22,7 +22,7 @@ from torch import Tensor
 from aotlab.recorder.tape import Operation, Tape, tensors_in
 
 #: Views whose strides follow from their sizes.
-_BY_SIZES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default)
+_BY_SIZES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
 def are_certain(tape: Tape, value: Tensor, below: Callable[[Operation], Tensor | None]) -> bool:
