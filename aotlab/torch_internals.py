@@ -444,6 +444,9 @@ SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 
+#: The key in the ``meta`` of the graph that it runs under which Dynamo keeps a checkpoint's ``context_fn``.
+CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
+
 
 #: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
 FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 import threading
@@ -1097,6 +1098,26 @@ def test_checkpoint_settings():
     torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
     assert internals.CHECKPOINT in [node.target for node in graphs[0].graph.nodes]
     assert internals.checkpoint_settings({"use_reentrant": False, "z": 1}) == {"use_reentrant": False}
+
+
+def test_checkpoint_contexts():
+    """Dynamo keeps a checkpoint's `context_fn` beside the graph that the checkpoint runs."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def contexts():
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def f(x):
+        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts)
+
+    torch.compiler.reset()
+    torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
+    bodies = [module for module in graphs[0].children() if isinstance(module, torch.fx.GraphModule)]
+    assert [contexts] == [body.meta.get(internals.CHECKPOINT_CONTEXTS) for body in bodies]
 
 
 def test_what_dynamo_puts_for_data():

@@ -134,6 +134,9 @@ class GraphRun(fx.Interpreter):
         body, *rest = args
         settings = internals.checkpoint_settings(kwargs)
         others = {name: value for name, value in kwargs.items() if name not in settings}
+        contexts = getattr(body, "meta", {}).get(internals.CHECKPOINT_CONTEXTS)
+        if contexts is not None:  # what a selective checkpoint keeps serves one backward
+            settings["context_fn"] = contexts
         run = GraphRun(body, self._line).run
         # Dynamo hands over all that the body uses. What it keeps, and may not find written in the backward, are the
         # arguments of the user's function; a module's own tensors, batch statistics say, are none.

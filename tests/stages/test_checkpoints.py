@@ -357,6 +357,30 @@ def test_a_selective_checkpoint():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_selective_checkpoint_behind_dynamo():
+    """Dynamo keeps what chooses beside the graph; without it a second backward passed, which eager refuses."""
+
+    def keeps_sines(context, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def program(x, w):
+        contexts = functools.partial(create_selective_checkpoint_contexts, keeps_sines)
+        return checkpoint(lambda value: (value * w).sin().exp(), x, use_reentrant=False, context_fn=contexts).sum()
+
+    def use(function):
+        x, w = leaf(3), leaf(3, seed=1)
+        y = function(x, w)
+        y.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="only allowed to backward once"):
+            y.backward(retain_graph=True)
+        return y.item(), x.grad.tolist(), w.grad.tolist()
+
+    torch.compiler.reset()
+    by_us = functools.partial(backend, options={"compiler": "eager"})
+    assert use(program) == use(torch.compile(program, backend=by_us))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kind", [*CHANGING, *STEADY])
 def test_behind_dynamo(kind):
     """Dynamo runs a function that changes something itself, or breaks the graph there; what it hands on is eager's."""
