@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RandomOpError, RefusedError
+from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RefusedError
 from tests.engine_helpers import compiled, leaf, same
 
 FACTOR = 2
@@ -98,10 +98,34 @@ def test_linalg_checks_stay():
             compiled(torch.linalg.inv)(x)
 
 
-def test_random_writes_to_non_contiguous_tensors_are_refused():
-    """Dropout of a transposed tensor would give eager's numbers in another order."""
-    with pytest.raises(RandomOpError, match="contiguous"):
-        compiled(lambda x: nn.functional.dropout(x, 0.5))(torch.rand(3, 4).t())
+_FILLS = {
+    "normal_": lambda x: x.normal_(),
+    "uniform_": lambda x: x.uniform_(),
+    "exponential_": lambda x: x.exponential_(),
+    "geometric_": lambda x: x.geometric_(0.5),
+    "bernoulli_ by a tensor": lambda x: x.bernoulli_(torch.full((4, 3), 0.5)),
+    "bernoulli_ of a part": lambda x: x[1:].bernoulli_(0.5),
+}
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("fill", _FILLS.values(), ids=_FILLS)
+def test_random_writes_to_non_contiguous_tensors_run_eagerly(fill, frontend):
+    """A graph would draw eager's numbers in another order."""
+    torch.compiler.reset()
+    if frontend == "direct":
+        same(fill, torch.rand(3, 4).t(), eagerly=True)
+    text = r"order of the memory of a tensor that is not contiguous.*, at .*test_found\.py:\d+.*; call contiguous\(\)"
+    candidate = compiled(lambda x: fill(x), frontend=frontend)
+
+    def use(call):
+        torch.manual_seed(0)
+        x = torch.ones(3, 4).t()
+        return [call(x), x, torch.get_rng_state()]
+
+    with pytest.warns(RuntimeWarning, match=text):
+        found = use(candidate)
+    torch.testing.assert_close(use(fill), found, rtol=0, atol=0)
 
 
 _HALVES = torch.full((4, 5), 0.5)

@@ -21,11 +21,13 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.ir.graphs import Phase
+from aotlab.recorder.draws import order_of_draws
 from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
 from aotlab.recorder.replays import Replays
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
@@ -133,6 +135,7 @@ class Recorder(TorchDispatchMode):
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
+        self._likes: dict[int, Tensor] = {}  # what took its strides from which tensor, where the tape does not say so
 
     def __enter__(self) -> Recorder:
         """Start recording."""
@@ -197,6 +200,8 @@ class Recorder(TorchDispatchMode):
                 if outermost:
                     self._original = None
             if result is not NotImplemented:
+                if func is torch.ops.aten.empty_like.default and not kwargs.get("memory_format"):
+                    self._likes[id(result)] = args[0]
                 return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
@@ -206,12 +211,14 @@ class Recorder(TorchDispatchMode):
                 self._refuse_foreign(func, tensor)
         if func._schema.is_mutable:
             self._refuse_mutation(func)
+        if func in _TWINS_OF_RANDOM_WRITES and (order := order_of_draws(tape, func, args[0], self._likes)) is not None:
+            return self._record_permuted(func, types, args, kwargs, order)
         if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
-            raise RandomOpError(
-                f"`{func}` stands for an in-place random op on a tensor that is not contiguous",
-                line=self._line(),
-                why="it would give eager's random numbers in another order",
-                suggestion="call contiguous() before, or draw the numbers for a contiguous tensor",
+            line = self._line()
+            raise RunEagerly(
+                f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
+                + ("" if line is None else f", at {line}"),
+                suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
             )
         if func is _RANDOM_BETWEEN and args[2] is not None and not (kwargs and kwargs.get("generator")):
             # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
@@ -237,6 +244,20 @@ class Recorder(TorchDispatchMode):
             raise self._no_values(func, (args, kwargs), error) from error
         self._append(func, args, kwargs, result)
         return result
+
+    def _record_permuted(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        order: tuple[int, ...],
+    ) -> Any:
+        """Record a random op for the dimensions in another order, and put its result's back."""
+        permute = torch.ops.aten.permute.default
+        first = self._record(permute, types, (args[0], list(order)), {})
+        drawn = self._record(func, types, (first, *args[1:]), kwargs)
+        return self._record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
 
     def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
         """Make the error for an op that asks for values; see `aotlab.recorder.questions` for its final words."""

@@ -148,7 +148,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     keys = _keys_of_saved(forward, count)
     split.lent = _lent(forward, count, keys, trace)
-    trace.lent_values = {n: value for n in split.lent if (value := split.saved_values[n]) is not None}
+    trace.saved_values = _own_values(forward, count)
     late = only_read_late(backward.graph, range(len(split.saved_names)), split.lent)
     record = PartitionRecord(
         partitioner=name,
@@ -167,6 +167,13 @@ def _keys_of_saved(forward: fx.GraphModule, count: int) -> list[int]:
     """Return the keys of the saved values' storages; 0 for what has none."""
     values = (None if node is None else node.meta.get("val") for node in output_args(forward.graph)[count:])
     return [internals.storage_key(v) if isinstance(v, Tensor) and v.layout == torch.strided else 0 for v in values]
+
+
+def _own_values(forward: fx.GraphModule, count: int) -> tuple[Tensor | None, ...]:
+    """Return the trace's saved values; None for a clone. A compiler may put other values into the graph's nodes."""
+    saved = output_args(forward.graph)[count:]
+    values = [None if node is None or "saved_value" in node.meta else node.meta.get("val") for node in saved]
+    return tuple(value if isinstance(value, Tensor) else None for value in values)
 
 
 def _lent(forward: fx.GraphModule, count: int, keys: Sequence[int], trace: Trace) -> tuple[int, ...]:

@@ -70,6 +70,15 @@ def test_changes_past_autograd(function: Callable[[Tensor], Tensor], change: str
     assert gradient(function, change) == gradient(candidate, change)
 
 
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("function", [written("tanh_"), returned, twice], ids=lambda f: f.__qualname__)
+def test_changes_past_autograd_with_inductor(function: Callable[[Tensor], Tensor], frontend: str) -> None:
+    """The same holds where the compiler has put values of its own into the graphs that it was given."""
+    torch.compiler.reset()
+    candidate = aotlab.compile(function, backend="inductor", frontend=frontend)
+    assert gradient(function, "input") == pytest.approx(gradient(candidate, "input"))
+
+
 def test_what_was_computed_elsewhere_is_kept_there() -> None:
     """A value that was copied into an input is not the input's."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.ir.graphs import output_args
 from aotlab.recorder import RunEagerly
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -100,7 +99,6 @@ class Keeping:
         lent = self._draft.parts.partition.lent
         trace, meta, values = self._draft.trace, self._draft.meta, self._draft.parts.call.values
         tensors = [values[position] for position in self._draft.parts.dedupe.kept]
-        saved = output_args(self._draft.parts.partition.forward.graph)[len(trace.forward_outputs) :]
         found: dict[int, str] = {}
         for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
             info, real, base = meta.input_info[write.index], tensors[write.index], self._draft.base_with(write.index)
@@ -108,9 +106,7 @@ class Keeping:
             kept = [k for k in together if self._watched.get(Source("input", k)) and _count_together(tensors[k], real)]
             plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
             fits = plain and _lie_alike(final, real)
-            for n, node in enumerate(saved):
-                value = None if node is None or "saved_value" in node.meta else node.meta["val"]
-                value = trace.lent_values.get(n, value)
+            for n, value in enumerate(trace.saved_values):
                 if value is None or n in found or not ((kept and fits) or n in lent):
                     continue
                 is_part = _is_part(value, final)
@@ -126,17 +122,17 @@ class Keeping:
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {place})"
                     if n in lent:
                         found[n] += f"; saved.stands_for({n}, {self._draft.kept(write.index)})"
-        return [*found.values(), *self._names_detached(saved)]
+        return [*found.values(), *self._names_detached()]
 
-    def _names_detached(self, saved: Sequence[fx.Node | None]) -> Iterator[str]:
+    def _names_detached(self) -> Iterator[str]:
         """Write which inputs lent values stand for that are saved detached."""
-        partition, meta = self._draft.parts.partition, self._draft.meta
+        partition, meta, values = self._draft.parts.partition, self._draft.meta, self._draft.trace.saved_values
         if any(info.is_changed or info.mutates_metadata for info in meta.input_info):
             fakes = enumerate(self._draft.trace.input_fakes)
             places = {internals.storage_key(fake): k for k, fake in fakes if fake.layout == torch.strided}
             for n in partition.lent:
-                node = saved[n]
-                k = None if node is None else places.get(internals.storage_key(node.meta["val"]))
+                value = values[n]
+                k = None if value is None else places.get(internals.storage_key(value))
                 if partition.saved[n].is_input and k is not None:
                     yield f"saved.stands_for({n}, {self._draft.kept(k)})"
 
@@ -162,11 +158,9 @@ class Keeping:
         trace, meta = self._draft.trace, self._draft.meta
         if not trace.watch:
             return {}
-        count = len(trace.forward_outputs)
-        returned = output_args(self._draft.parts.partition.forward.graph)
         lent = self._draft.parts.partition.lent
-        own_saved = [node for n, node in enumerate(returned[count:]) if node is not None and n not in lent]
-        saved = {internals.storage_key(node.meta["val"]) for node in own_saved}
+        own_saved = [value for n, value in enumerate(trace.saved_values) if value is not None and n not in lent]
+        saved = {internals.storage_key(value) for value in own_saved}
         written = {write.index for write in trace.writes}
         found = {}
         for source, mask in trace.watch.items():

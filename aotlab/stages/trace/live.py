@@ -88,8 +88,8 @@ class Trace:
     lendable, kept_properly
         The keys of the storages that some op of the backward reads as they are by then, where a write to them is
         noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
-    lent_values
-        The saved values, by their numbers, that a backward may read so; a compiler may put others into the graphs.
+    saved_values
+        The saved values as the trace has them, None for a clone; a compiler may put others into the graphs.
     lookers
         The bits of custom functions' nodes of which it is seen whether they look at what they saved.
     idle
@@ -150,7 +150,7 @@ class Trace:
     metadata: ViewAndMutationMeta
     lendable: frozenset[int] = frozenset()
     kept_properly: frozenset[int] = frozenset()
-    lent_values: dict[int, Tensor] = field(default_factory=dict)
+    saved_values: tuple[Tensor | None, ...] = ()
     lookers: dict[Any, int] = field(default_factory=dict)
     idle: int = 0
     idle_of_full: dict[int, int] = field(default_factory=dict)
