@@ -10,7 +10,8 @@ of the user's, a namespace, a module of the user's) it looks at the attributes w
 Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
 the standard library is not looked at. What is read by a name that stands in no code (`getattr` with a computed name, a
 dataclass' generated comparison) counts as all attributes where `getattr` and its like are mentioned; otherwise it is a
-documented exclusion, as is the state of generators, files and objects written in C, and what `datetime` says. The
+documented exclusion, as is the state of most objects written in C, and what `datetime` says. What reads an iterator, a
+file, or names by `eval` runs eagerly (`aotlab.unseen`), unless only the code of an installed package does. The
 environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time` runs eagerly.
 """
 

@@ -106,6 +106,21 @@ def test_an_iterator_read_by_a_computed_name(name: str) -> None:
     assert actual == [0.0, 1.0, 2.0]
 
 
+def test_the_counters_of_a_package() -> None:
+    """What only the code of an installed package reads, as to number its objects, lets a function be compiled."""
+    source = """
+def number():
+    eval("1")
+    return next(COUNT) * 0 + 2
+"""
+    package: dict[str, Any] = {"__name__": "package", "COUNT": itertools.count()}
+    exec(compile(source, "/lib/site-packages/package.py", "exec"), package)
+    number = package["number"]
+    assert reach(lambda x: x * number()).unseen is None
+    shared = package["COUNT"]
+    assert reach(lambda x: x * number() * next(shared)).unseen is not None
+
+
 def test_an_iterator_that_no_code_names() -> None:
     """What hangs beside what is read costs nothing."""
     holder = types.SimpleNamespace(scale=2.0, numbers=itertools.count())
@@ -169,6 +184,18 @@ def test_contents_that_the_function_changes(kind: str) -> None:
     with pytest.raises(LeakedTensorError, match="the function changes `held`"):
         compiled(function)(torch.ones(()))
     assert before == read(held)
+
+
+def test_a_pointer() -> None:
+    """What it points to may change: the function runs eagerly."""
+    number = ctypes.c_int(2)
+    pointer = ctypes.pointer(number)
+    candidate = compiled(lambda x: x * pointer[0])
+    with pytest.warns(RuntimeWarning, match="`pointer`, a `LP_c_int`"):
+        actual = [candidate(torch.ones(())).item()]
+    number.value = 9
+    actual.append(candidate(torch.ones(())).item())
+    assert actual == [2.0, 9.0]
 
 
 def test_too_many_bytes() -> None:
@@ -357,6 +384,20 @@ def test_a_simple_queue() -> None:
         actual = [candidate(torch.ones(())).item() for _ in range(2)]
     assert actual == [3.0, 3.0]
     assert [kept.get().item() for _ in range(2)] == [2.0, 2.0]
+    assert kept.empty()
+
+
+def test_a_queue() -> None:
+    """One that is written in Python is looked into: a traced tensor in it is refused, and is there no longer."""
+    kept: queue.Queue[Tensor] = queue.Queue()
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        kept.put(y)
+        return y
+
+    with pytest.raises(LeakedTensorError, match=r"`kept\.queue"):
+        compiled(function)(torch.ones(()))
     assert kept.empty()
 
 
