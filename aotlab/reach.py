@@ -206,7 +206,6 @@ class _Walk:
             if isinstance(part, (Tensor, *CONTAINERS)) or is_buffer(part):
                 self._visit(f"{label}{suffix}", part, Item({0: part}, 0))  # nothing can put another one there
             elif not is_plain(part):
-                self.objects.append((f"{label}{suffix}", part))
                 self._todo.append((f"{label}{suffix}", part))
         kept = kept_in(value)
         if kept is not None:

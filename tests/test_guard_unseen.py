@@ -186,6 +186,16 @@ def test_contents_that_the_function_changes(kind: str) -> None:
     assert before == read(held)
 
 
+def test_bytes_among_very_many() -> None:
+    """One in a container that is compared by the identity of its items is looked into as well."""
+    held: list[Any] = [bytearray(b"\x02"), *range(3_000)]
+    candidate = compiled(lambda x: x * held[0][0])
+    actual = [candidate(torch.ones(())).item()]
+    held[0][0] = 9
+    actual.append(candidate(torch.ones(())).item())
+    assert actual == [2.0, 9.0]
+
+
 def test_a_pointer() -> None:
     """What it points to may change: the function runs eagerly."""
     number = ctypes.c_int(2)
@@ -278,6 +288,24 @@ def test_lookups_of_operator() -> None:
     assert actual == [30.0, 30.0, 45.0, 60.0, 12.0, 120.0]
     assert behind(candidate).calls.compiled == 6
     assert len(behind(candidate).entries) == 5
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_a_methodcaller_passes_on(by_name: bool) -> None:
+    """Its arguments are guarded, by place and by name."""
+    numbers = [2]
+    total = operator.methodcaller("mul", other=numbers) if by_name else operator.methodcaller("mul", numbers)
+
+    class Sums:
+        def mul(self, other: list[int]) -> int:
+            return sum(other)
+
+    sums = Sums()
+    candidate = compiled(lambda x: x * total(sums))
+    actual = [candidate(torch.ones(())).item()]
+    numbers.append(3)
+    actual.append(candidate(torch.ones(())).item())
+    assert actual == [2.0, 5.0]
 
 
 def test_methods_written_in_c() -> None:
