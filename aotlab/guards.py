@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from aotlab import torch_internals as internals
 from aotlab.attributes import Attributes, attributes_of, what_differs
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.reach import is_library, is_library_module, reached_state
+from aotlab.reach import is_library, is_library_module, reach
 from aotlab.reached import Reached
 from aotlab.values import NOTHING_MENTIONED, Mentioned, is_plain, same_value, shown
 
@@ -136,12 +136,20 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
-        outside = [item.name for item in reached_state(value) if item.is_outside(value)]
+        found = reach(value)
+        outside = [item.name for item in found.state if item.is_outside(value)]
         if outside:
             raise PythonValueError(
                 f"`{name}` is a function that reads `{outside[0]}` from outside",
                 why="a compiled entry could not tell when that changes",
                 suggestion="call it by name inside the function, where what it reads is guarded",
+                argument=name,
+            )
+        if found.unseen is not None:
+            raise PythonValueError(
+                f"`{name}` is a function that no guard can watch",
+                why=found.unseen,
+                suggestion="call it by name inside the function, which then runs eagerly",
                 argument=name,
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)

@@ -10,7 +10,8 @@ of the user's, a namespace, a module of the user's) it looks at the attributes w
 Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
 the standard library is not looked at. What is read by a name that stands in no code (`getattr` with a computed name, a
 dataclass' generated comparison) counts as all attributes where `getattr` and its like are mentioned; otherwise it is a
-documented exclusion, as is the state of generators, files and objects written in C, and what `datetime` says. The
+documented exclusion, as is the state of most objects written in C, and what `datetime` says. What reads an iterator, a
+file, or names by `eval` runs eagerly (`aotlab.unseen`), unless only the code of an installed package does. The
 environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time` runs eagerly.
 """
 
@@ -29,8 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
+from aotlab.buffers import is_buffer
+from aotlab.code_lines import line_like
 from aotlab.code_names import names_in
 from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
+from aotlab.unseen import READERS_OF_NAMES, is_unseen, kept_in, names_looked_up, parts_behind
 from aotlab.values import CONTAINERS, MISSING, Mentioned, is_array, is_plain, snapshot
 
 _LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
@@ -47,12 +51,14 @@ _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 class Reach:
     """What a function may read besides its arguments, and the objects in which it could leave something behind.
 
-    ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments.
+    ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments;
+    ``unseen`` says what it may read that no guard can watch.
     """
 
     state: tuple[Reached, ...]
     objects: tuple[tuple[str, Any], ...]
     mentioned: Mentioned
+    unseen: str | None = None
 
 
 def reach(function: Any) -> Reach:
@@ -64,7 +70,7 @@ def reach(function: Any) -> Reach:
         It reads an array too large to be compared at every call.
     """
     walk = _Walk(function)
-    return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned)
+    return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned, unseen=walk.unseen())
 
 
 def reached_state(function: Any) -> tuple[Reached, ...]:
@@ -111,6 +117,9 @@ class _Walk:
         self._things: dict[int, tuple[str, Any]] = {}  # objects, classes and modules whose attributes count, by id
         self._looked_at: set[tuple[int, str]] = set()
         self._tensors: dict[int, tuple[str, Tensor]] = {}  # those with attributes, by id
+        self._unseen: list[tuple[int, str]] = []  # what no guard can watch, as (id, a clause)
+        self._named: set[int] = set()  # ids of what the user's code names
+        self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
         self._alive: list[Any] = []  # ids in the sets above belong to these
         self._follow()
 
@@ -124,6 +133,11 @@ class _Walk:
                 name = f"{label}.…" if label else "self.…"
                 absent.append(Reached(name=name, place=Absent(thing, missing), expected=MISSING, how="absent"))
         return (*reversed(found.values()), *absent)
+
+    def unseen(self) -> str | None:
+        """Say what the function may read that no guard can watch; None if there is nothing."""
+        spared = self._by_chance - self._named
+        return next((text for number, text in self._unseen if number not in spared), None)
 
     def _missing(self, thing: Any) -> frozenset[str]:
         if isinstance(thing, types.ModuleType):
@@ -162,8 +176,9 @@ class _Walk:
     ) -> None:
         self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
 
-    def _visit(self, label: str, value: Any, place: Place) -> None:
+    def _visit(self, label: str, value: Any, place: Place, *, by_chance: bool = False) -> None:
         """Guard one value, and go on to what it leads to."""
+        (self._by_chance if by_chance else self._named).add(id(value))
         if isinstance(value, types.ModuleType):
             if not is_library_module(value):
                 self._todo.append((label, value))
@@ -175,7 +190,7 @@ class _Walk:
         self.objects.append((label, value))
         if is_plain(value):
             self._guard(label, place, value, "value")
-        elif isinstance(value, CONTAINERS) or is_array(value):
+        elif isinstance(value, CONTAINERS) or is_array(value) or is_buffer(value):
             self._guard(label, place, snapshot(value, label, mentioned=self.mentioned), "contents", value)
             self._todo.append((label, value))
         else:
@@ -184,6 +199,18 @@ class _Walk:
 
     def _enter(self, label: str, value: Any) -> None:
         """Go on to what a value leads to."""
+        if is_unseen(value):
+            what = f"a `{type(value).__qualname__}`, whose state may be another at each call"
+            self._unseen.append((id(value), f"it reads `{label or 'self'}`, {what}"))
+        for suffix, part in parts_behind(value):
+            if isinstance(part, (Tensor, *CONTAINERS)) or is_buffer(part):
+                self._visit(f"{label}{suffix}", part, Item({0: part}, 0))  # nothing can put another one there
+            elif not is_plain(part):
+                self._todo.append((f"{label}{suffix}", part))
+        kept = kept_in(value)
+        if kept is not None:
+            self._visit(f"{label}.{kept}", vars(value)[kept], Held(value, kept))
+        self._names |= names_looked_up(value)
         if isinstance(value, CONTAINERS):
             for key, item in _entries(value):
                 if isinstance(item, Tensor):
@@ -235,6 +262,9 @@ class _Walk:
         self._names |= names.attributes
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
         inline = code is self._root_code
+        installed = is_installed(code.co_filename)  # a package, which has its counters and registers for itself
+        if not installed:
+            self._reads_names(function)
         self.found.append(
             Reached(
                 name=f"the code of {name}",
@@ -250,18 +280,19 @@ class _Walk:
             if held is MISSING:
                 self._guard(label, content, MISSING, "identity")
             else:
-                self._visit(label, held, content)
+                self._visit(label, held, content, by_chance=installed)
         if function.__defaults__:
             count = Default(function, None)
             self._guard(f"the number of defaults of {name}", count, count.read(), "value")
             for i, default in enumerate(function.__defaults__):
-                self._visit(f"default {i} of {name}", default, Default(function, i))
+                self._visit(f"default {i} of {name}", default, Default(function, i), by_chance=installed)
         for key, default in (function.__kwdefaults__ or {}).items():
-            self._visit(f"default {key} of {name}", default, KeywordDefault(function, key))
+            self._visit(f"default {key} of {name}", default, KeywordDefault(function, key), by_chance=installed)
         missing, nowhere = [], []
         for label in names.globals:
             if label in function.__globals__:
-                self._visit(label, function.__globals__[label], Item(function.__globals__, label))
+                place = Item(function.__globals__, label)
+                self._visit(label, function.__globals__[label], place, by_chance=installed)
                 continue
             missing.append(label)
             if hasattr(builtins, label):
@@ -279,6 +310,14 @@ class _Walk:
                 self._todo.append((label, module))
         if function.__dict__:
             self._things.setdefault(id(function), (name, function))
+
+    def _reads_names(self, function: types.FunctionType) -> None:
+        """Note it if code calls what reads names that do not stand in it."""
+        for name in names_in(function.__code__).globals:
+            if name in READERS_OF_NAMES and name not in function.__globals__:
+                line = line_like([function.__code__], rf"\b{name}\b")
+                where = f"`{function.__name__}`" if line is None else str(line)
+                self._unseen.append((0, f"it calls `{name}`, which may read what no guard watches, in {where}"))
 
     def _partial(self, label: str, value: Any) -> None:
         self._todo.append((label, value.func))
@@ -399,7 +438,8 @@ class _Walk:
                     place = Item(held, name)
                 else:
                     place = Held(thing, name)
-                self._visit(f"{label}.{name}", held[name], place)
+                by_chance = name not in self._names and _is_of_others(type(thing))
+                self._visit(f"{label}.{name}", held[name], place, by_chance=by_chance)
         if is_class or not isinstance(thing, _with_slots(type(thing))):
             return
         for name in self._names:
@@ -467,4 +507,17 @@ def _is_generated(function: types.FunctionType) -> bool:
 def is_library_module(module: types.ModuleType) -> bool:
     """Tell whether a module is not the user's own: of the standard library, or installed."""
     file = str(getattr(module, "__file__", None) or "")
-    return _root(module.__name__) in _LIBRARIES or "site-packages" in file or "dist-packages" in file
+    return _root(module.__name__) in _LIBRARIES or is_installed(file)
+
+
+def _is_of_others(kind: type) -> bool:
+    """Tell whether a class is a library's or a package's, and does not just hold what its user puts there."""
+    if kind.__name__ in ("Namespace", "SimpleNamespace"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return is_library(kind) or is_installed(str(file or ""))
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a file belongs to an installed package."""
+    return "site-packages" in file or "dist-packages" in file

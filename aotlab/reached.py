@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from aotlab.buffers import BufferSnapshot
 from aotlab.values import MISSING, PLAIN, ArraySnapshot, same_value, shown
 
 __all__ = [
@@ -317,7 +318,7 @@ class Reached:
             self.place.write(self.expected)
         elif self.how == "absent":
             self.place.write(MISSING)
-        elif isinstance(self.expected, ArraySnapshot):
+        elif isinstance(self.expected, (ArraySnapshot, BufferSnapshot)):
             self.place.write(self.value)
             self.expected.restore()
         elif self.value is not None:

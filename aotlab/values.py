@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from aotlab.buffers import BufferSnapshot, is_buffer, size_of
 from aotlab.errors import PythonValueError
 
 #: Values that are what they are: compared by type and value.
@@ -296,7 +297,7 @@ class _Many:
 
 def _has_contents(value: Any) -> bool:
     """Tell whether a snapshot of ``value`` looks into it, so that its identity is not all that counts."""
-    return isinstance(value, (Tensor, *CONTAINERS)) or is_array(value)
+    return isinstance(value, (Tensor, *CONTAINERS)) or is_array(value) or is_buffer(value)
 
 
 def _flat(value: Any) -> list[Any]:
@@ -334,6 +335,14 @@ def snapshot(
                 suggestion="pass it as an argument, as a tensor (`torch.from_numpy` shares its memory)",
             )
         return ArraySnapshot(value)
+    if is_buffer(value):
+        if size_of(value) > ARRAY_BYTES:
+            raise PythonValueError(
+                f"`{name}`, which the function reads, is a {type(value).__name__} of {size_of(value)} bytes",
+                why="a compiled entry cannot tell cheaply when its contents change",
+                suggestion="pass it as an argument, as a tensor (`torch.frombuffer` shares its memory)",
+            )
+        return BufferSnapshot(value)
     if isinstance(value, CONTAINERS):
         if len(value) > MANY or depth == 0:
             return _Many(value, name, depth, mentioned)

@@ -23,6 +23,22 @@ def test_transforms_of_real_values(dims: tuple[int, ...], right: bool | None, mo
         assert torch.equal(function(x), result)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_shuffled_channels(layout):
+    """They keep their memory format, by which dropout draws; torch's fake does not, and other elements were dropped."""
+    x = torch.rand(2, 4, 4, 5).to(memory_format=layout)
+    for function in (
+        lambda x: torch.nn.functional.channel_shuffle(x, 2),
+        lambda x: torch.nn.functional.dropout(torch.nn.functional.channel_shuffle(x, 2), 0.5),
+    ):
+        results = []
+        for candidate in (function, aotlab.compile(function, backend="eager")):
+            torch.manual_seed(0)
+            results.append(candidate(x))
+        assert results[0].stride() == results[1].stride()
+        assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("is_used", [True, False])
 @pytest.mark.parametrize("sizes", [(3, 2), (6,), (1, 3, 2), (2, 3)])

@@ -23,7 +23,7 @@ from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
 from aotlab.reached import Reached
-from aotlab.recorder import Untraceable
+from aotlab.recorder import RunEagerly, Untraceable
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 from aotlab.values import Mentioned
 
@@ -53,6 +53,19 @@ class _Reaching:
     def known(self) -> Reach:
         """Return what was found for this compilation."""
         return self.new() if self._found is None else self._found
+
+    def readable(self) -> Reach:
+        """Return what was found, if guards can watch all of it.
+
+        Raises
+        ------
+        RunEagerly
+            They cannot: what a trace reads of it would be the same at every call.
+        """
+        found = self.known()
+        if found.unseen is not None:
+            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
+        return found
 
     def watch(self, *more: tuple[str, Any]) -> Watch:
         """Start to watch the objects that were found, and ``more``."""
@@ -125,7 +138,7 @@ class FunctionTarget:
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and refuse one that changes what others can see."""
-        found = self._reaching.known()
+        found = self._reaching.readable()
         modules = [(name, value) for name, value in found.objects if isinstance(value, nn.Module)]
         refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
         watch = self._reaching.watch()
@@ -317,7 +330,7 @@ class ModuleTarget:
         for path, module in self._modules:
             if isinstance(module, torch.jit.ScriptModule):
                 raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
-        found = self._reaching.known()
+        found = self._reaching.readable()
         attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
         watch = self._reaching.watch(*((path or "self", module) for path, module in self._modules))
         try:

@@ -25,7 +25,7 @@ def _multilabel_margin_loss(args: tuple[Any, ...], result: Any) -> Any:
     return (loss.new_empty(()) if args[0].dim() < 2 else loss, is_target)
 
 
-def _max_unpool2d(args: tuple[Any, ...], result: Any) -> Any:
+def _like_the_first(args: tuple[Any, ...], result: Any) -> Any:
     # the kernel keeps the memory format of what it is given
     return result.new_empty(result.shape).to(memory_format=internals.suggest_memory_format(args[0]))
 
@@ -72,7 +72,9 @@ def _view(args: tuple[Any, ...], result: Any) -> Any:
 _CORRECTIONS: dict[Any, Correction] = {
     internals.FFT_OF_REAL: _fft_of_real,
     torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
-    torch.ops.aten.max_unpool2d.default: _max_unpool2d,
+    torch.ops.aten.max_unpool2d.default: _like_the_first,
+    torch.ops.aten.channel_shuffle.default: _like_the_first,
+    torch.ops.aten.native_channel_shuffle.default: _like_the_first,
     internals.SOFTMAX: _softmax,
     torch.ops.aten.view.default: _view,
 }
