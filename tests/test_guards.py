@@ -18,7 +18,8 @@ from aotlab.errors import (
     TransformError,
     UnsupportedTensorError,
 )
-from aotlab.guards import byte_interval, difference, extent_bytes, overlapping_pairs, reached_state, same_value
+from aotlab.guards import byte_interval, difference, extent_bytes, overlapping_pairs, same_value
+from aotlab.reach import reached_state
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, traced
 
 

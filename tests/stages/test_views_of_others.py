@@ -176,13 +176,20 @@ def late_by_a_view(x, y):
 
 
 @pytest.mark.parametrize("order", [(view, plain), (plain, view)], ids=["view first", "plain first"])
-@pytest.mark.parametrize("program", [returned, hooked, base, late, late_by_a_view])
+@pytest.mark.parametrize("program", [returned, hooked, late, late_by_a_view])
 def test_they_are_left_to_eager(program, order):
     """Where more than values is to be made in the end; calls with other leaves are compiled all the same."""
     function = compiled(program)
     assert differences(program, function, [*order, *order]) == []
     assert behind(function).calls.eager == 2
     assert behind(function).calls.compiled == 2
+
+
+def test_whose_view_an_input_is_stays_eagers_to_say():
+    """A trace's wrappers are views of other tensors than the caller's are, or of none."""
+    function = compiled(base)
+    assert differences(base, function, [view, plain, view, plain]) == []
+    assert (behind(function).calls.eager, behind(function).calls.compiled) == (4, 0)
 
 
 @pytest.mark.parametrize("make", [unseen_view, one_of_several, view_of_view, together], ids=lambda make: make.__name__)
