@@ -501,6 +501,13 @@ def test_a_death_while_drawing_or_shrinking():
     assert (list(block.left), block.unshrunk) == ([1], True)
 
 
+def test_a_death_after_the_last_program_discards_nothing():
+    """A process that was stopped and killed when it had nothing left ended the whole run with an IndexError."""
+    block = workers._Unfinished(number=0, size=2, left=workers.deque())
+    workers._died(Plan(), block, -9, pytest.fail, pytest.fail)
+    assert block.discarded == 0
+
+
 # --- counting ----------------------------------------------------------------------------------------------------
 
 

@@ -212,9 +212,10 @@ class _Worker:
 def _died(plan: Plan, block: _Unfinished, code: int, ran: Ran, failed: Failed) -> None:
     """Decide what the death of a process says of the program that it was at."""
     if block.at is None:
-        # It died while it drew, which is running eagerly statement by statement.
-        block.left.popleft()
-        block.discarded += 1
+        # It died while it drew, which is running eagerly statement by statement, or when it was done with all.
+        if block.left:
+            block.left.popleft()
+            block.discarded += 1
         return
     what, index, source = block.at
     block.at = None
