@@ -217,9 +217,11 @@ class EscapeGuard(TorchFunctionMode):
             self._check_strides(args[0])
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
-        as_dtype = func in _SEES_AS_DTYPE and (func not in _VIEWS or _changes_dtype(args, kwargs))
-        if as_dtype and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            self._check_strides(args[0])  # which such a view demands things of
+        if func in _SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
+            sized = isinstance(given, torch.dtype) and given.itemsize != args[0].dtype.itemsize
+            if sized or func not in _VIEWS:
+                self._check_strides(args[0])  # of which a view as elements of another size demands things
         inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
         if inside and _changes_dtype(args, kwargs):
             # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
