@@ -75,6 +75,9 @@ def test_errors_are_eagers(function: Callable[..., Any], bad: int, grad: bool) -
     assert isinstance(expected[0], tuple)
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.11"), reason="Inductor runs random ops in another order there", strict=True
+)
 def test_ops_that_inductor_has_no_code_for() -> None:
     """What its own decomposition draws or computes otherwise is left to eager's kernel."""
 
