@@ -89,7 +89,7 @@ class Segment:
     differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave, ``inputs`` those
     of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
     itself, so that autograd sums as it does in eager. ``nodes`` are what lies between; None if the segment is the only
-    one. ``idle`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
+    one. ``lost`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
     """
 
     roots: tuple[int, ...]
@@ -97,7 +97,7 @@ class Segment:
     stops: tuple[Edge, ...]
     inputs: frozenset[Edge]
     nodes: frozenset[Any] | None = field(repr=False)
-    idle: frozenset[Any] = field(default=frozenset(), repr=False)
+    lost: frozenset[Any] = field(default=frozenset(), repr=False)
 
     @property
     def exits(self) -> tuple[Exit, ...]:
@@ -120,7 +120,7 @@ class Segment:
 
     def runs(self, node: Any) -> bool:
         """Tell whether eager would run the node in a backward through this segment."""
-        return self.has(node) or node in self.idle
+        return self.has(node) or node in self.lost
 
 
 def segments(
@@ -161,7 +161,7 @@ def segments(
     shared = _keys(order, visible, seen, ends, roots, cuts)
     key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
     useful = _useful(order, visible, seen, ends)
-    idle = frozenset(order) - useful
+    lost = frozenset(order) - useful
     keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
     through = [n for n, edge in enumerate(roots) if edge in ends]
     if through and not keys:
@@ -191,7 +191,7 @@ def segments(
                     if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
                 )
         entries = (*(roots[n] for n in own), *carriers)
-        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful, idle))
+        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful, lost))
     made = [segment for segment in made if segment.entries]
     if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
         return [whole]
