@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import ClassVar
+
 import pytest
 import torch
 
 from aotlab.verification.mutants import MUTANTS
-from tests.engine_helpers import leaf, same
+from tests.engine_helpers import behind, compiled, leaf, same
 
 
 class Two(torch.autograd.Function):
@@ -44,3 +47,52 @@ def test_zeros_would_be_seen():
     mutant = next(each for each in MUTANTS if each.name == "undefined tangents as zeros")
     with mutant.installed(), pytest.raises(AssertionError, match=r"`y`\.grad is"):
         same(lambda x, y: Two.apply(x, y), leaf(3), leaf(3, seed=1), backward="first")
+
+
+class Logs(torch.autograd.Function):
+    """Notes each run of its backward."""
+
+    log: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(ctx, value):
+        """Double."""
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Note it."""
+        Logs.log.append("backward")
+        return gradient * 2
+
+
+def _of_an_own_leaf(x):
+    return x * Logs.apply(torch.ones(3, requires_grad=True))
+
+
+def _of_a_quiet_view(x):
+    own = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        view = own.view(3)
+    return x * 2, Logs.apply(view * 1).sum()
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("program", [_of_an_own_leaf, _of_a_quiet_view])
+def test_a_custom_function_out_of_sight_runs_as_often_as_in_eager(program, frontend):
+    """Its backward may do anything, also where its gradient is for nobody."""
+
+    def use(call):
+        x = leaf(3)
+        outputs = call(x)
+        Logs.log.clear()
+        torch.autograd.backward([y.sum() for y in (outputs if isinstance(outputs, tuple) else (outputs,))])
+        return list(Logs.log), x.grad.tolist()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function = compiled(program, frontend=frontend)
+        assert use(program)[0] == ["backward"]
+        assert use(program) == use(function) == use(function)
+    if frontend == "direct":
+        assert behind(function).calls.eager == 2

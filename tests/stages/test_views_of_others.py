@@ -110,7 +110,7 @@ def ask(x, y):
     """Ask for what it requires, directly and by a custom Function."""
     with torch.no_grad():
         part = x.view(-1)
-    return part.requires_grad, part[1:].requires_grad, part.is_leaf, Asks.apply(part), Asks.apply(x)
+    return part.requires_grad, part[1:].requires_grad, part.is_leaf, Asks.apply(part.detach()), Asks.apply(x)
 
 
 def write_in_grad_mode(x, y):

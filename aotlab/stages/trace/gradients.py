@@ -101,14 +101,17 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
 
     Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
     raises if what a node kept has been written, by the function or later by the caller: ``callers`` are the tensors
-    that are in reach then. So it does at an op that has no derivative.
+    that are in reach then. So it does at an op that has no derivative. Of a custom Function's backward there it is not
+    known what else it does.
     """
     written = any(internals.kept_is_written(node) for node in seen.hidden)
-    written = written or any(internals.always_raises(node) for node in seen.lost)
+    unknown = any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in seen.lost)
     kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
-    if seen.hidden and (hooked or written or any(internals.storage_key(tensor) in kept for tensor in callers)):
+    if seen.hidden and (
+        hooked or written or unknown or any(internals.storage_key(tensor) in kept for tensor in callers)
+    ):
         raise RunEagerly(
-            "a gradient that reaches no input calls hooks, or may raise",
+            "a gradient that reaches no input calls hooks or a custom Function, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
 
