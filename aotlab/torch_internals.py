@@ -986,6 +986,12 @@ def is_view_by_custom_function(tensor: Tensor) -> bool:
     return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
 
 
+def was_made_under_no_grad(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made under `torch.no_grad` or inference mode."""
+    kinds = torch._C._autograd.CreationMeta
+    return _was_created(tensor, kinds.NO_GRAD_MODE) or _was_created(tensor, kinds.INFERENCE_MODE)
+
+
 def _was_created(tensor: Tensor, how: Any) -> bool:
     return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
 

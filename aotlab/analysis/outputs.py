@@ -137,6 +137,7 @@ def read_outputs(
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=views != () and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+            made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaves[i]),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=precedes,
@@ -487,7 +488,9 @@ def _read_intermediate_group(
     # what the caller's later write makes of its history and hooks is another thing for a view
     view = new_leaf is None and lone.requires_grad and internals.base_of(lone) is not None
     view = view and not internals.is_view_by_custom_function(lone)
-    apart = under_no_grad or several or cut or view
+    # nor can a view be detached in place, or one that was made under no_grad be written, where it has no history either
+    plain = new_leaf is None and not lone.requires_grad and _is_plain_view(tape, lone, values[distinct[0]])
+    apart = under_no_grad or several or cut or view or plain
     if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not apart:
         i = distinct[0]
         made = tape.producer(values[i])
@@ -553,6 +556,14 @@ def _read_intermediate_group(
             )
         info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
         first = following
+
+
+def _is_plain_view(tape: Tape, output: Tensor, value: Tensor) -> bool:
+    """Tell whether an output is a view of an intermediate that can be made again from it."""
+    if output.is_inference() or internals.base_of(output) is None:
+        return False
+    base = canonical_base(tape, value_of(internals.base_of(output), "a base"))
+    return base is not value and views_between(tape, base, value) is not None
 
 
 def _made_under_no_grad(tape: Tape, base: Tensor, found: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, int]:

@@ -206,6 +206,8 @@ class OutputAliasInfo:
     under_no_grad
         Whether autograd does not connect it to its base: it was detached, or made under ``no_grad``. (A view made
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
+    made_in_no_grad_mode
+        Whether it is a view that was made under ``no_grad``, which autograd knows though its base has no history.
     is_new_leaf
         Whether the function made it a leaf that requires grad.
     made_by
@@ -231,6 +233,7 @@ class OutputAliasInfo:
     no_grad_views: int = 0
     same_as: int | None = None
     under_no_grad: bool = False
+    made_in_no_grad_mode: bool = False
     is_new_leaf: bool = False
     made_by: str | None = None
     precedes_write: bool = False

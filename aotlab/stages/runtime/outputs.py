@@ -101,8 +101,8 @@ class Outputs:
             base, output = end, replace(output, views=output.views[count:])
         if output.views is None and base_requires and not output.requires_grad:
             base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
-        want = not output.under_no_grad
-        toggle = want if base_requires and want != self.draft.grad_on else None
+        want = not (output.under_no_grad if output.requires_grad else output.made_in_no_grad_mode)
+        toggle = want if want != self.draft.grad_on else None
         self._views.write(name, base, output, toggle)
         if output.is_new_leaf:
             self.w.add(f"{name} = {name}.detach().requires_grad_()")
