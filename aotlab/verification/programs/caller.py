@@ -21,6 +21,8 @@ _WRITES = (
     "{t}.copy_({t} * 2)",
     "{t}.data.mul_(2)",
     "{t}.unsqueeze_(0)",
+    "{t}.detach_()",
+    'setattr({t}, "data", {t}.detach() * 2)',
 )
 
 _BEFORE = weighted(
