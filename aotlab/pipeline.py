@@ -366,7 +366,8 @@ def _backward(
         return partition.derive_backward(live, split, segment, pattern, asked)
 
     whole = (full, record.late) if full is not None and live.is_whole else None
-    made = runtime.Backward(live, split, segment, whole, compile_pattern, derive, live.call_name)
+    own = () if options.backend.takes_any_layout else split.own
+    made = runtime.Backward(live, split, segment, whole, compile_pattern, derive, own, live.call_name)
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()
     return made

@@ -452,6 +452,39 @@ def watches(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class KeptItself:
+    """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
+
+    Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
+    memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
+    history by then, which is an error if it was detached in place: that of a custom Function does not ask.
+    """
+
+    nodes: int = 0
+    asking: int = 0
+    alone: bool = True
+
+
+def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[KeptItself]:
+    """Say of each tensor which autograd nodes keep it itself."""
+    found = {id(t): KeptItself() for t in tensors}
+    by_storage: dict[int, set[int]] = {}
+    asked = {id(t) for t in tensors if t.grad_fn is not None and internals.base_of(t) is None}
+    for t in tensors:
+        by_storage.setdefault(internals.storage_key(t), set()).add(id(t))
+    for node, bit in bits.items():
+        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node)]:
+            if id(kept) in found:
+                own, mask = found[id(kept)], 1 << bit
+                asking = mask if id(kept) in asked and not internals.is_custom_function_node(node) else 0
+                found[id(kept)] = replace(own, nodes=own.nodes | mask, asking=own.asking | asking)
+            else:
+                for other in by_storage.get(internals.storage_key(kept), ()):
+                    found[other] = replace(found[other], alone=False)
+    return [found[id(t)] for t in tensors]
+
+
 def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
     """Return the nodes behind ``roots`` that send a gradient to ``edge``."""
     found = []

@@ -51,6 +51,8 @@ class Backend:
     name = "backend"
     #: Whether a compiled graph that writes inputs does so behind everything in it that may raise.
     writes_last = False
+    #: Whether compiled graphs take inputs of other strides and sizes than those that they were compiled for.
+    takes_any_layout = False
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the ops that the trace shall replace, with their replacements."""

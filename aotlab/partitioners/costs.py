@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from aotlab.ir.graphs import STAYS, phase_of
-from aotlab.torch_internals import ASSERTIONS, UNSAFE_VIEW, OpOverload
+from aotlab.partitioners.copies import COPY, moves_nothing
+from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
 FLOPS_PER_BYTE = 32
@@ -47,7 +48,13 @@ class Cost:
     kind: str
 
 
-def cost_of(node: fx.Node, *, in_forward: bool, static: bool = False, overwritten: bool = False) -> Cost:
+#: What a value is that the caller can reach.
+REACHABLE = "a value that the caller can reach"
+
+
+def cost_of(
+    node: fx.Node, *, in_forward: bool, static: bool = False, overwritten: bool = False, reachable: bool = False
+) -> Cost:
     """Estimate the costs of a node of a joint graph that no tangent reaches.
 
     Parameters
@@ -58,6 +65,8 @@ def cost_of(node: fx.Node, *, in_forward: bool, static: bool = False, overwritte
         It is a parameter or buffer, which lives longer than the call.
     overwritten
         It is an input that the call overwrites, so that keeping it takes a clone.
+    reachable
+        It lies in memory that the caller can reach: computed again, it would not be what the caller wrote there.
     """
     value = node.meta.get("val")
     size = nbytes(value)
@@ -68,6 +77,10 @@ def cost_of(node: fx.Node, *, in_forward: bool, static: bool = False, overwritte
         return Cost(keep=None, nbytes=0, again=0, kind="a constant")
     recorded_in_backward = phase_of(node) == "backward"
     keep = None if recorded_in_backward or not isinstance(value, Tensor | torch.SymInt | torch.SymFloat) else 2 * size
+    if COPY in node.meta:
+        return Cost(keep=keep, nbytes=size, again=None, kind="a copy")
+    if reachable and keep is not None:
+        return Cost(keep=keep, nbytes=size, again=None, kind=REACHABLE)
     if must_not_run_twice(node):
         return Cost(keep=keep, nbytes=size, again=None, kind="an op that must not run twice")
     if not in_forward:  # it runs once, wherever that is
@@ -101,12 +114,18 @@ def must_not_run_twice(node: fx.Node) -> bool:
     )
 
 
+def is_cheap(node: fx.Node) -> bool:
+    """Tell whether an op might run again though memory is not short."""
+    target = node.target
+    return not (isinstance(target, OpOverload) and target.overloadpacket in flop_registry)
+
+
 def _again(node: fx.Node, size: int) -> tuple[int, str]:
     """Estimate the traffic of running ``node`` again, and say what kind of op that is."""
     target = node.target
     if not isinstance(target, OpOverload):  # an item of a result
         return 0, "an item of a result"
-    if _moves_nothing(target):
+    if moves_nothing(target):
         return 1, "a view"
     if torch.Tag.pointwise in target.tags or not node.all_input_nodes:
         return size // FUSED + 1, "a pointwise op"
@@ -115,14 +134,6 @@ def _again(node: fx.Node, size: int) -> tuple[int, str]:
         # at least what it costs to keep it, so that it runs again only if memory is short
         return max(_flops(node) // FLOPS_PER_BYTE, 1) + traffic + 2 * size, "a product"
     return traffic + 1, "an op that reads all of its inputs"
-
-
-def _moves_nothing(target: OpOverload) -> bool:
-    """Tell whether an op's results are views, one or several, or would be if its schema said so."""
-    if target is UNSAFE_VIEW:
-        return True
-    first = target._schema.arguments[0].alias_info if target._schema.arguments else None
-    return first is not None and not first.is_write
 
 
 def _flops(node: fx.Node) -> int:

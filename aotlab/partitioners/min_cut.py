@@ -9,13 +9,18 @@ is a minimum cut. Every value becomes an edge between "computed again" and "ther
 Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again, and then its inputs must be there in
 the backward too. For an op that must not run twice ``again`` is infinite.
 
+What the caller can reach, as inputs and outputs, may be written by then in ways that nobody notices. Where the backward
+proper uses it, eager keeps it too, and it costs nothing; to compute something again from it takes a copy
+(`aotlab.partitioners.copies`), unless less memory is asked for than that.
+
 A *memory budget* is a price on kept bytes. At a higher price fewer bytes are kept and more is computed again; both are
 monotone in the price, and so in the budget: 1 asks for what is fastest, 0 for the least that can be kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +29,8 @@ from torch import Tensor, fx
 from aotlab.errors import UsageError
 from aotlab.ir.graphs import output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
-from aotlab.partitioners.costs import Cost, cost_of, must_not_run_twice
+from aotlab.partitioners.copies import COPY, copied, make_only_saved, within_reach
+from aotlab.partitioners.costs import REACHABLE, Cost, cost_of, is_cheap, must_not_run_twice
 from aotlab.partitioners.default import forward_nodes, is_tangent
 from aotlab.partitioners.extract import extract
 from aotlab.partitioners.flow import Network
@@ -60,7 +66,9 @@ def min_cut_rematerialization_partition(
         The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
     memory_budget
         Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
-        that may be used. Never more is kept than by `default_partition`.
+        that may be used. Never more is kept than by `default_partition`. Below 1, values are computed again from
+        inputs and outputs themselves, as a checkpoint does: if one was written by then, the backward raises; writes
+        that autograd does not count, as to ``x.data``, show in what is computed again. At 1 it takes copies of them.
 
     Returns
     -------
@@ -82,16 +90,19 @@ def min_cut_rematerialization_partition(
     --------
     >>> import torch, aotlab
     >>> def saved(partition):
-    ...     f = aotlab.compile(lambda x: x.cos().exp().sin(), backend="eager", partitioner=partition)
+    ...     f = aotlab.compile(lambda x: (x + 1).cos().exp().sin(), backend="eager", partitioner=partition)
     ...     _ = f(torch.ones(2, requires_grad=True))
     ...     return [value.name for value in f.entries[0].records["partition"].saved]
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
-    (['primals_1', 'exp'], ['primals_1'])
+    (['add', 'exp'], ['add'])
     """
     if not 0 <= memory_budget <= 1:
         raise UsageError(f"memory_budget is a number from 0 (least memory) to 1 (least time), not {memory_budget}")
-    joint = _Joint.of(joint_module.graph, num_fwd_outputs, frozenset(static_lifetime_input_indices or ()))
-    return joint.split(joint_module, joint.choose(memory_budget).kept)
+    graph, static = joint_module.graph, frozenset(static_lifetime_input_indices or ())
+    reachable = within_reach(graph, num_fwd_outputs)
+    with copied(reachable, is_cheap) if memory_budget == 1 else nullcontext():
+        joint = _Joint.of(graph, num_fwd_outputs, static, reachable)
+        return joint.split(joint_module, joint.choose(memory_budget).kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +133,7 @@ class _Joint:
     scale: Mapping[fx.Node, int]
 
     @classmethod
-    def of(cls, graph: fx.Graph, count: int, static: frozenset[int]) -> _Joint:
+    def of(cls, graph: fx.Graph, count: int, static: frozenset[int], reachable: Collection[fx.Node]) -> _Joint:
         returned = output_args(graph)
         outputs, gradients = returned[:count], returned[count:]
         same = common_subexpressions(graph, outputs)
@@ -161,6 +172,7 @@ class _Joint:
                     in_forward=node in forward,
                     static=node in lasting,
                     overwritten=bool(node.meta.get("overwritten")),
+                    reachable=node in reachable,
                 )
         return cls(
             graph=graph,
@@ -263,6 +275,7 @@ class _Joint:
             "Forward",
             same=self.same,
         )
+        make_only_saved(forward)
         others: dict[fx.Node, list[Any]] = {}
         for other, node in self.same.items():
             others.setdefault(node, []).append(other.meta.get("val"))
@@ -297,6 +310,10 @@ class _Joint:
         cost = self.costs[node]
         if node.op == "placeholder":
             return "an input cannot be computed again"
+        if COPY in node.meta:
+            return "what is computed again from it must not see what the caller writes there"
+        if cost.again is None and cost.kind == REACHABLE:
+            return "the caller can write it, and eager keeps it too"
         if cost.again is None:
             return f"it is {cost.kind}"
         keep, again = _bytes(cost.keep or 0), _bytes(cost.again)

@@ -30,14 +30,18 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, placeholders
+from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-from aotlab.recorder import RunEagerly, tensors_in
+from aotlab.partitioners.copies import COPY, moves_nothing
+from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+#: The end of the name of an input that is saved a second time, as an alias, and of one of which only copies are saved.
+_ALIAS, _MISSING = "_memory", "_not_saved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,9 @@ class SavedValue:
 
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
     ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
-    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
-    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    case, as an output or as the new value of a mutated input; ``is_alias``, that an input is saved as an alias, which
+    stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that share memory;
+    ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str
@@ -58,6 +63,7 @@ class SavedValue:
     is_input: bool
     is_output: bool
     is_returned: bool = False
+    is_alias: bool = False
     used_by: tuple[str, ...]
 
 
@@ -67,7 +73,8 @@ class PartitionRecord:
 
     ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these, by their
     numbers, ``lent`` are those that a backward may read as they are by then, ``late`` those that the backward for all
-    tangents only reads so, and ``loose`` those of the latter that no autograd node keeps besides.
+    tangents only reads so, and ``loose`` those of the latter that no autograd node keeps besides; ``own`` are the
+    caller's tensors themselves, which may be of other sizes by then.
     """
 
     partitioner: str
@@ -78,6 +85,7 @@ class PartitionRecord:
     lent: tuple[int, ...] = ()
     late: frozenset[int] = frozenset()
     loose: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -95,6 +103,11 @@ class Split:
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The numbers of those that a backward may read as they are by then.
     lent: tuple[int, ...] = ()
+    #: The numbers of those that are aliases of inputs, and of those that are copies to compute again with.
+    aliases: frozenset[int] = frozenset()
+    copies: frozenset[int] = frozenset()
+    #: The numbers of those that are the caller's tensors themselves.
+    own: tuple[int, ...] = ()
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -131,20 +144,25 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     _save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
+    aliases = _save_aliases(forward, backward, count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
     check_graph(backward, "backward")
     _check_random(backward)
 
-    split = Split(saved_values=[], saved_names=[])
-    for node in output_args(forward.graph)[count:]:
+    kept = output_args(forward.graph)[count:]
+    split = Split(saved_values=[], saved_names=[], aliases=aliases)
+    split.copies = frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta)
+    split.own = tuple(n for n, k in enumerate(kept) if k is not None and k.op == "placeholder" and n not in aliases)
+    for n, node in enumerate(kept):
         assert node is not None
         origin = node.meta.get("saved_value", node.meta.get("val"))
         value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
         split.saved_values.append(value)
-        split.saved_names.append(node.meta.get("saved_name", node.name))
-        if value is not None:
+        name = node.meta.get("saved_name", node.name)
+        split.saved_names.append(f"{name}{_ALIAS}" if name in split.saved_names else name)
+        if value is not None and n not in split.copies:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     keys = _keys_of_saved(forward, count)
     split.lent = _lent(forward, count, keys, trace)
@@ -154,11 +172,12 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         partitioner=name,
         forward=forward,
         backward=backward if trace.backward_error is None else None,
-        saved=_describe_saved(forward, backward, count, trace),
+        saved=_describe_saved(forward, backward, count, trace, split),
         num_forward_outputs=count,
         lent=split.lent,
         late=late,
         loose=tuple(n for n in sorted(late) if keys[n] not in trace.kept_properly),
+        own=split.own,
     )
     return record, split
 
@@ -214,32 +233,67 @@ def derive_backward(
         Something is needed that was neither saved nor can be computed again.
     """
     gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
-    saved = list(zip(split.saved_names, split.saved_values, strict=True))
-    inputs = [(name, value) for name, value in saved if value is not None]
     defined = [
         (f"tangents_{n + 1}", trace.tangents[n])
         for n, is_defined in zip(trace.entry_tangents[segment], pattern, strict=True)
         if is_defined
     ]
-    same = [(other, value) for other, value in split.same if trace.tape.knows(other)]
-    stop = {id(fake) for _, fake in (*inputs, *defined, *same)} | {id(other) for other, _ in same}
+    # each value by one name first; then what is computed again uses aliases and copies
+    first: dict[int, tuple[str, Tensor]] = {}
+    for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
+        if value is not None and n not in split.copies and (n not in split.aliases or id(value) not in first):
+            first[id(value)] = name, value
+    if split.copies:
+        first.update((id(v), (f"{name}{_MISSING}", v)) for name, v in trace.placeholders if id(v) not in first)
+    same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
+    stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
     wanted, outside = trace.tape.needed(gradients, stop)
     operations = trace.tape.operations
-    again = [operations[i] for i in wanted if operations[i].phase == "forward"]
-    if outside or any(operation.is_random for operation in again):
+    not_saved = bool(outside) or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted)
+    if not not_saved:
+        module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same)
+        numbers = _take_from_saved(module.graph, split)
+        not_saved = any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph))
+    if not_saved:
         raise PartialBackwardError(
             "a backward from some of the outputs needs a value that the forward did not save",
             why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
             suggestion="use aotlab.default_partition",
         )
-    used = {id(tensor) for i in wanted for tensor in tensors_in((operations[i].args, operations[i].kwargs))}
-    used |= {id(gradient) for gradient in gradients if gradient is not None}
-    used |= {id(value) for other, value in same if id(other) in used}
-    numbers = tuple(n for n, (_, value) in enumerate(saved) if value is not None and id(value) in used)
-    inputs = [(name, value) for n, (name, value) in enumerate(saved) if value is not None and n in numbers]
-    kept = {id(value) for _, value in inputs}
-    same = [(other, value) for other, value in same if id(value) in kept]
-    return trace.tape.graph("Backward", [*inputs, *defined], gradients, same=same), numbers
+    module.recompile()
+    return module, numbers
+
+
+def _take_from_saved(graph: fx.Graph, split: Split) -> tuple[int, ...]:
+    """Let a backward use aliases and copies for what it computes again; return the numbers of the saved values used."""
+    inputs = {str(node.target): node for node in placeholders(graph)}
+    top = next(iter(graph.nodes))
+    by_number: dict[int, fx.Node] = {}
+    for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
+        if name not in inputs:
+            with graph.inserting_before(top):
+                inputs[name] = graph.placeholder(name)
+            inputs[name].meta["val"] = value
+        by_number[n] = inputs[name]
+    copies = {id(split.saved_values[n]): by_number[n] for n in split.copies}
+    aliases = {id(split.saved_values[n]): by_number[n] for n in split.aliases}
+    for node in list(graph.nodes):
+        copy, alias = copies.get(id(node.meta.get("val"))), aliases.get(id(node.meta.get("val")))
+        for user in _made_early(node):
+            moves = isinstance(user.target, OpOverload) and moves_nothing(user.target)
+            other = copy if copy is not None and not moves else alias if node.op == "placeholder" else None
+            if other is not None and other is not node:
+                user.replace_input_with(node, other)
+    graph.eliminate_dead_code()
+    ordered = [node for node in by_number.values() if node.users]
+    for node in set(placeholders(graph)):
+        if not node.users and not str(node.target).startswith("tangents"):
+            graph.erase_node(node)
+    ordered += [node for node in placeholders(graph) if node not in ordered]
+    first_op = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in ordered:
+        first_op.prepend(node)
+    return tuple(n for n, node in by_number.items() if node in ordered)
 
 
 def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
@@ -341,6 +395,41 @@ def _must_stay(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
 
 
+def _save_aliases(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> frozenset[int]:
+    """Save inputs as aliases for what the backward makes of them that was made in the forward; return their numbers.
+
+    What it uses besides stays as it is: where both are needed, the input is saved twice.
+    """
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
+    aliases: set[int] = set()
+    more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
+    for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
+        early = _made_early(placeholder)
+        if node is None or node.op != "placeholder" or not early:
+            continue
+        if len(early) == len(placeholder.users):
+            aliases.add(n)
+        else:
+            aliases.add(len(saved) + len(more))
+            more.append((node, placeholder, early))
+    place = inputs[len(saved) - 1] if saved else None
+    for node, placeholder, early in more:
+        assert place is not None
+        with backward.graph.inserting_after(place):
+            place = backward.graph.placeholder(f"{node.name}{_ALIAS}")
+        place.meta = dict(placeholder.meta)
+        for user in early:
+            user.replace_input_with(placeholder, place)
+    output.args = ((*output_args(forward.graph), *(node for node, _, _ in more)),)
+    return frozenset(aliases)
+
+
+def _made_early(node: fx.Node) -> list[fx.Node]:
+    """Return the ops of the forward that use a node of a backward graph."""
+    return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
+
+
 def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
@@ -382,7 +471,7 @@ def _check_random(backward: fx.GraphModule) -> None:
 
 
 def _describe_saved(
-    forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace, split: Split
 ) -> tuple[SavedValue, ...]:
     returned = output_args(forward.graph)
     inputs = placeholders(backward.graph)
@@ -397,7 +486,7 @@ def _describe_saved(
     }
     names = {id(fake): i.name for fake, i in zip(trace.input_fakes, trace.metadata.input_info, strict=True)}
     records = []
-    for node, placeholder in zip(returned[count:], inputs, strict=False):
+    for n, (node, placeholder) in enumerate(zip(returned[count:], inputs, strict=False)):
         assert node is not None
         users = tuple(user.name for user in placeholder.users)
         cloned = "saved_value" in node.meta
@@ -411,7 +500,10 @@ def _describe_saved(
             where = f"the input `{names.get(id(node.meta['val']), node.name)}`"
         if new_value is not None:
             where = f"the new value of `{new_value}`, before it is copied there"
-        if cloned:
+        if n in split.copies:
+            copied = node.all_input_nodes[0]
+            where = f"a copy of `{names.get(id(copied.meta['val']), copied.name)}`, which the caller may write"
+        elif cloned:
             kept = names.get(id(node.meta["saved_value"]), node.meta["saved_name"])
             where = f"a clone of the input `{kept}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
@@ -422,7 +514,7 @@ def _describe_saved(
         assert isinstance(spec.nbytes, int)
         records.append(
             SavedValue(
-                name=node.meta.get("saved_name", node.name),
+                name=split.saved_names[n],
                 spec=spec,
                 nbytes=spec.nbytes,
                 reason=f"{where}; the backward needs it for {uses}" if uses else f"{where}; it is a gradient itself",
@@ -430,6 +522,7 @@ def _describe_saved(
                 is_input=is_input,
                 is_output=is_output,
                 is_returned=is_output or new_value is not None,
+                is_alias=n in split.aliases,
                 used_by=users,
             )
         )

@@ -17,7 +17,7 @@ from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Askers, Derive
-from aotlab.stages.runtime.saved import SavedValues, restride
+from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
 
 #: A backward; which of the saved values it takes; which of these it reads as they are by then; and the bits of those
@@ -36,11 +36,14 @@ class Backward:
         full: tuple[Boxed, frozenset[int]] | None,
         compile_pattern: Callable[[tuple[bool, ...]], Compiled],
         derive: Derive,
+        own: Sequence[int],
         name: str,
     ) -> None:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
+        #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
+        self._layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self._nans = NanFinder(trace, split, segment)
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
@@ -73,6 +76,14 @@ class Backward:
                 if way is not None and stem(way[0][0].name()) == named and node is not None:
                     error.args = (with_node(text, node.name(), number), *error.args[1:])
             raise
+
+    def _lay_out(self, values: list[Tensor], needs: Sequence[int]) -> None:
+        """Give the caller's tensors among the saved values the strides for which the backward was compiled."""
+        for place, n in enumerate(needs):
+            if n in self._layouts:
+                value, (shape, stride, dtype) = values[place], self._layouts[n]
+                if value.stride() != stride or value.shape != shape or value.dtype != dtype:
+                    values[place] = laid_out_as(value, shape, stride, dtype)
 
     def _of_what_is_asked(
         self, saved: SavedValues, mask: int, pattern: tuple[bool, ...], tangents: list[Any]
@@ -142,6 +153,8 @@ class Backward:
             if found is None:
                 raise
             return found
+        if self._layouts:
+            self._lay_out(arguments, needs)
         # where there is one entry all nodes go together; else this takes time for each edge
         several = len(self.all_masks) > 1 and not internals.keeps_graph()
         asked = self._askers.slots() if several else None

@@ -79,7 +79,7 @@ class ForwardCall:
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
         own_nodes(draft, entries, [names[i] for i in trace.roots])
-        others = [names[i] for i in self._others()] + ["saved"] * self._keeping.settles
+        others = [names[i] for i in self._others()] + ["saved"] * self._keeping.is_told
         if others:
             w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
         self._function_class(len(inputs), anchored=anchored)
@@ -103,7 +103,7 @@ class ForwardCall:
                 lines.append(f"{indent}out = forward({listed})")
         lines.append(f"        ctx.values = SavedValues({self._keeping.expression()})")
         boxed = [f"out[{i}]{'.detach()' if draft.needs_detach(i) else ''}" for i in self._others()]
-        boxed += ["ctx.values"] * self._keeping.settles
+        boxed += ["ctx.values"] * self._keeping.is_told
         if boxed_inputs or boxed:
             lines.append(f"        box[:] = [{', '.join(boxed)}]")
         returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]

@@ -47,23 +47,29 @@ class Keeping:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._watched = self._find_watched()
+        self._itself = self._find_kept_itself()
 
     def expression(self) -> str:
         """Write the list of saved values, and which of them are lent and loose.
 
         An output is saved detached, lest it keep itself alive; so is an input where the epilogue changes the sizes of
-        inputs, since the backward needs it as it was.
+        inputs, since the backward needs it as it was, and one of which the backward needs the memory that it had.
         """
         saved = self._draft.parts.partition.saved
         count = len(self._draft.trace.forward_outputs)
         reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
-        detached = [s.is_returned or (reshaped and s.is_input) for s in saved]
+        detached = [s.is_returned or s.is_alias or (reshaped and s.is_input) for s in saved]
         lent, loose = self._draft.parts.partition.lent, self._draft.parts.partition.loose
         late = (f", {lent}" if lent else "") + (f", {loose}" if loose else "")
         if not any(detached):
             return f"out[{count}:]{late}"
         items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
         return f"[{', '.join(items)}]{late}"
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the saved values have to be told anything after the call of the compiled forward."""
+        return self.settles or (self._draft.trace.training and bool(self._itself))
 
     @property
     def settles(self) -> bool:
@@ -140,6 +146,8 @@ class Keeping:
         """Write which tensors of the caller's the saved values have to watch besides."""
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
+        for source, settings in self._itself.items():
+            self._draft.w.add(f"saved.watch_itself({edges.as_it_is(source)}, {settings})")
 
     def counted_together(self) -> set[int]:
         """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.
@@ -155,7 +163,7 @@ class Keeping:
 
         A saved value that is the caller's tensor, or shares its memory and version counter, notices itself.
         """
-        trace, meta = self._draft.trace, self._draft.meta
+        trace = self._draft.trace
         if not trace.watch:
             return {}
         lent = self._draft.parts.partition.lent
@@ -167,12 +175,44 @@ class Keeping:
             if source.kind == "input":
                 own = trace.input_fakes[source.index]
                 noticed = source.index not in written and self._draft.base_with(source.index) is None
+            elif not self._is_made(source):
+                continue  # what it is made from is watched
             else:
-                info = meta.output_info[source.index]
-                if info.same_as is not None or source.index not in trace.returned_outputs:
-                    continue  # what it is made from is watched
                 position = len(trace.writes) + trace.returned_outputs.index(source.index)
                 own, noticed = trace.forward_outputs[position], True
             if not (noticed and internals.storage_key(own) in saved):
                 found[source] = mask
         return found
+
+    def _find_kept_itself(self) -> dict[Source, str]:
+        """Return the inputs and outputs that nodes keep themselves, and the further arguments of `watch_itself`.
+
+        An input that is saved as it is needs to be watched only if it may be detached.
+        """
+        trace, partition = self._draft.trace, self._draft.parts.partition
+        reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
+        places = {internals.storage_key(value) for value in trace.saved_values if value is not None}
+        found = {}
+        for source, kept in trace.kept_itself.items():
+            if not self._is_made(source):
+                continue
+            if source.kind == "input":
+                written = [n for n, write in enumerate(trace.writes) if write.index == source.index]
+                value = trace.forward_outputs[written[0]] if written else trace.input_fakes[source.index]
+            else:
+                position = len(trace.writes) + trace.returned_outputs.index(source.index)
+                value = trace.forward_outputs[position]
+            slots = [n for n, each in enumerate(trace.saved_values) if each is value]
+            own = any(n in partition.own for n in slots) and not reshaped
+            nodes = kept.nodes if internals.storage_key(value) in places and not own else 0
+            slot = slots[0] if nodes and slots and kept.alone and not reshaped else None
+            if kept.asking or nodes:
+                found[source] = f"{kept.asking}, {nodes}, {slot}"
+        return found
+
+    def _is_made(self, source: Source) -> bool:
+        """Tell whether this is an input, or an output that is not made from another or from an input."""
+        if source.kind == "input":
+            return True
+        same_as = self._draft.meta.output_info[source.index].same_as
+        return same_as is None and source.index in self._draft.trace.returned_outputs

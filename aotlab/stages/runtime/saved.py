@@ -14,6 +14,9 @@ from aotlab.analysis.history import LASTING
 from aotlab.analysis.kept_values import with_node
 from aotlab.errors import MetadataMutationError
 
+#: Shape, strides and dtype.
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
 
 class _Keeps(torch.autograd.Function):
     """Saves one tensor and asks for it in its backward: what autograd has to say about it, it then says itself."""
@@ -48,6 +51,16 @@ def _raise_for_second_backward() -> NoReturn:
     raise RuntimeError("a backward was called a second time, and what it needs has been let go")
 
 
+def _raise_for_detached() -> NoReturn:
+    with torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        kept = leaf * 1
+        out = kept * kept
+    kept.detach_()
+    torch.autograd.grad(out, leaf)
+    raise RuntimeError("a tensor saved for the backward was detached in place")
+
+
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
     node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
@@ -66,7 +79,7 @@ def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoRetur
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 
-def _layout(value: Tensor) -> tuple[object, ...]:
+def _layout(value: Tensor) -> Layout:
     return value.shape, value.stride(), value.dtype
 
 
@@ -82,18 +95,19 @@ class SavedValues:
     would not keep: neither hooks nor version checks are for these.
     """
 
-    __slots__ = ("_hooks", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "released")
+    __slots__ = ("_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "released")
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
         self._watched: list[tuple[Tensor, int, int]] = []
+        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None]] = []
         self._hooks = hooks
         for n, value in enumerate(values):
             if value.is_inference() and n not in loose:
                 _raise_for_inference_tensor(value)
         self._loose = loose
-        self._origins: dict[int, tuple[weakref.ref[Tensor], int, tuple[object, ...]]] = {}
+        self._origins: dict[int, tuple[weakref.ref[Tensor], int, Layout]] = {}
         self._layouts = {n: _layout(values[n]) for n in lent}
         self._versions = self._versions_of(values)
         self._values: list[Any] | None = list(values)
@@ -113,6 +127,17 @@ class SavedValues:
             return
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
+
+    def watch_itself(self, tensor: Tensor, asking: int, nodes: int, n: int | None) -> None:
+        """Look in the backward at what became of a ``tensor`` that eager keeps itself.
+
+        Detached in place, it is an error for the nodes in ``asking``. Given other memory, that is what those in
+        ``nodes`` compute with, in place of the ``n``-th value; if that is not known, it is an error of ours. A strong
+        reference to an output would lead back to here.
+        """
+        if self._hooks is None:
+            place = (tensor.data_ptr(), _layout(tensor)) if nodes else None
+            self._itself.append((weakref.ref(tensor), asking, nodes, place, n))
 
     def keep_in(
         self,
@@ -161,37 +186,56 @@ class SavedValues:
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
+        moved = []
+        for kept_itself, asking, nodes, before, slot in self._itself:
+            if (now_is := kept_itself()) is None:
+                continue
+            if asking & mask and now_is.grad_fn is None:
+                _raise_for_detached()
+            if nodes & mask and before != (now_is.data_ptr(), _layout(now_is)):
+                moved.append((now_is, slot))
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
+        for now_is, slot in moved:
+            self._take_in(now_is, slot)
         if self._values is None:
             return []
-        for n in late:
-            if self._hooks is None or n in self._loose:
-                self._check_layout(n, self._values[n])
         if self._hooks is not None:
-            return [self._values[n] if n in self._loose else self._hooks[1](self._values[n]) for n in needs]
-        now = self._versions_of(self._values)
-        if now != self._versions:
-            for n in needs:
-                if now[n] != self._versions[n] and n not in late:
-                    _raise_for_written_value(self._values[n], self._versions[n], now[n])
-        return list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+            used = [self._values[n] if n in self._loose else self._hooks[1](self._values[n]) for n in needs]
+            late = self._loose
+        else:
+            now = self._versions_of(self._values)
+            if now != self._versions:
+                for n in needs:
+                    if now[n] != self._versions[n] and n not in late:
+                        _raise_for_written_value(self._values[n], self._versions[n], now[n])
+            used = list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+        for place, n in enumerate(needs if late else ()):
+            if n in late:
+                used[place] = self._by_now(n, used[place])
+        return used
 
-    def _check_layout(self, n: int, value: Tensor) -> None:
-        """Check that what is read as it is by now is where it was, as the backward was compiled for it."""
-        same = _layout(value) == self._layouts[n]
+    def _take_in(self, tensor: Tensor, slot: int | None) -> None:
+        """Let a tensor of the caller's, which was given other memory, stand for what is kept of it."""
+        if slot is None or self._values is None:
+            raise other_memory("a tensor that autograd keeps")
+        value = self._values[slot]
+        if internals.version_of(value) == self._versions[slot]:  # else it was written, which is an error
+            self._values[slot] = laid_out_as(tensor.detach(), *_layout(value))
+            self._versions[slot] = internals.version_of(self._values[slot])
+
+    def _by_now(self, n: int, value: Tensor) -> Tensor:
+        """Return what is read as it is by now, with the strides for which the backward was compiled."""
+        what = "a tensor that a custom Function keeps as an attribute, or that a checkpoint's function uses,"
         if n in self._origins:
             reference, address, layout = self._origins[n]
             origin = reference()
-            same = same and (origin is None or (origin.data_ptr() == address and _layout(origin) == layout))
-        if not same:
-            raise MetadataMutationError(
-                "a tensor that a custom Function keeps as an attribute, or that a checkpoint's function uses, was "
-                "given other sizes or other memory after the call",
-                why="the backward reads it as it is by then, and was compiled for its sizes and its memory",
-                suggestion="run the backward first, use ctx.save_for_backward, or call the original function",
-            )
+            if origin is not None and (origin.data_ptr() != address or _layout(origin) != layout):
+                if layout != self._layouts[n]:
+                    raise other_memory(what)
+                value = origin.detach()
+        return laid_out_as(value, *self._layouts[n], what)
 
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
@@ -201,6 +245,35 @@ class SavedValues:
         if not any(m & ~self.released for m in all_masks):
             self._values = None if any(all_masks) else self._values
             self._watched = []
+            self._itself = []
+
+
+def other_memory(what: str) -> MetadataMutationError:
+    """Make the error for a tensor that the backward cannot read as it is by then."""
+    return MetadataMutationError(
+        f"{what} was given other sizes or other memory after the call",
+        why="the backward reads it as it is by then, and was compiled for its sizes and its memory",
+        suggestion="run the backward first, use ctx.save_for_backward, or call the original function",
+    )
+
+
+def laid_out_as(
+    value: Tensor,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    what: str = "a tensor that autograd keeps",
+) -> Tensor:
+    """Return a tensor of the caller's with the strides for which a backward was compiled.
+
+    Raises
+    ------
+    MetadataMutationError
+        It is of another shape or dtype.
+    """
+    if value.shape != shape or value.dtype != dtype:
+        raise other_memory(what)
+    return value if value.stride() == stride else restride(value, stride)
 
 
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:

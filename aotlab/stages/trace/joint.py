@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.backward_writes import unwritten
-from aotlab.analysis.history import Edge, Exit, Segment, node_bits, state_masks, survey, watches
+from aotlab.analysis.history import Edge, Exit, Segment, keep_themselves, node_bits, state_masks, survey, watches
 from aotlab.analysis.hooked import check_partners, check_passed
 from aotlab.analysis.late_reads import read_late, saved_properly
 from aotlab.analysis.windows import Base
@@ -50,7 +50,11 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         deterministic=torch.are_deterministic_algorithms_enabled(),
         static_input_indices=tuple(range(static_inputs)),
     )
-    chronicle = findings.chronicle
+    chronicle, visible = findings.chronicle, _visible(findings)
+    masks, themselves = (
+        watches(bits, list(visible.values()), chronicle.kept_by),
+        keep_themselves(bits, list(visible.values())),
+    )
     trace = Trace(
         tape=findings.recorder.tape,
         recorder=findings.recorder,
@@ -74,7 +78,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         sources=known,
         full={},
         state_masks=state_masks(parts, bits),
-        watch=_watch(findings, bits),
+        watch={s: mask for s, mask in zip(visible, masks, strict=True) if mask},
+        kept_itself={s: kept for s, kept in zip(visible, themselves, strict=True) if kept.nodes},
         lookers={node: bit for node, bit in bits.items() if internals.may_be_idle(node)},
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
@@ -171,13 +176,10 @@ def _slots(
     return [[*first, *(way for way in exits if way not in first)]]
 
 
-def _watch(findings: Findings, bits: dict[int, int]) -> dict[Source, int]:
-    """Find the inputs and outputs that autograd nodes keep, with a mask of these nodes."""
-    inputs, outputs = findings.inputs, findings.outputs
-    watched = [Source("input", k) for k in range(len(inputs))] + [Source("output", i) for i in outputs.tensors]
-    wrappers = [i.wrapper for i in inputs] + list(outputs.tensors.values())
-    masks = watches(bits, wrappers, findings.chronicle.kept_by)
-    return {source: mask for source, mask in zip(watched, masks, strict=True) if mask}
+def _visible(findings: Findings) -> dict[Source, Tensor]:
+    """Return the inputs and outputs, as wrappers."""
+    visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
+    return {**visible, **{Source("output", i): tensor for i, tensor in findings.outputs.tensors.items()}}
 
 
 def _unwatched(findings: Findings, trace: Trace) -> set[int]:

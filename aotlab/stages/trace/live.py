@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate
+from aotlab.analysis.history import Edge, Exit, KeptItself, Segment, differentiate
 from aotlab.analysis.kept_values import as_of_a_view
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
@@ -85,6 +85,8 @@ class Trace:
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
+    kept_itself
+        Those that nodes keep themselves, with these nodes.
     lendable, kept_properly
         The keys of the storages that some op of the backward reads as they are by then, where a write to them is
         noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
@@ -128,6 +130,7 @@ class Trace:
     full: dict[int, list[Tensor | None]]
     state_masks: list[list[int]]
     watch: dict[Source, int]
+    kept_itself: dict[Source, KeptItself]
     fragile: frozenset[int]
     viewed_unseen: frozenset[int]
     viewed_late: frozenset[int]

@@ -1,0 +1,271 @@
+"""What the caller does to a tensor itself, between call and backward, where autograd kept that very tensor.
+
+Autograd keeps of what an op takes the tensor itself, and of what an op returns an alias. So a detached input is an
+error, and one that was given other memory is computed with as it is by then, while a view of it stays where it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import aotlab
+from aotlab.errors import MetadataMutationError
+from tests.engine_helpers import behind, compiled, record
+
+pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+class Product(torch.autograd.Function):
+    """A product that saves what it takes."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Save both."""
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use both."""
+        x, w = ctx.saved_tensors
+        return gradient * w, gradient * x
+
+
+def product(x, w):
+    """Keep both."""
+    return x * w, x
+
+
+def same_object(x, w):
+    """Return one result several times, and what was kept for it."""
+    y = x * w
+    return y, y, x, y.relu_()
+
+
+def result_kept(x, w):
+    """Keep a result that is returned too."""
+    y = x * w
+    return y, y * w, y.sin()
+
+
+def result_of_its_node(x, w):
+    """Keep a result as the node's own."""
+    y = (x * w).exp()
+    return y, y * 2
+
+
+def both_ways(x, w):
+    """Keep a result as one node's own and for another."""
+    y = (x * w).exp()
+    return y, y.sin()
+
+
+def linear(x, w):
+    """Keep a view of the weight."""
+    return torch.nn.functional.linear(x, w), x
+
+
+def itself_and_view(x, w):
+    """Keep an argument itself and a view of it."""
+    return x * w, x @ w.t()
+
+
+def windows(x, w):
+    """Keep parts."""
+    return (x[0] * w[1]).exp(), x.view(-1)[1:] * 2
+
+
+def written(x, w):
+    """Keep what was written."""
+    x.mul_(w)
+    return x * x, x
+
+
+def reshaped(x, w):
+    """Keep what changes its strides."""
+    x.t_()
+    return x * w, x
+
+
+def by_function(x, w):
+    """Save by a custom Function, which does not ask for the history of what it saved."""
+    return Product.apply(x, w), x * 2
+
+
+def in_checkpoint(x, w):
+    """Checkpoint keeps its arguments as autograd does."""
+    return checkpoint(lambda value: value.sin() * 2, x * w, use_reentrant=False), x
+
+
+def normed(x, w):
+    """Keep what a kernel wants for its backward."""
+    return torch.nn.functional.layer_norm(x, (3,), w[0], w[1]), x.softmax(0) * w
+
+
+PROGRAMS = [
+    product,
+    same_object,
+    result_kept,
+    result_of_its_node,
+    both_ways,
+    linear,
+    itself_and_view,
+    windows,
+    written,
+    reshaped,
+    by_function,
+    in_checkpoint,
+    normed,
+]
+
+
+def _other(tensor):
+    tensor.data = torch.full(tensor.shape, 0.5)
+
+
+def _transposed(tensor):
+    tensor.data = tensor.data.t()
+
+
+def _with_gaps(tensor):
+    tensor.data = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 0.5)[..., ::2]
+
+
+ACTIONS = {
+    "nothing": lambda tensor: None,
+    "detach_": torch.Tensor.detach_,
+    "other memory": _other,
+    "transposed": _transposed,
+    "with gaps": _with_gaps,
+    "uncounted": lambda tensor: tensor.data.mul_(2),
+    "other memory, written": lambda tensor: (_other(tensor), tensor.mul_(2)),
+}
+
+
+def outcome(call, act, which, roots, *, own_leaf):
+    """Call, act on an argument or a result, go backward twice; return what can be seen."""
+    source, scale = torch.arange(9.0).view(3, 3) / 9, torch.arange(9.0).view(3, 3) / 7 + 0.5
+    source.requires_grad_()
+    scale.requires_grad_()
+    x, w = (source, scale) if own_leaf else (source * 1, scale * 1)
+    seen = []
+    outputs = call(x, w)
+    tensor = {"x": x, "w": w}[which] if isinstance(which, str) else outputs[which]
+    try:
+        with torch.no_grad():
+            act(tensor)
+    except RuntimeError as error:
+        seen.append(str(error)[:40])
+    for again in (True, False):
+        wanted = [y.sum() for i, y in enumerate(outputs) if y.requires_grad and roots in (None, i)]
+        try:
+            if wanted:
+                torch.autograd.backward(wanted, retain_graph=again)
+        except (RuntimeError, MetadataMutationError) as error:
+            seen.append((type(error), str(error)[:40]))
+        seen.append([None if each.grad is None else each.grad.tolist() for each in (source, scale)])
+    return seen
+
+
+def check(program, make, action, *, allowed=()):
+    """Compare all that can be done with eager; errors of the types ``allowed`` may stand where eager has none."""
+    found = make(program)
+    differ = []
+    for own_leaf in (False, True):
+        if own_leaf and program in (written, reshaped):
+            continue
+        for which in ("x", "w", 0, 1):
+            for roots in (None, 0, 1):
+                settings = (ACTIONS[action], which, roots)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    expected = outcome(program, *settings, own_leaf=own_leaf)
+                    actual = outcome(found, *settings, own_leaf=own_leaf)
+                refused = any(isinstance(each, tuple) and each[0] in allowed for each in actual)
+                if expected != actual and not refused:
+                    differ.append((which, roots, own_leaf, expected, actual))
+    assert differ == []
+    return found
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_direct(program, action):
+    """Gradients and errors are eager's, and the program is compiled."""
+    allowed = (MetadataMutationError,) if program in (both_ways, reshaped) else ()
+    function = check(program, compiled, action, allowed=allowed)
+    assert behind(function).calls.eager == 0
+
+
+@pytest.mark.parametrize("action", ["detach_", "other memory"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_behind_dynamo(program, action):
+    """Likewise where Dynamo calls the compiled graph."""
+    allowed = (MetadataMutationError,) if program in (both_ways, reshaped) else ()
+    check(program, functools.partial(compiled, frontend="dynamo"), action, allowed=allowed)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_computed_again(program, action):
+    """A partitioner that computes again does not make a difference."""
+    partitioner = aotlab.min_cut_rematerialization_partition
+    allowed = (MetadataMutationError,) if program in (both_ways, reshaped) else ()
+    check(program, functools.partial(compiled, partitioner=partitioner), action, allowed=allowed)
+
+
+def test_other_shapes_are_an_error_of_ours():
+    """Where the compiled backward cannot take what eager would, it says so."""
+    f = aotlab.compile(lambda x, w: x * w, backend="inductor")
+    x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+    y = f(x, w)
+    w.data = torch.ones(1)
+    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("action", ["other memory", "transposed", "with gaps"])
+def test_kernels_are_given_the_strides_that_they_were_compiled_for(action):
+    """Inductor's backwards take no others."""
+    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
+    for program in (product, linear, result_kept, written):
+        f = aotlab.compile(program, backend="inductor")
+        for which in ("x", "w"):
+            settings = {"act": ACTIONS[action], "which": which, "roots": None, "own_leaf": False}
+            for expected, actual in zip(outcome(program, **settings), outcome(f, **settings), strict=True):
+                close([torch.tensor(each) for each in actual], [torch.tensor(each) for each in expected])
+
+
+def test_saved_twice():
+    """An argument that is kept itself, and of which a view is kept, is saved both ways; of a weight a view alone."""
+    saved = {value.name: value for value in _record(itself_and_view).saved}
+    assert [name for name, value in saved.items() if value.is_alias] == ["primals_2_memory"]
+    assert saved["primals_2"].is_input
+    assert saved["primals_2_memory"].is_input
+    assert [(value.name, value.is_alias) for value in _record(linear).saved] == [
+        ("primals_1", False),
+        ("primals_2", True),
+    ]
+
+
+def _record(program):
+    f = compiled(program)
+    f(torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True))
+    return record(f, "partition")
+
+
+def test_nothing_is_kept_alive():
+    """What looks at an output in the backward does not keep it."""
+    import weakref
+
+    f = compiled(result_kept)
+    y, *others = f(torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True))
+    gone = weakref.ref(y)
+    del y
+    assert gone() is None
+    others[0].sum().backward()
