@@ -560,10 +560,11 @@ def _read_intermediate_group(
 
 def _is_plain_view(tape: Tape, output: Tensor, value: Tensor) -> bool:
     """Tell whether an output is a view of an intermediate that can be made again from it."""
-    if output.is_inference() or internals.base_of(output) is None:
+    base = internals.base_of(output)
+    if base is None or output.is_inference():
         return False
-    base = canonical_base(tape, value_of(internals.base_of(output), "a base"))
-    return base is not value and views_between(tape, base, value) is not None
+    top = canonical_base(tape, value_of(base, "a base"))
+    return top is not value and views_between(tape, top, value) is not None
 
 
 def _made_under_no_grad(tape: Tape, base: Tensor, found: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, int]:
