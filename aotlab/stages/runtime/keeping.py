@@ -182,6 +182,8 @@ class Keeping:
                 own, noticed = trace.forward_outputs[position], True
             if not (noticed and internals.storage_key(own) in saved):
                 found[source] = mask
+            elif source in trace.unread:  # nor is it among what a backward takes that goes by those nodes alone
+                found[source] = trace.unread[source]
         return found
 
     def _find_kept_itself(self) -> dict[Source, str]:
@@ -202,7 +204,8 @@ class Keeping:
             else:
                 position = len(trace.writes) + trace.returned_outputs.index(source.index)
                 value = trace.forward_outputs[position]
-            slots = [n for n, each in enumerate(trace.saved_values) if each is value]
+            saved = zip(trace.saved_values, partition.saved, strict=True)
+            slots = [n for n, (each, record) in enumerate(saved) if each is value and not record.is_alias]
             own = any(n in partition.own for n in slots) and not reshaped
             nodes = kept.nodes if internals.storage_key(value) in places and not own else 0
             slot = slots[0] if nodes and slots and kept.alone and not reshaped else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from aotlab.analysis.late_reads import read_late, saved_properly
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder, may_overlap_itself
+from aotlab.recorder import Recorder, may_overlap_itself, tensors_in
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
@@ -115,6 +116,8 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         if seen.custom or findings.recorder.has_checkpoints:
             trace.lendable = read_late(trace.tape) - _unwatched(findings, trace)
             trace.kept_properly = saved_properly(bits)
+        if sum(len(part.entries) for part in parts) > 1:
+            trace.unread = _unread(findings, trace, bits)
     if trace.training or torch.is_grad_enabled():
         check_owners(trace, findings, forward.edges)
     return _record(trace, forward, gradients), trace
@@ -180,6 +183,31 @@ def _visible(findings: Findings) -> dict[Source, Tensor]:
     """Return the inputs and outputs, as wrappers."""
     visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
     return {**visible, **{Source("output", i): tensor for i, tensor in findings.outputs.tensors.items()}}
+
+
+def _unread(findings: Findings, trace: Trace, bits: Mapping[Any, int]) -> dict[Source, int]:
+    """Find what autograd nodes keep and do not read, as for its sizes alone, with a mask of these nodes.
+
+    Where it was written, their backward raises all the same.
+    """
+    read: dict[int | None, set[int]] = {}
+    for operation in trace.tape.operations:
+        if operation.phase == "backward":
+            used = tensors_in((operation.args, operation.kwargs))
+            read.setdefault(operation.sequence, set()).update(map(internals.storage_key, used))
+    found: dict[int, int] = {}
+    for node, bit in bits.items():
+        for kept in internals.saved_tensors_of(node):
+            if internals.is_functional(kept):
+                key = internals.storage_key(internals.from_functional(kept))
+                if key not in read.get(internals.sequence_of(node), ()):
+                    found[key] = found.get(key, 0) | 1 << bit
+    values = {
+        source: internals.storage_key(internals.from_functional(tensor))
+        for source, tensor in _visible(findings).items()
+        if internals.is_functional(tensor)
+    }
+    return {s: mask for s, key in values.items() if (mask := trace.watch.get(s, 0) & found.get(key, 0))}
 
 
 def _unwatched(findings: Findings, trace: Trace) -> set[int]:

@@ -85,6 +85,8 @@ class Trace:
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
         The inputs and outputs that such nodes keep, with a mask of these nodes.
+    unread
+        Those that such nodes keep and do not read, with a mask of these nodes, if there are several entries.
     kept_itself
         Those that nodes keep themselves, with these nodes.
     lendable, kept_properly
@@ -151,6 +153,7 @@ class Trace:
     differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
+    unread: dict[Source, int] = field(default_factory=dict)
     lendable: frozenset[int] = frozenset()
     kept_properly: frozenset[int] = frozenset()
     saved_values: tuple[Tensor | None, ...] = ()
