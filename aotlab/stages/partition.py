@@ -40,7 +40,7 @@ from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
-#: The end of the name of an input that is saved a second time, as an alias, and of one of which only copies are saved.
+#: The end of the name of what is saved a second time, as an alias, and of one of which only copies are saved.
 _ALIAS, _MISSING = "_memory", "_not_saved"
 
 
@@ -50,8 +50,8 @@ class SavedValue:
 
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
     ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
-    case, as an output or as the new value of a mutated input; ``is_alias``, that an input is saved as an alias, which
-    stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that share memory;
+    case, as an output or as the new value of a mutated input; ``is_alias``, that an input or output is saved as an
+    alias, which stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that share memory;
     ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
@@ -103,7 +103,7 @@ class Split:
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The numbers of those that a backward may read as they are by then.
     lent: tuple[int, ...] = ()
-    #: The numbers of those that are aliases of inputs, and of those that are copies to compute again with.
+    #: The numbers of those that are aliases of what the caller has, and of those that are copies to compute again with.
     aliases: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
     #: The numbers of those that are the caller's tensors themselves.
@@ -396,17 +396,18 @@ def _must_stay(node: fx.Node) -> bool:
 
 
 def _save_aliases(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> frozenset[int]:
-    """Save inputs as aliases for what the backward makes of them that was made in the forward; return their numbers.
+    """Save inputs and outputs as aliases for what the backward makes of them that was made in the forward.
 
-    What it uses besides stays as it is: where both are needed, the input is saved twice.
+    What it uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
     """
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
+    visible = {*placeholders(forward.graph), *output_args(forward.graph)[:count]}
     aliases: set[int] = set()
     more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
     for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
         early = _made_early(placeholder)
-        if node is None or node.op != "placeholder" or not early:
+        if node is None or node not in visible or not early:
             continue
         if len(early) == len(placeholder.users):
             aliases.add(n)
