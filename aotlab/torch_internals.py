@@ -1051,6 +1051,18 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+#: The autograd nodes of an extremum of all elements, which share its gradient out among those that are it.
+_EXTREMA = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
+
+
+def fills_by_mask(mask: Tensor) -> bool:
+    """Tell whether ``mask`` times a gradient is what eager's kernels write by that mask; it is so on the CPU."""
+    if mask.dtype != torch.bool or mask.device.type != "cpu":
+        return False
+    node = current_node()
+    return node is not None and node.name() in _EXTREMA
+
+
 def is_to_be_run(node: Any) -> bool:
     """Tell whether the backward that is being run will come to an autograd node, or has."""
     try:

@@ -290,3 +290,17 @@ def test_a_view_without_elements_keeps_its_place():
     made = as_in_eager(torch.ops.aten.view.default, (tail, [0, 2]), wrong, mode)
     assert (made.shape, made.storage_offset()) == ((0, 2), 4)
     assert made.untyped_storage()._cdata == tail.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("name", ["max", "min", "median", "nanmedian"])
+def test_gradients_of_extrema_are_written_by_a_mask(name):
+    """Where they are not finite, those of the other elements are zeros all the same, and zeros are positive."""
+    assert same(lambda x: (getattr(x, name)() * 0).sqrt(), nonleaf(3))
+    function = compiled(lambda x: -getattr(x, name)())
+    found = []
+    for call in (function, lambda x: -getattr(x, name)()):
+        x = torch.tensor([1.0, float("nan") if name == "nanmedian" else 3.0, 2.0], requires_grad=True)
+        call(x).backward()
+        found.append(str(x.grad.tolist()))
+    assert found[0] == found[1]
+    assert "-0.0" not in found[0]

@@ -232,6 +232,9 @@ class Recorder(TorchDispatchMode):
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
         self._check_settings(func)
+        if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
+            # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
+            return self._record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
         if self.phase == "backward":
             drawn = self.replays.draw(func, args, kwargs)
             if drawn is not None:
