@@ -63,6 +63,17 @@ def free_and_ask_all(y, a, c):
     return torch.autograd.grad(y.sum(), (a, c))
 
 
+def in_a_row(a, c):
+    """Have two nodes on the way from the only result, which keep values."""
+    return (a * c).sin()
+
+
+def detach_between(y, a, c):
+    """Detach in place what a node on the way to ``c`` keeps, then ask for that."""
+    a.detach_()
+    return torch.autograd.grad(y.sum(), c)
+
+
 def outcome(function, use):
     """Return the gradients, or the error, of what is done with a call's result."""
     a, c = (torch.linspace(0.5, 2, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
@@ -82,9 +93,17 @@ def test_only_the_nodes_on_the_way_matter(function, use, make):
     assert outcome(function, use) == outcome(make(function), use)
 
 
+@pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
+@pytest.mark.parametrize("function", [branches, product, in_a_row])
+def test_nodes_on_the_way_look_at_what_they_keep(function, make):
+    """Also where several of them are on the way from the only result, which all go together."""
+    assert outcome(function, detach_between) == outcome(make(function), detach_between)
+
+
 def test_some_of_these_pass_and_some_raise():
     """Otherwise the comparison above would be of one kind."""
     found = [type(outcome(f, use)) for f in (branches, product, written) for use in (write_between, free_and_ask_all)]
     assert set(found) == {list, str}
     assert isinstance(outcome(doubled, free_and_ask), list)
     assert isinstance(outcome(written, write_between), list)
+    assert [type(outcome(f, detach_between)) for f in (branches, in_a_row)] == [list, str]

@@ -241,6 +241,18 @@ def test_kernels_are_given_the_strides_that_they_were_compiled_for(action):
                 close([torch.tensor(each) for each in actual], [torch.tensor(each) for each in expected])
 
 
+@pytest.mark.parametrize("make", [lambda f: f, compiled], ids=["eager", "compiled"])
+def test_given_back_what_it_had(make):
+    """Each backward computes with the memory that the tensor has by then, which may be its first one again."""
+    x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+    y, z, _ = make(result_kept)(x, w)
+    first, found = y.data, []
+    for memory in (first, torch.full((3, 3), 5.0), first, torch.full((3, 3), 7.0)):
+        y.data = memory
+        found.append(torch.autograd.grad(z.sum(), w, retain_graph=True)[0][0, 0].item())
+    assert found == [2, 6, 2, 8]
+
+
 def test_saved_twice():
     """An argument that is kept itself, and of which a view is kept, is saved both ways; of a weight a view alone."""
     saved = {value.name: value for value in _record(itself_and_view).saved}

@@ -95,7 +95,8 @@ class Askers:
         """Return the bits of the nodes on the way to some slots."""
         if asked not in self._masks:
             bits = node_bits(self._trace.segments)
-            self._masks[asked] = sum((1 << bits[node] for node in self._nodes(asked) if node in bits), LASTING)
+            own = {1 << bits[node] for node in self._nodes(asked) if node in bits}  # several may have the same
+            self._masks[asked] = sum(own, LASTING)
         return self._masks[asked]
 
     def look_up(self, asked: frozenset[int], pattern: Sequence[bool], mask: int) -> Asked:

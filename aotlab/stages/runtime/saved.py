@@ -187,18 +187,19 @@ class SavedValues:
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
         moved = []
-        for kept_itself, asking, nodes, before, slot in self._itself:
+        for i, (kept_itself, asking, nodes, before, slot) in enumerate(self._itself):
             if (now_is := kept_itself()) is None:
                 continue
             if asking & mask and now_is.grad_fn is None:
                 _raise_for_detached()
-            if nodes & mask and before != (now_is.data_ptr(), _layout(now_is)):
-                moved.append((now_is, slot))
+            if nodes & mask and before != (lies := (now_is.data_ptr(), _layout(now_is))):
+                moved.append((i, now_is, lies, slot))
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
-        for now_is, slot in moved:
+        for i, now_is, lies, slot in moved:
             self._take_in(now_is, slot)
+            self._itself[i] = (*self._itself[i][:3], lies, slot)  # by the next backward it may be back where it was
         if self._values is None:
             return []
         if self._hooks is not None:
