@@ -506,8 +506,8 @@ def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
 LASTING = 1
 
 
-def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
-    """Give the autograd nodes that hold saved tensors their numbers.
+def node_bits(parts: Sequence[Segment], keeping_nothing: Collection[Any] = ()) -> dict[Any, int]:
+    """Give the autograd nodes that hold saved tensors their numbers; those ``keeping_nothing`` do not in eager.
 
     Where there is a single entry all have one, but for those of custom functions, which need not look at what they
     saved, and may look where that is nothing.
@@ -523,7 +523,7 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
             if node in entered or not part.runs(node):
                 continue
             entered.add(node)
-            if internals.saves_tensors(node) or internals.may_be_idle(node):
+            if node not in keeping_nothing and (internals.saves_tensors(node) or internals.may_be_idle(node)):
                 bits[node] = 1 if lone and not internals.is_custom_function_node(node) else len(bits) + 2
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits

@@ -137,6 +137,7 @@ def read_outputs(
             no_grad_views=no_grad_views,
             same_as=None if first == i else first,
             under_no_grad=views != () and not (leaves[i].requires_grad and not leaves[i].is_leaf),
+            is_detached=views is None and not leaves[i].requires_grad and internals.base_of(leaves[i]) is None,
             made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaves[i]),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaves[i]),
             made_by=_name_of(leaves[i].grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,

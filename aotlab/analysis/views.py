@@ -144,14 +144,15 @@ _DETACH = ViewStep(target="aten.detach.default")
 def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
     lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
-    if lost and any(step.target == "aten.view.dtype" for step in views or ()):
-        return views  # where gradients end by themselves
-    # a compiler may have asked for an alias in its place; what was detached is no view
-    lost = lost or (bool(views) and not output.requires_grad and internals.base_of(output) is None)
+    ends = any(step.target == "aten.view.dtype" for step in views or ())  # where gradients end by themselves
     if views == () and output.requires_grad and not is_new_leaf(output):
         return (ViewStep(target="aten.alias.default"),)
-    if views == () or (lost and _DETACH not in views):  # type: ignore[operator]  # not None where lost
+    if views == () or (lost and not ends and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
+    # a compiler may have asked for an alias in its place, and what moved in place is none: what was detached is no view
+    is_view = output.requires_grad or internals.base_of(output) is not None
+    if views and not is_view and views[-1].target not in ("aten.detach.default", "aten.view.dtype"):
+        return (*views, _DETACH)
     return views
 
 

@@ -208,6 +208,8 @@ class OutputAliasInfo:
         under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
     made_in_no_grad_mode
         Whether it is a view that was made under ``no_grad``, which autograd knows though its base has no history.
+    is_detached
+        Whether autograd does not take it for a view, though it shares its base's memory.
     is_new_leaf
         Whether the function made it a leaf that requires grad.
     made_by
@@ -234,6 +236,7 @@ class OutputAliasInfo:
     same_as: int | None = None
     under_no_grad: bool = False
     made_in_no_grad_mode: bool = False
+    is_detached: bool = False
     is_new_leaf: bool = False
     made_by: str | None = None
     precedes_write: bool = False

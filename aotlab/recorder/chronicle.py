@@ -45,11 +45,17 @@ class Chronicle:
         The keys of the inputs' storages.
     over_others
         The inputs that autograd takes for views of another tensor each, though they have their memory to themselves.
+    owners
+        The inputs that are views in the trace only, of the memory that they share with others.
     """
 
-    def __init__(self, storages: Collection[int] = (), over_others: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, storages: Collection[int] = (), over_others: Sequence[Tensor] = (), owners: Sequence[Tensor] = ()
+    ) -> None:
         self._storages = storages
         self._over_others = over_others
+        self._owners = owners
+        self._keeping_nothing: set[Any] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
@@ -216,6 +222,13 @@ class Chronicle:
         kept = _kept(func, args, kwargs, required_grad=required_grad)
         if kept:
             self._kept_by[base.grad_fn] = kept
+        elif kept is not None and any(args[0] is owner for owner in self._owners):
+            self._keeping_nothing.add(base.grad_fn)
+
+    @property
+    def keeping_nothing(self) -> set[Any]:
+        """The nodes of writes to inputs that are no views in eager, where autograd so has nothing to let go of."""
+        return self._keeping_nothing
 
     @property
     def kept_by(self) -> dict[Any, list[Tensor]]:
@@ -230,8 +243,11 @@ def _are_several_views(result: Sequence[Any]) -> bool:
 
 def _kept(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool
-) -> list[Tensor]:
-    """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere."""
+) -> list[Tensor] | None:
+    """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere.
+
+    None if that cannot be seen.
+    """
     twins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def twin(value: Any) -> Any:
@@ -251,4 +267,4 @@ def _kept(
             keys = {internals.storage_key(kept) for kept in internals.saved_tensors_of(twin(args[0]).grad_fn)}
             return [tensor for tensor, own in twins.values() if internals.storage_key(own) in keys]
     except Exception:  # noqa: BLE001  # an op that has other wishes for its arguments
-        return []
+        return None

@@ -127,8 +127,8 @@ class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
     ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
-    other than in their values. ``over_others`` is as in `Chronicle`. ``histories_unknown`` are the keys of memory of
-    which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the function sets
+    other than in their values. ``over_others`` and ``owners`` are as in `Chronicle`. ``histories_unknown`` are the keys
+    of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the function sets
     ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
     """
 
@@ -137,6 +137,7 @@ class EscapeGuard(TorchFunctionMode):
         grounds: Mapping[int, Ground] | None = None,
         reshapes: Reshaper | None = None,
         over_others: Sequence[Tensor] = (),
+        owners: Sequence[Tensor] = (),
         *,
         histories_unknown: Collection[int] = (),
     ) -> None:
@@ -146,7 +147,7 @@ class EscapeGuard(TorchFunctionMode):
         self.memory = WholeStorages(self.grounds)
         self.reshapes = reshapes or _NoInputs()
         self.hooks = Hooks()
-        self.chronicle = Chronicle(set(self.grounds), over_others)
+        self.chronicle = Chronicle(set(self.grounds), over_others, owners)
         self._histories_unknown = histories_unknown
         self.sets_saved_hooks = False
         self.differentiates = False

@@ -51,8 +51,8 @@ class SavedValue:
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
     ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
     case, as an output or as the new value of a mutated input; ``is_alias``, that an input or output is saved as an
-    alias, which stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that share memory;
-    ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    alias, which stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that
+    share memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import LASTING, leading_to, node_bits
+from aotlab.analysis.history import LASTING, leading_to
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
@@ -94,7 +94,7 @@ class Askers:
     def mask(self, asked: frozenset[int]) -> int:
         """Return the bits of the nodes on the way to some slots."""
         if asked not in self._masks:
-            bits = node_bits(self._trace.segments)
+            bits = self._trace.bits
             own = {1 << bits[node] for node in self._nodes(asked) if node in bits}  # several may have the same
             self._masks[asked] = sum(own, LASTING)
         return self._masks[asked]

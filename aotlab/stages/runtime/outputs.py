@@ -106,6 +106,8 @@ class Outputs:
         self._views.write(name, base, output, toggle)
         if output.is_new_leaf:
             self.w.add(f"{name} = {name}.detach().requires_grad_()")
+        elif output.is_detached:
+            self.w.add(f"{name} = {name}.detach()")
         return name
 
     def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:

@@ -178,6 +178,7 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         grounds,
         Reshapes(inputs),
         [item.wrapper for item in inputs if item.is_over],
+        [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
     )
     for key, ground in grounds.items():

@@ -38,7 +38,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
     known.update(tangents.carriers)
     through = made_through(findings.outputs)
     slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
-    bits = node_bits(parts)
+    bits = node_bits(parts, findings.chronicle.keeping_nothing)
     check_partners(findings.hooks, findings.outputs, findings.inputs)
     check_passed(findings.hooks, findings.outputs, findings.inputs, through)
     metadata = ViewAndMutationMeta(
@@ -78,6 +78,7 @@ def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs:
         connected=[[way is not None for way in own] for own in slots],
         sources=known,
         full={},
+        bits=bits,
         state_masks=state_masks(parts, bits),
         watch={s: mask for s, mask in zip(visible, masks, strict=True) if mask},
         kept_itself={s: kept for s, kept in zip(visible, themselves, strict=True) if kept.nodes},

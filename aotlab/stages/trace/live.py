@@ -81,6 +81,8 @@ class Trace:
         What the function warned of.
     arrived
         The edges of leaves in the order in which autograd came to them, if the graph is one segment.
+    bits
+        The numbers of the autograd nodes that hold tensors.
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
@@ -130,6 +132,7 @@ class Trace:
     connected: list[list[bool]]
     sources: dict[Edge, Source]
     full: dict[int, list[Tensor | None]]
+    bits: dict[Any, int]
     state_masks: list[list[int]]
     watch: dict[Source, int]
     kept_itself: dict[Source, KeptItself]
