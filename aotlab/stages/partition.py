@@ -144,7 +144,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     _save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
-    aliases = _save_aliases(forward, backward, count)
+    aliases = _save_aliases(forward, backward, count) | _not_kept_themselves(forward, trace, count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -424,6 +424,17 @@ def _save_aliases(forward: fx.GraphModule, backward: fx.GraphModule, count: int)
             user.replace_input_with(placeholder, place)
     output.args = ((*output_args(forward.graph), *(node for node, _, _ in more)),)
     return frozenset(aliases)
+
+
+def _not_kept_themselves(forward: fx.GraphModule, trace: Trace, count: int) -> frozenset[int]:
+    """Return the numbers of saved inputs that no autograd node keeps itself: Inductor drops views that change nothing.
+
+    What a backward may read as it is by then is known otherwise.
+    """
+    kept = {source.index for source in trace.kept_itself if source.kind == "input"}
+    fakes = [fake for k, fake in enumerate(trace.input_fakes) if k not in kept and fake.layout == torch.strided]
+    inputs = _standing_for(forward, trace, [v for v in fakes if internals.storage_key(v) not in trace.lendable])
+    return frozenset(n for n, node in enumerate(output_args(forward.graph)[count:]) if node in inputs)
 
 
 def _made_early(node: fx.Node) -> list[fx.Node]:

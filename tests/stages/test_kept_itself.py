@@ -253,6 +253,26 @@ def test_given_back_what_it_had(make):
     assert found == [2, 6, 2, 8]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.nn.functional.linear(x.view(1, 3, 3), w),
+        lambda x, w: x[:] * w,
+        lambda x, w: x.detach().view_as(x) * w,
+    ],
+)
+def test_views_that_a_compiler_drops(function):
+    """Of a view that changes nothing Inductor leaves its input; what autograd kept stays in the memory that was."""
+
+    def gradient(call):
+        x, w = torch.arange(9.0).view(3, 3) * torch.ones((), requires_grad=True), torch.ones(3, 3, requires_grad=True)
+        y = call(x, w)
+        _other(x)
+        return torch.autograd.grad(y.sum(), w)[0].tolist()
+
+    assert gradient(function) == gradient(aotlab.compile(function, backend="inductor"))
+
+
 def test_saved_twice():
     """An argument that is kept itself, and of which a view is kept, is saved both ways; of a weight a view alone."""
     saved = {value.name: value for value in _record(itself_and_view).saved}
