@@ -17,6 +17,7 @@ from torch import fx
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
+from aotlab.backends.inductor_copies import copies_kept
 from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
@@ -107,7 +108,7 @@ class InductorBackend(Backend):
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Run Inductor's pattern matching over the joint graph."""
         count = keep_unused(module)
-        with torch.no_grad(), internals.disable_autocast():
+        with torch.no_grad(), internals.disable_autocast(), copies_kept(module):
             internals.inductor_joint_passes(module, fake_mode, exact_random=draws_random(module))
         drop_unused(module, count)
 

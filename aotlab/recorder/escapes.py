@@ -128,8 +128,8 @@ class EscapeGuard(TorchFunctionMode):
 
     ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
     other than in their values. ``over_others`` and ``owners`` are as in `Chronicle`. ``histories_unknown`` are the keys
-    of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the function sets
-    ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
+    of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the
+    function sets ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
     """
 
     def __init__(

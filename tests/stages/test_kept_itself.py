@@ -301,3 +301,36 @@ def test_nothing_is_kept_alive():
     del y
     assert gone() is None
     others[0].sum().backward()
+
+
+def _result_copied(x, w):
+    y = x * 2
+    return y, y.clone() * w
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: (x, x.clone() * w),
+        lambda x, w: (x, x.clone().view(9).view(3, 3) * w),
+        lambda x, w: (x, x * 1 * w),
+        lambda x, w: (x, x.pow(1) * w),
+        lambda x, w: (x, x.to(torch.float32, copy=True) * w),
+        lambda x, w: (x, x * w + torch.cat([x]) * w),
+        _result_copied,
+    ],
+)
+@pytest.mark.parametrize("action", ["uncounted", "other memory", "written"])
+def test_copies_that_a_compiler_drops(program, action):
+    """Of a copy Inductor leaves what was copied; the caller's writes to that do not change what autograd kept."""
+
+    def gradient(call):
+        x, w = torch.arange(9.0).view(3, 3), torch.ones(3, 3, requires_grad=True)
+        kept, y = call(x, w)
+        {**ACTIONS, "written": lambda tensor: tensor.add_(1)}[action](kept)
+        try:
+            return torch.autograd.grad(y.sum(), w)[0].tolist()
+        except RuntimeError as error:
+            return str(error)[:40]
+
+    assert gradient(program) == gradient(aotlab.compile(program, backend="inductor"))
