@@ -143,6 +143,8 @@ _DETACH = ViewStep(target="aten.detach.default")
 
 def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
+    if views and torch.is_inference_mode_enabled():
+        return views  # there they mirror it whatever the trace's own tensors say, and nothing is swallowed
     lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
     ends = any(step.target == "aten.view.dtype" for step in views or ())  # where gradients end by themselves
     if views == () and output.requires_grad and not is_new_leaf(output):

@@ -120,3 +120,21 @@ def test_they_are_views(program, make):
                     actual = outcome(function, action, requires_grad=requires_grad)
                 assert expected == actual, (requires_grad, grad_mode, action)
                 assert not hasattr(function, "calls") or behind(function).calls.eager == 0
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [lambda x: x[1:], lambda x: x.t(), lambda x: x[1:].detach(), lambda x: x.detach()])
+def test_views_of_inputs_in_inference_mode(function, requires_grad):
+    """They require grad as what they are views of, and may not be written outside then; what is detached may."""
+
+    def seen(call):
+        x = torch.ones(3, 3, requires_grad=requires_grad)
+        with torch.inference_mode():
+            y = call(x)
+        try:
+            y.mul_(2)
+        except RuntimeError as error:
+            return y.requires_grad, y._is_view(), str(error)
+        return y.requires_grad, y._is_view()
+
+    assert seen(function) == seen(compiled(function))
