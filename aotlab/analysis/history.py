@@ -456,6 +456,8 @@ def watches(
 class KeptItself:
     """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
 
+    ``sequences`` are those nodes' sequence numbers.
+
     Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
     memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
     history by then, which is an error if it was detached in place: that of a custom Function does not ask.
@@ -464,6 +466,7 @@ class KeptItself:
     nodes: int = 0
     asking: int = 0
     alone: bool = True
+    sequences: frozenset[int] = frozenset()
 
 
 def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[KeptItself]:
@@ -478,7 +481,12 @@ def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[
             if id(kept) in found:
                 own, mask = found[id(kept)], 1 << bit
                 asking = mask if id(kept) in asked and not internals.is_custom_function_node(node) else 0
-                found[id(kept)] = replace(own, nodes=own.nodes | mask, asking=own.asking | asking)
+                found[id(kept)] = replace(
+                    own,
+                    nodes=own.nodes | mask,
+                    asking=own.asking | asking,
+                    sequences=own.sequences | {internals.sequence_of(node)},
+                )
             else:
                 for other in by_storage.get(internals.storage_key(kept), ()):
                     found[other] = replace(found[other], alone=False)

@@ -565,7 +565,7 @@ def _is_plain_view(tape: Tape, output: Tensor, value: Tensor) -> bool:
     if base is None or output.is_inference():
         return False
     top = canonical_base(tape, value_of(base, "a base"))
-    return top is not value and views_between(tape, top, value) is not None
+    return top is not value and (views_between(tape, top, value) is not None or not _reads_otherwise(value, top))
 
 
 def _made_under_no_grad(tape: Tape, base: Tensor, found: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, int]:

@@ -160,6 +160,12 @@ class Chronicle:
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
 
+    def moved(self, view: Tensor) -> None:
+        """Note that a view was made a window of something else in place, with a node of its own that remains."""
+        known = self._made.get(id(view))
+        if known is not None and known[0]() is view and torch.is_grad_enabled():
+            self._made[id(view)] = known[0], self._moment(view)
+
     def detaches(self, tensor: Tensor) -> None:
         """Note that an input, or a view of it, is detached in place, which moves no version."""
         key = internals.storage_key(tensor)

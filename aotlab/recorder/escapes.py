@@ -593,6 +593,8 @@ class EscapeGuard(TorchFunctionMode):
         of_part = func in WINDOWS and not self.reshapes.is_input(tensor)
         before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
+        if of_part:
+            self.chronicle.moved(tensor)
         if func in WINDOWS and known is not None:
             self.looks.check_window(tensor)
         if before is not None:

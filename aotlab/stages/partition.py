@@ -19,7 +19,7 @@ partitioners. While they work it is held by an output of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,8 @@ class Split:
     copies: frozenset[int] = frozenset()
     #: The numbers of those that are the caller's tensors themselves.
     own: tuple[int, ...] = ()
+    #: By the ``id`` of a value that some nodes keep itself and others as an alias, the sequence numbers of the former.
+    itself: dict[int, frozenset[int]] = field(default_factory=dict)
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -144,7 +146,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     _save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
-    aliases = _save_aliases(forward, backward, count) | _not_kept_themselves(forward, trace, count)
+    itself = _kept_both_ways(trace)
+    aliases = _save_aliases(forward, backward, count, itself) | _not_kept_themselves(forward, trace, count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -152,7 +155,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     _check_random(backward)
 
     kept = output_args(forward.graph)[count:]
-    split = Split(saved_values=[], saved_names=[], aliases=aliases)
+    split = Split(saved_values=[], saved_names=[], aliases=aliases, itself=itself)
     split.copies = frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta)
     split.own = tuple(n for n, k in enumerate(kept) if k is not None and k.op == "placeholder" and n not in aliases)
     for n, node in enumerate(kept):
@@ -279,7 +282,7 @@ def _take_from_saved(graph: fx.Graph, split: Split) -> tuple[int, ...]:
     aliases = {id(split.saved_values[n]): by_number[n] for n in split.aliases}
     for node in list(graph.nodes):
         copy, alias = copies.get(id(node.meta.get("val"))), aliases.get(id(node.meta.get("val")))
-        for user in _made_early(node):
+        for user in _of_memory(node, split.itself):
             moves = isinstance(user.target, OpOverload) and moves_nothing(user.target)
             other = copy if copy is not None and not moves else alias if node.op == "placeholder" else None
             if other is not None and other is not node:
@@ -395,10 +398,13 @@ def _must_stay(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
 
 
-def _save_aliases(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> frozenset[int]:
+def _save_aliases(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, itself: Mapping[int, frozenset[int]]
+) -> frozenset[int]:
     """Save inputs and outputs as aliases for what the backward makes of them that was made in the forward.
 
-    What it uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
+    So they are for nodes that keep an alias, where others keep the tensor itself; ``itself`` is as in `Split`. What it
+    uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
     """
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
@@ -406,7 +412,7 @@ def _save_aliases(forward: fx.GraphModule, backward: fx.GraphModule, count: int)
     aliases: set[int] = set()
     more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
     for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
-        early = _made_early(placeholder)
+        early = _of_memory(placeholder, itself)
         if node is None or node not in visible or not early:
             continue
         if len(early) == len(placeholder.users):
@@ -435,6 +441,25 @@ def _not_kept_themselves(forward: fx.GraphModule, trace: Trace, count: int) -> f
     fakes = [fake for k, fake in enumerate(trace.input_fakes) if k not in kept and fake.layout == torch.strided]
     inputs = _standing_for(forward, trace, [v for v in fakes if internals.storage_key(v) not in trace.lendable])
     return frozenset(n for n, node in enumerate(output_args(forward.graph)[count:]) if node in inputs)
+
+
+def _kept_both_ways(trace: Trace) -> dict[int, frozenset[int]]:
+    """Find the inputs and results that some nodes keep themselves and others as an alias; see `Split.itself`."""
+    found = {}
+    for source, kept in trace.kept_itself.items():
+        value = trace.value_of(source)
+        if value is not None and not kept.alone and internals.storage_key(value) not in trace.lendable:
+            found[id(value)] = kept.sequences
+    return found
+
+
+def _of_memory(node: fx.Node, itself: Mapping[int, frozenset[int]]) -> list[fx.Node]:
+    """Return which ops that use a node of a backward graph want the memory that it had: see `_save_aliases`."""
+    found = _made_early(node)
+    if (sequences := itself.get(id(node.meta.get("val")))) is not None:
+        late = [user for user in node.users if user.op == "call_function" and user not in found]
+        found += [user for user in late if user.meta.get("seq_nr", min(sequences)) not in sequences]
+    return found
 
 
 def _made_early(node: fx.Node) -> list[fx.Node]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.ir.graphs import placeholders
 from aotlab.recorder import RunEagerly
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -196,22 +197,27 @@ class Keeping:
         places = {internals.storage_key(value) for value in trace.saved_values if value is not None}
         found = {}
         for source, kept in trace.kept_itself.items():
-            if not self._is_made(source):
+            info = self._draft.meta.output_info[source.index] if source.kind == "output" else None
+            if info is not None and (info.same_as is not None or info.views == ()):
+                continue  # another one is this very tensor
+            value = trace.value_of(source)
+            if value is None:  # a view
+                found[source] = f"{kept.asking}, {kept.nodes}, None"
                 continue
-            if source.kind == "input":
-                written = [n for n, write in enumerate(trace.writes) if write.index == source.index]
-                value = trace.forward_outputs[written[0]] if written else trace.input_fakes[source.index]
-            else:
-                position = len(trace.writes) + trace.returned_outputs.index(source.index)
-                value = trace.forward_outputs[position]
             saved = zip(trace.saved_values, partition.saved, strict=True)
             slots = [n for n, (each, record) in enumerate(saved) if each is value and not record.is_alias]
             own = any(n in partition.own for n in slots) and not reshaped
             nodes = kept.nodes if internals.storage_key(value) in places and not own else 0
-            slot = slots[0] if nodes and slots and kept.alone and not reshaped else None
+            sure = bool(slots) and not reshaped and (kept.alone or self._are_told_apart(slots[0]))
             if kept.asking or nodes:
-                found[source] = f"{kept.asking}, {nodes}, {slot}"
+                found[source] = f"{kept.asking}, {nodes}, {slots[0] if nodes and sure else None}"
         return found
+
+    def _are_told_apart(self, n: int) -> bool:
+        """Tell whether it is known of all uses of a saved value for which autograd node they are."""
+        backward = self._draft.parts.partition.backward
+        users = [] if backward is None else placeholders(backward.graph)[n].users
+        return all("seq_nr" in user.meta for user in users if user.op == "call_function")
 
     def _is_made(self, source: Source) -> bool:
         """Tell whether this is an input, or an output that is not made from another or from an input."""

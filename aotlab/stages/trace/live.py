@@ -184,6 +184,15 @@ class Trace:
         """The fakes of the synthetic bases among the graph's inputs."""
         return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
 
+    def value_of(self, source: Source) -> Tensor | None:
+        """Return the value of an input as it is left, or of an output that the graph returns; None for another."""
+        if source.kind == "input":
+            written = [n for n, write in enumerate(self.writes) if write.index == source.index]
+            return self.forward_outputs[written[0]] if written else self.input_fakes[source.index]
+        if source.index not in self.returned_outputs:
+            return None
+        return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
+
     def gets_gradient(self, k: int) -> bool:
         """Tell whether a gradient can reach the kept input ``k``."""
         return any(
