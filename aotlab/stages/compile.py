@@ -124,8 +124,14 @@ def compile_graph(
     """
     name = f"{context.number}_{kind}"
     inputs = placeholders(module.graph)
-    if kind == "backward":  # saved values stay where they are between forward and backward; tangents do not
-        static: Sequence[int] = [i for i, node in enumerate(inputs) if not is_tangent(node)]
+    if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
+        callers = {internals.storage_key(fake) for _, fake in trace.placeholders if fake.layout == torch.strided}
+        static: Sequence[int] = [
+            i
+            for i, node in enumerate(inputs)
+            if not is_tangent(node)
+            and not (node.meta["val"].layout == torch.strided and internals.storage_key(node.meta["val"]) in callers)
+        ]
     else:
         static = trace.metadata.static_input_indices
     code = readable(module, f"{context.model_name}_{name}") if context.detailed else ""
