@@ -223,6 +223,9 @@ class EscapeGuard(TorchFunctionMode):
             sized = isinstance(given, torch.dtype) and given.itemsize != args[0].dtype.itemsize
             if sized or func not in _VIEWS:
                 self._check_strides(args[0])  # of which a view as elements of another size demands things
+        if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
+            # custom Functions then make inference tensors with a history, and nothing else does
+            raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
         inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
         if inside and _changes_dtype(args, kwargs):
             # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
@@ -577,6 +580,8 @@ class EscapeGuard(TorchFunctionMode):
             return self.reshapes.run_in(self.memory, func, args, kwargs)
         if func in DETACHES and torch.is_inference_mode_enabled():
             return tensor  # autograd is out of the way there, and nobody else does anything
+        if tensor.is_inference() and func not in DETACHES and not torch.is_inference_mode_enabled():
+            raise RunEagerly(f"an inference tensor changes outside of inference_mode, at {user_line()}")
         if self.hooks.retains(tensor):  # of the history that it had when it was asked to
             how = "is detached" if func in DETACHES else "changes its sizes"
             raise RunEagerly(f"{self._called(tensor)} retains its gradient and {how}, at {user_line()}")
