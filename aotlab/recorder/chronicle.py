@@ -56,6 +56,7 @@ class Chronicle:
         self._over_others = over_others
         self._owners = owners
         self._keeping_nothing: set[Any] = set()
+        self._windows: list[tuple[Tensor, int]] = []
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
@@ -130,7 +131,7 @@ class Chronicle:
             It was detached after it, and written before: the epilogue makes views before all changes or after them,
             and one of several views must not be made before a write.
         """
-        if not self._is_older(view):
+        if not self.is_older(view):
             return False
         known = self._made[id(view)]
         written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
@@ -138,7 +139,8 @@ class Chronicle:
             raise RunEagerly("one of several views is returned, made between a write and a detachment in place")
         return True
 
-    def _is_older(self, view: Tensor) -> bool:
+    def is_older(self, view: Tensor) -> bool:
+        """Tell whether a view of an input was made before its memory was written, or detached in place."""
         known = self._made.get(id(view))
         return known is not None and known[0]() is view and known[1] != self._moment(view)
 
@@ -146,7 +148,7 @@ class Chronicle:
         """Note which views of an input that were made before a write are used after it."""
         if self._made:
             for tensor in tensors_in(given):
-                if self._is_older(tensor):
+                if self.is_older(tensor):
                     self._used_late.setdefault(internals.storage_key(tensor), {})[id(tensor)] = tensor
 
     def used_late(self, storage: int) -> bool:
@@ -160,11 +162,18 @@ class Chronicle:
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
 
-    def moved(self, view: Tensor) -> None:
-        """Note that a view was made a window of something else in place, with a node of its own that remains."""
-        known = self._made.get(id(view))
-        if known is not None and known[0]() is view and torch.is_grad_enabled():
-            self._made[id(view)] = known[0], self._moment(view)
+    def windows(self, window: Tensor, source: Tensor) -> None:
+        """Note a tensor with a history that was made by sizes and strides of one that leaves out elements."""
+        if internals.is_functional(window) and window.requires_grad and not internals.is_dense(source):
+            self._windows.append((window, internals.version_of(window)))
+
+    @property
+    def wrote_below_windows(self) -> bool:
+        """Whether such windows were made of what was written afterwards.
+
+        Their history is made anew then, straight from the base, and so reaches the elements that were left out.
+        """
+        return any(internals.version_of(window) != version for window, version in self._windows)
 
     def detaches(self, tensor: Tensor) -> None:
         """Note that an input, or a view of it, is detached in place, which moves no version."""

@@ -213,7 +213,9 @@ class EscapeGuard(TorchFunctionMode):
                 return self.looks.offset(args[0])
             if self.memory.ground(args[0]) is not None:
                 return self.memory.as_strided(args, kwargs or {})
-            return self.looks.as_strided(func, args, kwargs or {})
+            window = self.looks.as_strided(func, args, kwargs or {})
+            self.chronicle.windows(window, args[0])
+            return window
         if func in _READS_STRIDES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._check_strides(args[0])
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
@@ -596,10 +598,10 @@ class EscapeGuard(TorchFunctionMode):
         if func in WINDOWS and known is not None and self.reshapes.is_input(tensor):
             self.looks.before_restride(tensor)
         of_part = func in WINDOWS and not self.reshapes.is_input(tensor)
+        if of_part and tensor.requires_grad and torch.is_grad_enabled() and not internals.is_dense(tensor):
+            raise RunEagerly(f"`{func.__name__}` of a view that leaves out elements, at {user_line()}")
         before = self.looks.place_of(tensor) if of_part else None
         result = self.reshapes.run(func, args, kwargs)
-        if of_part:
-            self.chronicle.moved(tensor)
         if func in WINDOWS and known is not None:
             self.looks.check_window(tensor)
         if before is not None:

@@ -136,6 +136,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs, held = all_outputs(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     for item in (each for each in inputs if each.is_over):
         _check_over(item, [*outputs.tensors.values(), *held, *(hook.tensor for hook in hooks)])
+    if escapes.chronicle.wrote_below_windows:
+        raise RunEagerly("a window on a view that leaves out elements was made before that was written")
     if outputs.cut and hooks:
         raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):

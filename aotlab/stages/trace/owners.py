@@ -47,9 +47,28 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
         if item.base is None and not only_steps and is_view and not _stands_for_its_owner(findings, info, item, roots):
             raise RunEagerly(f"`{info.name}` is a view of a tensor with a history, and is written")
+        if _gives_others_a_history(item) and any(_is_passed_by(findings, other, item) for other in inputs):
+            raise RunEagerly(
+                f"a view that was made before `{info.name}`, of the same memory, got a history is returned"
+            )
         unseen = item.base is not None and item.base not in trace.placeholder_sources
         if unseen and item.wrapper.requires_grad:
             raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
+
+
+def _gives_others_a_history(item: Entered) -> bool:
+    """Tell whether a write gave a history to what an input is a view of, and so to all other views of that."""
+    is_view = internals.base_of(item.real) is not None
+    return is_view and not item.real.requires_grad and item.wrapper.requires_grad and item.written_visibly
+
+
+def _is_passed_by(findings: Findings, other: Entered, item: Entered) -> bool:
+    """Tell whether an output is a view of another such input from before the write: its history then passes that by."""
+    if other is item or internals.base_of(other.real) is not internals.base_of(item.real):
+        return False
+    tensors = findings.outputs.tensors.values()
+    within = [t for t in tensors if t is not other.wrapper and internals.storage_key(t) == other.storage]
+    return any(findings.chronicle.is_older(tensor) for tensor in within)
 
 
 def _stands_for_its_owner(findings: Findings, info: InputAliasInfo, item: Entered, roots: Sequence[Edge]) -> bool:
