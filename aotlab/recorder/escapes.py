@@ -210,6 +210,10 @@ class EscapeGuard(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             if func is Tensor.storage_offset:
+                with internals.disable_torch_function():
+                    base = internals.base_of(args[0])
+                if base is not None and internals.storage_key(base) not in self.grounds:
+                    self._check_strides(base)  # a part of it begins behind so many strides
                 return self.looks.offset(args[0])
             if self.memory.ground(args[0]) is not None:
                 return self.memory.as_strided(args, kwargs or {})
