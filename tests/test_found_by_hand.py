@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from aotlab.errors import LeakedTensorError
 from aotlab.frontends import dynamo
 from aotlab.verification import verify
-from tests.engine_helpers import compiled, same
+from tests.engine_helpers import compiled, nonleaf, same
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
@@ -102,3 +103,69 @@ def test_convolutions_are_trained_by_inductor(channels_last):
     found = verify(module, image.requires_grad_())
     assert found.first is None, found.first
     assert found.ran_eagerly == 0
+
+
+def _window_of_an_intermediate(a):
+    v = a * 1.5
+    window = v.diagonal().as_strided((2,), (1,))
+    v.neg_()
+    return window * 2
+
+
+def _window_of_an_input(a):
+    window = a.diagonal().as_strided((2,), (1,))
+    a.neg_()
+    return window * 2
+
+
+def _window_in_place(a):
+    part = a[..., ::2].view(-1)
+    part.as_strided_((2,), (1,))
+    return part
+
+
+def _window_of_all(a):
+    v = a * 1.5
+    window = v.t().as_strided((3,), (1,))
+    v.neg_()
+    return window * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "eagerly"),
+    [
+        (_window_of_an_intermediate, True),
+        (_window_of_an_input, True),
+        (_window_in_place, True),
+        (_window_of_all, False),
+    ],
+)
+def test_windows_on_what_leaves_out_elements(program, eagerly):
+    """A write to the base makes their history anew, by another way than the program's; else they are compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert same(program, nonleaf(2, 2), eagerly=eagerly, messages=False)
+
+
+@pytest.mark.parametrize("change", ["t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_"])
+def test_sizes_of_inference_tensors(change):
+    """Outside of inference_mode they do not change, nor do those of views of one."""
+
+    def program(x):
+        with torch.inference_mode():
+            made = x * 2
+        view = made.view(2, 2)
+        {"unsqueeze_": lambda: view.unsqueeze_(0), "as_strided_": lambda: view.as_strided_((2,), (1,))}.get(
+            change, getattr(view, change)
+        )()
+        return view
+
+    def outcome(call):
+        try:
+            return call(torch.ones(2, 2)).shape
+        except RuntimeError as error:
+            return str(error)[:40]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert outcome(program) == outcome(compiled(program))
