@@ -163,8 +163,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         origin = node.meta.get("saved_value", node.meta.get("val"))
         value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
         split.saved_values.append(value)
-        name = node.meta.get("saved_name", node.name)
-        split.saved_names.append(f"{name}{_ALIAS}" if name in split.saved_names else name)
+        called = node.meta.get("saved_name", node.name)
+        split.saved_names.append(f"{called}{_ALIAS}" if called in split.saved_names else called)
         if value is not None and n not in split.copies:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     keys = _keys_of_saved(forward, count)
