@@ -340,9 +340,10 @@ def _backward(
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
     labels = live.gradient_labels(segment)
 
-    def compile_pattern(pattern: tuple[bool, ...]) -> runtime.Compiled:
+    def compile_pattern(pattern: trace.Pattern) -> runtime.Compiled:
         started = time.perf_counter_ns()
-        if all(pattern) and record.backward is not None and live.is_whole and not internals.any_autocast_enabled():
+        usual = trace.is_full(pattern) and live.is_whole and not internals.any_autocast_enabled()
+        if usual and record.backward is not None:
             module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)
@@ -352,22 +353,33 @@ def _backward(
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
         if observe.listening():
+            defined = tuple(map(bool, pattern))
             observe.emit(
                 observe.BackwardCompiled(
                     entry=context.number,
-                    pattern=pattern,
-                    record=compile.BackwardRecord(pattern=pattern, graph=graph),
+                    pattern=defined,
+                    record=compile.BackwardRecord(pattern=defined, graph=graph),
                     duration_ns=time.perf_counter_ns() - started,
                 )
             )
         return compiled, needs, late, idle
 
-    def derive(pattern: Sequence[bool], asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    def derive(pattern: trace.Pattern, asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         return partition.derive_backward(live, split, segment, pattern, asked)
 
     whole = (full, record.late) if full is not None and live.is_whole else None
     own = () if options.backend.takes_any_layout else split.own
-    made = runtime.Backward(live, split, segment, whole, compile_pattern, derive, own, live.call_name)
+    made = runtime.Backward(
+        live,
+        split,
+        segment,
+        whole,
+        compile_pattern,
+        derive,
+        own,
+        live.call_name,
+        any_layout=options.backend.takes_any_layout,
+    )
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()
     return made

@@ -35,7 +35,7 @@ from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partitioners.copies import COPY, moves_nothing
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
-from aotlab.stages.trace.records import TraceRecord
+from aotlab.stages.trace.records import Pattern, TraceRecord
 from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -222,9 +222,9 @@ def _name_of(partitioner: Partitioner) -> str:
 
 
 def derive_backward(
-    trace: Trace, split: Split, segment: int, pattern: Sequence[bool], asked: Collection[int] | None = None
+    trace: Trace, split: Split, segment: int, pattern: Pattern, asked: Collection[int] | None = None
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """Write the backward graph of a segment for the tangents that ``pattern`` says are defined.
+    """Write the backward graph of a segment for the tangents of a pattern.
 
     Of ``asked``, if it is given, there are the slots whose gradients it is to compute. It takes those of the saved
     values that it needs, whose numbers are returned too, and the defined tangents; it returns one gradient or None per
@@ -237,9 +237,9 @@ def derive_backward(
     """
     gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
     defined = [
-        (f"tangents_{n + 1}", trace.tangents[n])
-        for n, is_defined in zip(trace.entry_tangents[segment], pattern, strict=True)
-        if is_defined
+        (f"tangents_{n + 1}", given[0])
+        for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
+        if given is not None
     ]
     # each value by one name first; then what is computed again uses aliases and copies
     first: dict[int, tuple[str, Tensor]] = {}

@@ -21,6 +21,7 @@ from aotlab.analysis import value_of
 from aotlab.errors import RefusedError, UserLine
 from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +42,13 @@ class NanFinder:
         self._segment = segment
         self._known: dict[Any, tuple[list[Step], Callable[..., Any]] | None] = {}
 
-    def check(
-        self, pattern: tuple[bool, ...], needs: Sequence[int], arguments: Sequence[Tensor], *, autocast: bool
-    ) -> None:
+    def check(self, pattern: Pattern, needs: Sequence[int], arguments: Sequence[Tensor], *, autocast: bool) -> None:
         """Raise eager's error if a node returns a nan.
 
         Parameters
         ----------
         pattern
-            Which tangents are defined.
+            Which tangents are defined, and how.
         needs
             The numbers of the saved values among ``arguments``, which end with the defined tangents.
         autocast
@@ -60,7 +59,7 @@ class NanFinder:
         RuntimeError
             With the name of the node, after a warning with the user's line.
         """
-        key = (pattern, tuple(needs), autocast)
+        key = (tuple(pattern), tuple(needs), autocast)
         if key not in self._known:
             self._known[key] = self._walk(pattern, needs, autocast=autocast)
         known = self._known[key]
@@ -75,7 +74,7 @@ class NanFinder:
                         _complain(step, place)
 
     def _walk(
-        self, pattern: tuple[bool, ...], needs: Sequence[int], *, autocast: bool
+        self, pattern: Pattern, needs: Sequence[int], *, autocast: bool
     ) -> tuple[list[Step], Callable[..., Any]] | None:
         """Run the nodes on fake tensors; return what each returned and a function that computes all of it."""
         trace, split = self._trace, self._split
@@ -91,9 +90,9 @@ class NanFinder:
                 handle.remove()
         inputs = [(split.saved_names[n], split.saved_values[n]) for n in needs]
         inputs += [
-            (f"tangents_{n + 1}", trace.tangents[n])
-            for n, defined in zip(trace.entry_tangents[self._segment], pattern, strict=True)
-            if defined
+            (f"tangents_{n + 1}", given[0])
+            for n, given in zip(trace.entry_tangents[self._segment], trace.given(self._segment, pattern), strict=True)
+            if given is not None
         ]
         stop = {id(fake) for _, fake in inputs}
         if trace.tape.needed(values, stop)[1]:

@@ -24,8 +24,9 @@ from aotlab.analysis.history import LASTING, leading_to
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import Pattern
 
-Derive = Callable[[Sequence[bool], Collection[int]], tuple[GraphModule, tuple[int, ...]]]
+Derive = Callable[[Pattern, Collection[int]], tuple[GraphModule, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ class Askers:
             self._masks[asked] = sum(own, LASTING)
         return self._masks[asked]
 
-    def look_up(self, asked: frozenset[int], pattern: Sequence[bool], mask: int) -> Asked:
-        """Make the backward for some slots; ``pattern`` says which tangents are defined, ``mask`` what they reach."""
+    def look_up(self, asked: frozenset[int], pattern: Pattern, mask: int) -> Asked:
+        """Make the backward for some slots; ``mask`` says what the tangents of ``pattern`` reach."""
         places = {
             internals.storage_key(internals.from_functional(tensor))
             for node in self._nodes(asked)

@@ -12,17 +12,21 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.kept_values import named_node, stem, with_node
 from aotlab.backends.base import Boxed
-from aotlab.errors import DoubleBackwardError, TransformError
+from aotlab.errors import DoubleBackwardError, PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import Pattern
 
 #: A backward; which of the saved values it takes; which of these it reads as they are by then; and the bits of those
 #: nodes that saved tensors and do not look at them.
 Compiled = tuple[Boxed, tuple[int, ...], frozenset[int], int]
+
+#: For so many layouts of tangents a segment is compiled anew; those of others are copied.
+_MOST_LAYOUTS = 16
 
 
 class Backward:
@@ -34,14 +38,17 @@ class Backward:
         split: Split,
         segment: int,
         full: tuple[Boxed, frozenset[int]] | None,
-        compile_pattern: Callable[[tuple[bool, ...]], Compiled],
+        compile_pattern: Callable[[Pattern], Compiled],
         derive: Derive,
         own: Sequence[int],
         name: str,
+        *,
+        any_layout: bool,
     ) -> None:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
+        self._any_layout = any_layout
         #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
         self._layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self._nans = NanFinder(trace, split, segment)
@@ -51,8 +58,9 @@ class Backward:
         self.wanted = trace.through(segment)
         self._askers = Askers(trace, split, segment, self.wanted, derive)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
-        #: A backward for each pattern, and the autocast it was made for.
+        #: A backward for each pattern, and the autocast it was made for; and those with strides that were tried.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._tried: set[tuple[Any, ...]] = set()
         if full is not None:
             needs = tuple(range(len(split.saved_names)))
             self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
@@ -63,7 +71,7 @@ class Backward:
         with internals.disable_autocast():
             self._compiled[pattern] = self._compile(pattern)
 
-    def _compile_or_say_why(self, pattern: tuple[bool, ...]) -> Compiled:
+    def _compile_or_say_why(self, pattern: Pattern) -> Compiled:
         """Compile the backward for a pattern; what raises names the caller's autograd nodes and not the trace's."""
         try:
             return self._compile(pattern)
@@ -85,8 +93,35 @@ class Backward:
                 if value.stride() != stride or value.shape != shape or value.dtype != dtype:
                     values[place] = laid_out_as(value, shape, stride, dtype)
 
+    def _with_strides(
+        self, pattern: tuple[bool | tuple[int, ...], ...], tangents: list[Any], casting: tuple[Any, ...]
+    ) -> tuple[bool | tuple[int, ...], ...]:
+        """Return the pattern that says which strides the defined tangents have, where a backward for these can be had.
+
+        Else they are copied, in the list, into the strides that the backward was traced with: equal values, but what is
+        summed in another order may be rounded otherwise.
+        """
+        places = [place for place, defined in enumerate(pattern) if defined]
+        found = list(pattern)
+        for place, tangent in zip(places, tangents, strict=True):
+            if tangent.layout is torch.strided and tangent.stride() != self.strides[place]:
+                found[place] = tangent.stride()
+        key = (*found, *casting)
+        is_new = key not in self._compiled and key not in self._tried
+        if self._any_layout and is_new and len(self._tried) < _MOST_LAYOUTS:
+            self._tried.add(key)
+            # what it needs may not have been saved for the usual strides; another error comes again for these
+            with suppress(PartialBackwardError, RuntimeError):
+                self._compiled[key] = self._compile(found)
+        if key in self._compiled:
+            return tuple(found)
+        for i, place in enumerate(places):
+            if tangents[i].layout is not torch.strided or tangents[i].stride() != self.strides[place]:
+                tangents[i] = restride(tangents[i], self.strides[place])
+        return pattern
+
     def _of_what_is_asked(
-        self, saved: SavedValues, mask: int, pattern: tuple[bool, ...], tangents: list[Any]
+        self, saved: SavedValues, mask: int, pattern: Pattern, tangents: list[Any]
     ) -> list[Tensor | None] | None:
         """Compute the gradients that are asked for, without what stands in the way of others; None if all are.
 
@@ -124,18 +159,22 @@ class Backward:
                 why="derivatives of a compiled backward are not supported yet",
                 suggestion="call the original function where higher derivatives are needed",
             )
-        pattern = tuple(t is not None for t in tangents)
+        pattern: tuple[bool | tuple[int, ...], ...] = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
         # eager's backward runs under the autocast of its own caller, whatever the forward ran under
         casting = autocast_state() if internals.any_autocast_enabled() else ()
-        known = self._compiled.get((*pattern, *casting))
         mask = 0
         inputs: list[Any] = []
+        others = False
         for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
             if tangent is not None:
                 mask |= own
-                inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
+                others = others or tangent.stride() != stride
+                inputs.append(tangent)
+        if others:
+            pattern = self._with_strides(pattern, inputs, casting)
+        known = self._compiled.get((*pattern, *casting))
         if known is None:
             try:
                 known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)

@@ -44,10 +44,10 @@ from aotlab.stages.trace.function import run_function
 from aotlab.stages.trace.inputs import enter_inputs
 from aotlab.stages.trace.joint import make_joint
 from aotlab.stages.trace.live import Trace
-from aotlab.stages.trace.records import Source, TraceFailed, TraceRecord, Write
+from aotlab.stages.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
 from aotlab.torch_internals import FakeTensorMode
 
-__all__ = ["Source", "Trace", "TraceFailed", "TraceRecord", "Write", "run"]
+__all__ = ["Pattern", "Source", "Trace", "TraceFailed", "TraceRecord", "Write", "is_full", "run"]
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from aotlab.analysis.windows import Base
 from aotlab.errors import RandomOpError
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.recorder import EscapeGuard, HookKind, Recorder, Tape, Warned
-from aotlab.stages.trace.records import Source, Write
+from aotlab.stages.trace.records import Pattern, Source, Write, is_full
 from aotlab.stages.trace.surroundings import tracing
 from aotlab.torch_internals import FakeTensorMode
 
@@ -109,6 +109,8 @@ class Trace:
         The inputs of which views were used after a write.
     over_others
         The inputs that are leaves and views of other tensors in the trace too.
+    laid_out
+        The fake tangents with other strides than those in ``tangents``, and their wrappers.
     """
 
     tape: Tape
@@ -163,6 +165,7 @@ class Trace:
     lookers: dict[Any, int] = field(default_factory=dict)
     idle: int = 0
     idle_of_full: dict[int, int] = field(default_factory=dict)
+    laid_out: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -228,16 +231,31 @@ class Trace:
             labels.append(f"the gradient{name}")
         return labels
 
+    def given(self, segment: int, pattern: Pattern) -> list[tuple[Tensor, Tensor] | None]:
+        """Return the fake tensors, and their wrappers, for the tangents of a pattern; None for those not defined."""
+        found: list[tuple[Tensor, Tensor] | None] = []
+        for n, way in zip(self.entry_tangents[segment], pattern, strict=True):
+            if isinstance(way, tuple):
+                if (n, way) not in self.laid_out:
+                    usual = self.tangents[n]
+                    with self.fake_mode:
+                        fake = torch.empty_strided(usual.shape, way, dtype=usual.dtype, device=usual.device)
+                    self.laid_out[n, way] = self.tape.enter(fake), internals.to_functional(fake)
+                found.append(self.laid_out[n, way])
+            else:
+                found.append((self.tangents[n], self.tangent_wrappers[n]) if way else None)
+        return found
+
     def derive(
         self,
         segment: int,
-        pattern: Sequence[bool],
+        pattern: Pattern,
         *,
         autocast: bool = False,
         again: bool = False,
         asked: Collection[int] | None = None,
     ) -> list[Tensor | None]:
-        """Run a segment's backward for the tangents that are defined; None for a slot that they do not reach.
+        """Run a segment's backward for the tangents of a pattern; None for a slot that they do not reach.
 
         Of ``asked``, if it is given, there are the slots whose gradients matter.
 
@@ -253,19 +271,19 @@ class Trace:
         """
         part, slots = self.segments[segment], self.slots[segment]
         ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
-        if all(pattern) and segment in self.full and not autocast and not again and ways is None:
+        full = is_full(pattern)
+        if full and segment in self.full and not autocast and not again and ways is None:
             self.idle = self.idle_of_full[segment]
             return self.full[segment]
         looked: set[Any] = set()
-        numbers = self.entry_tangents[segment]
-        given = [self.tangent_wrappers[n] if d else None for n, d in zip(numbers, pattern, strict=True)]
+        given = [None if found is None else found[1] for found in self.given(segment, pattern)]
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
             looking = internals.noting_looks(looked) if self.lookers else nullcontext()
             with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad(), looking:
-                arrived: list[Edge] | None = [] if all(pattern) and not self.arrived else None
+                arrived: list[Edge] | None = [] if full and not self.arrived else None
                 found = differentiate(part, given, arrived, ways)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         except RuntimeError as error:
@@ -286,6 +304,6 @@ class Trace:
         if arrived:
             self.arrived += arrived
         self.idle = sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
-        if all(pattern) and not autocast and ways is None:
+        if full and not autocast and ways is None:
             self.idle_of_full[segment] = self.idle
         return [None if way is None else values.get(way) for way in slots]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import fx
 
 from aotlab.ir.metadata import ViewAndMutationMeta
+
+#: For each tangent of a segment, whether it is defined; or the strides with which it comes, if they are not the usual.
+Pattern = Sequence[bool | tuple[int, ...]]
+
+
+def is_full(pattern: Pattern) -> bool:
+    """Tell whether all tangents are defined, each with its usual strides."""
+    return all(way is True for way in pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
