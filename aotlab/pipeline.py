@@ -207,6 +207,7 @@ def _trace(
             static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
             bases=chosen,
             over_others=over_others,
+            exact=options.backend.exact,
         )
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -346,7 +347,8 @@ def _backward(
         if usual and record.backward is not None:
             module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
-            module, needs = partition.derive_backward(live, split, segment, pattern)
+            with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+                module, needs = partition.derive_backward(live, split, segment, pattern)
             idle = live.idle
         late = only_read_late(module.graph, needs, split.lent)
         context.detailed = observe.listening()
@@ -365,7 +367,8 @@ def _backward(
         return compiled, needs, late, idle
 
     def derive(pattern: trace.Pattern, asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
-        return partition.derive_backward(live, split, segment, pattern, asked)
+        with internals.no_dispatch_modes():
+            return partition.derive_backward(live, split, segment, pattern, asked)
 
     whole = (full, record.late) if full is not None and live.is_whole else None
     own = () if options.backend.takes_any_layout else split.own
@@ -378,7 +381,7 @@ def _backward(
         derive,
         own,
         live.call_name,
-        any_layout=options.backend.takes_any_layout,
+        exact=options.backend.exact,
     )
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:
         made.prepare()
@@ -409,4 +412,5 @@ def _parts(
         entry=number,
         debug=config.debug_assert,
         repeatable=runtime.can_be_repeated(live, writes_last=options.backend.writes_last),
+        exact=options.backend.exact,
     )

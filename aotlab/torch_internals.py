@@ -1431,7 +1431,7 @@ def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """Let a trace run a real kernel in its middle, to see what it gives."""
+    """Let no mode see what is run: neither a trace a real kernel in its middle, nor the caller's modes a trace."""
     return _disable_current_modes()
 
 

@@ -90,6 +90,7 @@ class Segment:
     of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
     itself, so that autograd sums as it does in eager. ``nodes`` are what lies between; None if the segment is the only
     one. ``lost`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
+    ``apart`` are stops at which several segments' gradients are summed: there too, each goes on by itself.
     """
 
     roots: tuple[int, ...]
@@ -98,19 +99,24 @@ class Segment:
     inputs: frozenset[Edge]
     nodes: frozenset[Any] | None = field(repr=False)
     lost: frozenset[Any] = field(default=frozenset(), repr=False)
+    apart: frozenset[Edge] = frozenset()
+
+    def sums(self, edge: Edge) -> bool:
+        """Tell whether the segment sums its gradients for a stop."""
+        return edge in self.inputs and edge not in self.apart
 
     @property
     def exits(self) -> tuple[Exit, ...]:
         """The ways out: inputs, and for other stops each node's way there."""
         if self.nodes is None:
             return tuple((edge, None, 0) for edge in self.stops)
-        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if edge in self.inputs}
+        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if self.sums(edge)}
         for edge in self.entries:
-            if edge in self.stops and edge not in self.inputs and not self.has(edge[0]):
+            if edge in self.stops and not self.sums(edge) and not self.has(edge[0]):
                 found[edge, None, 0] = None
         for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
-                if edge in self.stops and edge not in self.inputs:
+                if edge in self.stops and not self.sums(edge):
                     found[edge, node, i] = None
         return tuple(found)
 
@@ -379,7 +385,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
             gradient = found.get(i)
             if edge in stops:
                 if gradient is not None:
-                    add(arrived, (edge, None, 0) if edge in segment.inputs else (edge, node, i), gradient)
+                    add(arrived, (edge, None, 0) if segment.sums(edge) else (edge, node, i), gradient)
             elif segment.has(edge[0]):
                 targets[edge[0]] = None
                 if gradient is not None:

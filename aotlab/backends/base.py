@@ -53,6 +53,8 @@ class Backend:
     writes_last = False
     #: Whether compiled graphs take inputs of other strides and sizes than those that they were compiled for.
     takes_any_layout = False
+    #: Whether compiled graphs compute bit for bit what eager does, so that the order of sums matters.
+    exact = False
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the ops that the trace shall replace, with their replacements."""

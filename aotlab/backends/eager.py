@@ -15,6 +15,7 @@ class EagerBackend(Backend):
     name = "eager"
     writes_last = True
     takes_any_layout = True
+    exact = True
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return the graph's own Python, boxed: each input dies when it was used last."""

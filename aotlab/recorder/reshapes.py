@@ -200,6 +200,9 @@ class Reshapes:
             internals.exchange(tensor, moved)
             return tensor
         views = [other for other in self._made.alive() if internals.base_of(other) is tensor]
+        if any(view.dtype != tensor.dtype or view.is_conj() or view.is_neg() for view in views):
+            # no strides lead to these: eager makes them again by their ops, of what was moved
+            raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed as another dtype, at {user_line()}")
         func(*args, **kwargs)
         for view in filter(internals.keeps_through_writes, views):  # a look at the others raises, here as in eager
             place = view.shape, view.stride(), view.storage_offset()

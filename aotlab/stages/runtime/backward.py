@@ -43,12 +43,12 @@ class Backward:
         own: Sequence[int],
         name: str,
         *,
-        any_layout: bool,
+        exact: bool,
     ) -> None:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
-        self._any_layout = any_layout
+        self._exact = exact
         #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
         self._layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self._nans = NanFinder(trace, split, segment)
@@ -108,7 +108,7 @@ class Backward:
                 found[place] = tangent.stride()
         key = (*found, *casting)
         is_new = key not in self._compiled and key not in self._tried
-        if self._any_layout and is_new and len(self._tried) < _MOST_LAYOUTS:
+        if self._exact and is_new and len(self._tried) < _MOST_LAYOUTS:
             self._tried.add(key)
             # what it needs may not have been saved for the usual strides; another error comes again for these
             with suppress(PartialBackwardError, RuntimeError):

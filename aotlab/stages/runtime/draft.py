@@ -21,7 +21,8 @@ class Parts:
     """What the generator puts together.
 
     ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, made while the call's own settings were in force.
-    ``repeatable`` says that a call whose compiled forward raises can be run again from its beginning.
+    ``repeatable`` says that a call whose compiled forward raises can be run again from its beginning; ``exact``, that
+    the backend computes bit for bit what eager does.
     """
 
     call: Call
@@ -35,6 +36,7 @@ class Parts:
     entry: int
     debug: bool
     repeatable: bool = False
+    exact: bool = False
 
 
 class Draft:

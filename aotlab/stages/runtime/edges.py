@@ -44,6 +44,10 @@ class Edges:
                     return draft.kept(draft.trace.writes[position].index)
                 return draft.results[position]
 
+    def is_written(self, source: Source) -> bool:
+        """Tell whether any visible write gives the tensor another history."""
+        return self._is_written(source, range(len(self._draft.trace.writes)))
+
     def as_it_is(self, source: Source) -> str:
         """Return the expression of what stands for an edge, whatever was done to it since."""
         return self._now(source) if source.kind in ("input", "owner") else self.through(source, ())

@@ -13,10 +13,14 @@ node then hands its results on::
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge
+from aotlab.analysis.history import Edge, Exit
+from aotlab.analysis.sums import in_order_of_nodes
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.forward_call import anchor, call_forward, graph_inputs, own_nodes
@@ -24,6 +28,21 @@ from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.outputs import Outputs
 from aotlab.stages.runtime.saved import SavedValues
+
+
+class PassOn(torch.autograd.Function):
+    """An autograd node that hands on its gradient, and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, through: Tensor) -> Tensor:  # its history is what matters
+        """Return something that has a history."""
+        ctx.set_materialize_grads(False)
+        return like.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, Tensor | None]:
+        """Hand the gradient on."""
+        return None, gradient
 
 
 class SegmentCalls:
@@ -41,6 +60,8 @@ class SegmentCalls:
         self._outputs = outputs
         self._mutations = mutations
         self._keeping = keeping
+        self._in_order = in_order_of_nodes(self.trace.segments) if draft.parts.exact else {}
+        self._passing: dict[Exit, str] = {}
 
     def write(self) -> None:
         """Write all of it; note the expression for each forward output."""
@@ -59,6 +80,9 @@ class SegmentCalls:
             if i not in self.trace.roots:
                 draft.results[i] = w.local(draft.label(i))
                 w.add(f"{draft.results[i]} = out[{i}]{'.detach()' if draft.needs_detach(i) else ''}")
+        for edge in self._in_order:
+            if trace_input := self._unwritten_input(edge):
+                self._pass_on(edge, trace_input)
         self._mutations.write(draft.results)
         for number in range(len(self.trace.segments)):
             self._segment(number)
@@ -73,7 +97,9 @@ class SegmentCalls:
         w.add(f"# segment {number + 1} of {len(trace.segments)}: an autograd node of its own")
         pairs = zip(trace.slots[number], trace.connected[number], strict=True)
         done = set(draft.written)
-        through = [self._edges.through(trace.sources[way[0]], done) for way, c in pairs if way and c]
+        through = [
+            self._passing.get(way) or self._edges.through(trace.sources[way[0]], done) for way, c in pairs if way and c
+        ]
         anchored = not through
         if anchored:
             through = [anchor(draft)]
@@ -92,7 +118,31 @@ class SegmentCalls:
         self._segment_class(number, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
+        for edge, name in zip(carried, carriers, strict=True):
+            self._pass_on(edge, name)
+        for edge, i, name in zip(part.entries, positions, names, strict=False):
+            source = trace.sources.get(edge)
+            if source is not None and source.kind == "root" and i == trace.roots[source.index] >= len(trace.writes):
+                self._pass_on(edge, name)
         own_nodes(draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), results)
+
+    def _unwritten_input(self, edge: Edge) -> str | None:
+        """Return the expression of the input at an edge, if it keeps its history."""
+        source = self.trace.sources[edge]
+        if source.kind != "input" or self._edges.is_written(source):
+            return None
+        return self._edges.through(source, ())
+
+    def _pass_on(self, edge: Edge, name: str) -> None:
+        """Write a node for each gradient that several segments send to an edge.
+
+        They are made in the order of the traced program's own nodes, before any node that sends something there. So
+        autograd runs them when all of those are done, and sums in eager's order.
+        """
+        for way in self._in_order.get(edge, ()):
+            self._passing[way] = self.w.local("passing")
+            pass_on = self.w.constant("pass_on", PassOn.apply)
+            self.draft.with_grad(f"{self._passing[way]} = {pass_on}({self._like(edge)}, {name})")
 
     def _value(self, i: int) -> str:
         """Return the expression of the forward output ``i`` as the node takes it.

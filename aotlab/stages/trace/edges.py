@@ -8,11 +8,13 @@ function's own hooks there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
 from aotlab.analysis.history import Edge, Segment, edge_of, edges_behind, next_edges, segments
+from aotlab.analysis.sums import summed_apart, to_be_cut
 from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.recorder import Hook, HookKind, RunEagerly
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned
@@ -24,8 +26,11 @@ from aotlab.stages.trace.writes import changed_bases
 _CARRIER = Source("carrier", -1)
 
 
-def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Source], list[Segment]]:
-    """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there."""
+def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
+    """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there.
+
+    With ``exact`` it is divided also where several segments' gradients are to be summed in eager's order.
+    """
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
     written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
@@ -47,14 +52,26 @@ def divide(findings: Findings, forward: ForwardOutputs) -> tuple[dict[Edge, Sour
             elif known[edge].kind != "root" or not in_changed:
                 continue
             changed[edge] = tuple(number[m] for m in _moved_by(inputs, k) if m in number) if in_changed else ()
-    parts = segments(
-        edges,
-        list(stands_for),
-        {**{edge: base for edge, (_, base) in seen.items()}, **changed},
-        cuts={hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward),
-        alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
-        nested=any(_is_nested(i, inputs, written) for i in inputs),
-    )
+    cuts = {hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward)
+
+    def divided(also: Collection[Edge]) -> list[Segment]:
+        return segments(
+            edges,
+            list(stands_for),
+            {**{edge: base for edge, (_, base) in seen.items()}, **changed},
+            cuts=cuts.union(also),
+            alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
+            nested=any(_is_nested(i, inputs, written) for i in inputs),
+        )
+
+    parts = divided(())
+    if exact:
+        also: set[Edge] = set()
+        while new := to_be_cut(parts) - also:
+            also |= new
+            parts = divided(also)
+        apart = summed_apart(parts, {*edges, *seen})
+        parts = [replace(part, apart=apart.intersection(part.stops)) for part in parts] if apart else parts
     _check_order(parts, known, inputs, written)
     return known, parts
 

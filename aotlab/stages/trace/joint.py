@@ -29,11 +29,13 @@ from aotlab.stages.trace.owners import check_owners
 from aotlab.stages.trace.records import Source, TraceRecord
 
 
-def make_joint(findings: Findings, *, keep_input_mutations: bool, static_inputs: int) -> tuple[TraceRecord, Trace]:
+def make_joint(
+    findings: Findings, *, keep_input_mutations: bool, static_inputs: int, exact: bool
+) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
     placeholders, placeholder_sources = placeholders_of(findings, forward.writes, training=forward.training)
-    known, parts = divide(findings, forward)
+    known, parts = divide(findings, forward, exact=exact)
     tangents = _Tangents(findings.recorder, forward.roots, parts)
     known.update(tangents.carriers)
     through = made_through(findings.outputs)
