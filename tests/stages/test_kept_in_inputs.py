@@ -157,3 +157,43 @@ def test_what_the_caller_writes_uncounted_before_the_backward(write, use, is_lea
         return [lambda: a.data.mul_(3)]
 
     assert differences(program, compiled(program), [inputs, inputs], backward="all", before=before) == []
+
+
+def by_alias(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+    """Write an argument by way of another on the same memory, of which autograd does not know."""
+    x *= other
+    return other, x, x.detach()
+
+
+def by_alias_of_rows(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+    """Write a part of it so."""
+    x[1:] *= other
+    return other, x, x.detach()
+
+
+#: What the caller does with (the alias, the tensor, what counts with it) before the backward.
+LATER = {
+    "alias, uncounted": lambda out: out[0].data.mul_(2),
+    "alias": lambda out: out[0].mul_(2),
+    "tensor, uncounted": lambda out: out[1].data.mul_(2),
+    "tensor, counted for it alone": lambda out: out[2].mul_(2),
+    "tensor": lambda out: out[1].mul_(2),
+}
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("function", [by_alias, by_alias_of_rows])
+def test_alias_that_is_kept(function, later):
+    """Of two arguments on one memory autograd keeps one: it shows what is written there, and counts its own writes."""
+
+    def arguments():
+        source = torch.linspace(-1, 2, 6).view(2, 3).requires_grad_()
+        x = source * 1
+        return (x, x.data if function is by_alias else x.data[1:]), {"source": source}
+
+    def before(out):
+        return [lambda: LATER[later](out)]
+
+    f = compiled(function)
+    assert differences(function, f, [arguments] * 2, backward="all", before=before) == []
+    assert f.calls.compiled == 2

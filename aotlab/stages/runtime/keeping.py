@@ -19,6 +19,10 @@ def _count_together(a: Tensor, b: Tensor) -> bool:
     return a is b or internals.share_version(a, b)
 
 
+def _lie_in_one(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and internals.storage_key(a) == internals.storage_key(b)
+
+
 def _lie_alike(value: Tensor, real: Tensor) -> bool:
     """Tell whether the elements of a value have the places among each other that those of a caller's tensor have."""
     places = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (value, real)]
@@ -110,7 +114,11 @@ class Keeping:
         for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
             info, real, base = meta.input_info[write.index], tensors[write.index], self._draft.base_with(write.index)
             together = [write.index] if base is None else base.members
-            kept = [k for k in together if self._watched.get(Source("input", k)) and _count_together(tensors[k], real)]
+            kept = [k for k in together if self._watched.get(Source("input", k)) and _lie_in_one(tensors[k], real)]
+            # what is kept notices a write that counts for it: the tensor's own, not that of an alias by itself
+            counted = not kept or any(_count_together(tensors[k], real) for k in kept)
+            keeper = write.index if counted else kept[0]
+            apart = (real.data_ptr() - tensors[keeper].data_ptr()) // real.itemsize
             plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
             fits = plain and _lie_alike(final, real)
             for n, value in enumerate(trace.saved_values):
@@ -123,12 +131,14 @@ class Keeping:
                     continue
                 if is_part:
                     shape, stride = tuple(value.shape), tuple(value.stride())
-                    shift = value.storage_offset() - final.storage_offset() * (final.itemsize // value.itemsize)
+                    shift = value.storage_offset() - (final.storage_offset() - apart) * (
+                        final.itemsize // value.itemsize
+                    )
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
                     place = f"{shape}, {stride}, {shift}{dtype}"
-                    found[n] = f"saved.keep_in({n}, {self._draft.kept(write.index)}, {place})"
+                    found[n] = f"saved.keep_in({n}, {self._draft.kept(keeper)}, {place})"
                     if n in lent:
-                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(write.index)})"
+                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(keeper)})"
         return [*found.values(), *self._names_detached()]
 
     def _names_detached(self) -> Iterator[str]:
