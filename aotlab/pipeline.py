@@ -370,6 +370,10 @@ def _backward(
         with internals.no_dispatch_modes():
             return partition.derive_backward(live, split, segment, pattern, asked)
 
+    def does_the_same(pattern: trace.Pattern) -> bool:
+        with internals.no_dispatch_modes():
+            return trace.does_the_same(live, segment, pattern)
+
     whole = (full, record.late) if full is not None and live.is_whole else None
     own = () if options.backend.takes_any_layout else split.own
     made = runtime.Backward(
@@ -381,6 +385,7 @@ def _backward(
         derive,
         own,
         live.call_name,
+        does_the_same=does_the_same,
         exact=options.backend.exact,
     )
     if not live.is_whole and not config.lazy_backward and live.backward_error is None:

@@ -400,12 +400,17 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
 
 def _run(node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge]) -> dict[int, Tensor]:
     """Run one node; return its gradients by their place in ``next_functions``."""
-    wanted = [(i, e) for i, e in enumerate(node.next_functions) if e in stops or segment.has(e[0])]
+    wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
     if not buffer or not wanted:
         return {}
     returned = internals.run_node(node, buffer, list(dict.fromkeys(edge for _, edge in wanted)))
     found = {i: (returned[i], edge) for i, edge in wanted}
     return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
+
+
+def run_one(node: Any, buffer: dict[int, Tensor], segment: Segment) -> dict[int, Tensor]:
+    """Run one node of a segment by itself; return its gradients by their place in ``next_functions``."""
+    return _run(node, buffer, segment, set(segment.stops))
 
 
 def _fitted(gradient: Tensor, edge: Edge) -> Tensor:

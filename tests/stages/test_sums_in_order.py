@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from aotlab import config
-from tests.engine_helpers import behind, compiled
+from tests.engine_helpers import behind, compiled, events
 
 #: Terms of these sizes are rounded otherwise in each order in which they are added up.
 SIZES = (1.0, 1e4, 1e-3, 3e2)
@@ -143,6 +143,26 @@ def test_gradient_that_is_handed_on():
     found = torch.autograd.grad(f(x)[0], x, gradient)[0]
     assert expected.stride() == found.stride()
     assert (expected.data_ptr() == gradient.data_ptr()) == (found.data_ptr() == gradient.data_ptr())
+
+
+def backwards(f):
+    """Return how many backwards a function has compiled, by way of the events."""
+    return [event for event in f if type(event).__name__ == "BackwardCompiled"]
+
+
+def test_the_same_backward_serves():
+    """Where the first op makes of a gradient what it always makes, no other backward is compiled for its strides."""
+    x, w = made(6, 4, seed=0), made(4, 4, seed=1)
+    with events() as seen:
+        f = compiled(lambda x, w: (x @ w).relu())
+        (f(x, w)).sum().backward()
+        assert backwards(seen) == []
+        g = compiled(bias)
+        torch.autograd.grad(g(x, w[0]).sum(), x)
+        assert backwards(seen) == []  # `sum` takes it as it is, and `cos` times it is as always
+        h = compiled(lambda x, w: (x.view(2, 12) * 2).view(6, 4) + w[0])
+        torch.autograd.grad(h(x, w), x, torch.ones(4, 6).t())
+        assert len(backwards(seen)) == 1  # a view of it cannot be had
 
 
 def test_many_layouts():

@@ -43,12 +43,14 @@ class Backward:
         own: Sequence[int],
         name: str,
         *,
+        does_the_same: Callable[[Pattern], bool],
         exact: bool,
     ) -> None:
         self._trace = trace
         self._compile = compile_pattern
         self._name = name
         self._exact = exact
+        self._does_the_same = does_the_same
         #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
         self._layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self._nans = NanFinder(trace, split, segment)
@@ -58,9 +60,10 @@ class Backward:
         self.wanted = trace.through(segment)
         self._askers = Askers(trace, split, segment, self.wanted, derive)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
-        #: A backward for each pattern, and the autocast it was made for; and those with strides that were tried.
+        #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
+        #: tried, whether the one for the usual strides does the same.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
-        self._tried: set[tuple[Any, ...]] = set()
+        self._tried: dict[tuple[Any, ...], bool] = {}
         if full is not None:
             needs = tuple(range(len(split.saved_names)))
             self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
@@ -96,10 +99,10 @@ class Backward:
     def _with_strides(
         self, pattern: tuple[bool | tuple[int, ...], ...], tangents: list[Any], casting: tuple[Any, ...]
     ) -> tuple[bool | tuple[int, ...], ...]:
-        """Return the pattern that says which strides the defined tangents have, where a backward for these can be had.
+        """Return the pattern that says which strides the defined tangents have, if a backward for these does otherwise.
 
-        Else they are copied, in the list, into the strides that the backward was traced with: equal values, but what is
-        summed in another order may be rounded otherwise.
+        Where none can be had, they are copied, in the list, into the strides that the backward was traced with: equal
+        values, but what is summed in another order may be rounded otherwise.
         """
         places = [place for place, defined in enumerate(pattern) if defined]
         found = list(pattern)
@@ -109,12 +112,16 @@ class Backward:
         key = (*found, *casting)
         is_new = key not in self._compiled and key not in self._tried
         if self._exact and is_new and len(self._tried) < _MOST_LAYOUTS:
-            self._tried.add(key)
+            self._tried[key] = False
             # what it needs may not have been saved for the usual strides; another error comes again for these
             with suppress(PartialBackwardError, RuntimeError):
-                self._compiled[key] = self._compile(found)
+                self._tried[key] = not casting and self._does_the_same(found)
+                if not self._tried[key]:
+                    self._compiled[key] = self._compile(found)
         if key in self._compiled:
             return tuple(found)
+        if self._tried.get(key):
+            return pattern
         for i, place in enumerate(places):
             if tangents[i].layout is not torch.strided or tangents[i].stride() != self.strides[place]:
                 tangents[i] = restride(tangents[i], self.strides[place])
