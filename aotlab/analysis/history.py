@@ -471,7 +471,8 @@ class KeptItself:
 
     Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
     memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
-    history by then, which is an error if it was detached in place: that of a custom Function does not ask.
+    history by then, which is an error if it was detached in place: that of a custom Function does not ask. Of a leaf,
+    only those of a checkpoint do, which then keeps less when it runs its function again.
     """
 
     nodes: int = 0
@@ -487,11 +488,14 @@ def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[
     asked = {id(t) for t in tensors if t.grad_fn is not None and internals.base_of(t) is None}
     for t in tensors:
         by_storage.setdefault(internals.storage_key(t), set()).add(id(t))
+    leaves = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
     for node, bit in bits.items():
-        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node)]:
+        given = internals.kept_by_checkpoint(node)
+        for kept in [*internals.saved_tensors_of(node), *given]:
             if id(kept) in found:
                 own, mask = found[id(kept)], 1 << bit
-                asking = mask if id(kept) in asked and not internals.is_custom_function_node(node) else 0
+                is_asked = id(kept) in asked or (id(kept) in leaves and any(kept is each for each in given))
+                asking = mask if is_asked and not internals.is_custom_function_node(node) else 0
                 found[id(kept)] = replace(
                     own,
                     nodes=own.nodes | mask,

@@ -102,6 +102,11 @@ def in_checkpoint(x, w):
     return checkpoint(lambda value: value.sin() * 2, x * w, use_reentrant=False), x
 
 
+def leaves_in_checkpoint(x, w):
+    """Run again, it keeps less of an argument that was detached since."""
+    return checkpoint(lambda a, b: a.sin() * b, x, w, use_reentrant=False), x * 2, x
+
+
 def normed(x, w):
     """Keep what a kernel wants for its backward."""
     return torch.nn.functional.layer_norm(x, (3,), w[0], w[1]), x.softmax(0) * w
@@ -120,6 +125,7 @@ PROGRAMS = [
     reshaped,
     by_function,
     in_checkpoint,
+    leaves_in_checkpoint,
     normed,
 ]
 

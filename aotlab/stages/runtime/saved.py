@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import LASTING
@@ -61,6 +62,15 @@ def _raise_for_detached() -> NoReturn:
     raise RuntimeError("a tensor saved for the backward was detached in place")
 
 
+def _raise_for_detached_leaf() -> NoReturn:
+    with torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        out = checkpoint(torch.sin, leaf, use_reentrant=False)
+    leaf.detach_()
+    out.backward()
+    raise RuntimeError("an argument of a checkpoint was detached in place")
+
+
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
     node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
@@ -101,7 +111,7 @@ class SavedValues:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
         self._watched: list[tuple[Tensor, int, int]] = []
-        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None]] = []
+        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool]] = []
         self._hooks = hooks
         for n, value in enumerate(values):
             if value.is_inference() and n not in loose:
@@ -137,7 +147,7 @@ class SavedValues:
         """
         if self._hooks is None:
             place = (tensor.data_ptr(), _layout(tensor)) if nodes else None
-            self._itself.append((weakref.ref(tensor), asking, nodes, place, n))
+            self._itself.append((weakref.ref(tensor), asking, nodes, place, n, tensor.is_leaf))
 
     def keep_in(
         self,
@@ -187,10 +197,12 @@ class SavedValues:
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
         moved = []
-        for i, (kept_itself, asking, nodes, before, slot) in enumerate(self._itself):
+        for i, (kept_itself, asking, nodes, before, slot, was_leaf) in enumerate(self._itself):
             if (now_is := kept_itself()) is None:
                 continue
-            if asking & mask and now_is.grad_fn is None:
+            if asking & mask and was_leaf and not now_is.requires_grad:
+                _raise_for_detached_leaf()
+            if asking & mask and now_is.grad_fn is None and not was_leaf:
                 _raise_for_detached()
             if nodes & mask and before != (lies := (now_is.data_ptr(), _layout(now_is))):
                 moved.append((i, now_is, lies, slot))
@@ -199,7 +211,8 @@ class SavedValues:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
         for i, now_is, lies, slot in moved:
             self._take_in(now_is, slot)
-            self._itself[i] = (*self._itself[i][:3], lies, slot)  # by the next backward it may be back where it was
+            # by the next backward it may be back where it was
+            self._itself[i] = (*self._itself[i][:3], lies, *self._itself[i][4:])
         if self._values is None:
             return []
         if self._hooks is not None:
