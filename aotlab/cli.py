@@ -144,6 +144,10 @@ def _parser() -> argparse.ArgumentParser:
         "engine", add_help=False, help="trace time and call overhead of aotlab and upstream, alternating in one run"
     )
     engine.set_defaults(command=_bench_engine, takes_more=True)
+    models = suites.add_parser(
+        "models", add_help=False, help="real models trained for ten steps by aotlab, eager and stock torch.compile"
+    )
+    models.set_defaults(command=_bench_models, takes_more=True)
 
     doctor = commands.add_parser(
         "doctor",
@@ -326,6 +330,12 @@ def _bench_engine(_options: argparse.Namespace, rest: Sequence[str]) -> int:
     from aotlab.bench import suite
 
     return suite.main(["engine", *rest])
+
+
+def _bench_models(_options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab.bench import training
+
+    return training.main(rest)
 
 
 def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:

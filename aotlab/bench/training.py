@@ -1,0 +1,346 @@
+"""``aotlab bench models``: real models trained for ten steps by our engine, beside eager and stock ``torch.compile``.
+
+Three questions. *Is it eager's?* On the eager backend all losses and parameters after the last step are compared bit
+for bit; on Inductor the largest error of a loss stands beside that of ``torch.compile``, in units of float32's
+precision. *What does it keep?* The bytes that are held between forward and backward beyond what was there before: what
+was saved, and what the model returns. *How long does a step take?* Both compilers take turns with eager in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from aotlab import api, partitioners
+from aotlab.bench.memory import measure_memory
+from aotlab.bench.models import Batch, Trained, trained_models
+from aotlab.bench.timing import Case, compare
+from aotlab.report.model import Report
+
+STEPS = 10
+
+#: Of a module makes what is called in its place.
+Wrap = Callable[[nn.Module], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a training left behind: the loss of each step, and the parameters and buffers after the last."""
+
+    losses: tuple[float, ...]
+    state: dict[str, Tensor] = field(repr=False)
+
+    def is_same(self, other: Course) -> bool:
+        """Tell whether two trainings are the same bit for bit."""
+        return self.losses == other.losses and all(torch.equal(t, other.state[name]) for name, t in self.state.items())
+
+    def error(self, reference: Course) -> float:
+        """Return the largest relative error of a loss, in units of float32's precision."""
+        pairs = zip(self.losses, reference.losses, strict=True)
+        return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs) / torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigure:
+    """One row of the result; NaN where something was not measured.
+
+    Attributes
+    ----------
+    model, description, parameters
+        The model, and how many numbers it learns.
+    graphs, breaks, eager_calls
+        How many graphs were compiled in ten steps, at how many places Dynamo broke them, and how many calls of graphs
+        ran eagerly; ``why`` has the reasons of the last.
+    first_loss, last_loss
+        Eager's.
+    same
+        Whether ten steps on the eager backend were eager's bit for bit.
+    our_error, stock_error
+        The largest relative error of a loss on Inductor beside eager, in units of float32's precision.
+    eager_bytes, our_bytes, our_min_cut_bytes, stock_bytes
+        What is held between forward and backward: in eager, by our default and min-cut partitions, and by
+        ``torch.compile``, whose partition is upstream's min-cut.
+    step, step_p10, step_p90
+        The time of a step on Inductor over that of ``torch.compile``, with the spread over the rounds.
+    over_eager
+        The same over eager.
+    again
+        The noise: the first ratio of our engine against itself.
+    problem
+        What went wrong; empty if all is well.
+    """
+
+    model: str
+    description: str
+    parameters: int = 0
+    graphs: int = 0
+    breaks: int = 0
+    eager_calls: int = 0
+    why: tuple[str, ...] = ()
+    first_loss: float = math.nan
+    last_loss: float = math.nan
+    same: bool | None = None
+    our_error: float = math.nan
+    stock_error: float = math.nan
+    eager_bytes: float = math.nan
+    our_bytes: float = math.nan
+    our_min_cut_bytes: float = math.nan
+    stock_bytes: float = math.nan
+    step: float = math.nan
+    step_p10: float = math.nan
+    step_p90: float = math.nan
+    over_eager: float = math.nan
+    again: float = math.nan
+    problem: str = ""
+
+
+def eagerly(module: nn.Module) -> Callable[..., Any]:
+    """Leave a module as it is."""
+    return module
+
+
+def by_ours(module: nn.Module, *, backend: str = "inductor", min_cut: bool = False) -> Callable[..., Any]:
+    """Compile a module by our engine, behind Dynamo."""
+    partition = partitioners.min_cut_rematerialization_partition if min_cut else partitioners.default_partition
+    compiled: Callable[..., Any] = api.compile(module, backend=backend, frontend="dynamo", partitioner=partition)
+    return compiled
+
+
+def by_stock(module: nn.Module) -> Callable[..., Any]:
+    """Compile a module by ``torch.compile`` as it comes."""
+    return torch.compile(module)
+
+
+class Training:
+    """A model, its optimizer and its data, which start the same each time."""
+
+    def __init__(self, trained: Trained, wrap: Wrap, device: torch.device) -> None:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        self._trained = trained
+        self._device = device
+        self.module = trained.model().to(device).train()
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
+        self.call = wrap(self.module)
+        self._generator = torch.Generator().manual_seed(1)
+        torch.manual_seed(2)
+
+    def batch(self) -> Batch:
+        """Make the next batch."""
+        return {name: tensor.to(self._device) for name, tensor in self._trained.batch(self._generator).items()}
+
+    def forward(self, batch: Batch) -> Any:
+        """Return what the model returns, in whose loss the gradients hang."""
+        return self.call(**batch)
+
+    def step(self, batch: Batch) -> Tensor:
+        """Take one step and return the loss."""
+        self.optimizer.zero_grad()
+        loss = self._trained.loss(self.forward(batch))
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def course(self, steps: int = STEPS) -> Course:
+        """Take some steps."""
+        losses = tuple([self.step(self.batch()).item() for _ in range(steps)])
+        return Course(losses=losses, state={name: t.clone() for name, t in self.module.state_dict().items()})
+
+
+def train(trained: Trained, wrap: Wrap, device: torch.device | str = "cpu", steps: int = STEPS) -> Course:
+    """Train a model from its beginning.
+
+    Parameters
+    ----------
+    trained
+        What to train.
+    wrap
+        What makes of the module what is called.
+    device, steps
+        Where, and how long.
+    """
+    return Training(trained, wrap, torch.device(device)).course(steps)
+
+
+def held(trained: Trained, wrap: Wrap, device: torch.device) -> int:
+    """Return the bytes that are held between forward and backward, the batch, weights and optimizer not counted."""
+    training = Training(trained, wrap, device)
+    batch = training.batch()
+    for _ in range(2):
+        training.step(batch)  # compiles, and makes the optimizer's state and the gradients
+    return measure_memory(lambda: training.forward(batch), device=device).kept_bytes
+
+
+@contextmanager
+def eagers_random_numbers() -> Iterator[None]:
+    """Let Inductor draw eager's random numbers, that losses can be compared."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def figure(trained: Trained, device: torch.device, *, inductor: bool, rounds: int) -> ModelFigure:
+    """Measure one model; without ``inductor`` only what the eager backend shows."""
+    with eagers_random_numbers():
+        reference = train(trained, eagerly, device)
+        with Report.record() as recording:
+            ours = train(trained, partial(by_ours, backend="eager"), device)
+        report = recording.report()
+        row: dict[str, Any] = {
+            "model": trained.name,
+            "description": trained.description,
+            "parameters": sum(p.numel() for p in Training(trained, eagerly, device).module.parameters()),
+            "graphs": len(report.calls.groupby(["frame", "graph"])) if len(report.calls) else 0,
+            "breaks": len(report.graph_breaks),
+            "eager_calls": int((~report.calls["compiled"].astype(bool)).sum()) if len(report.calls) else 0,
+            "why": tuple(sorted({str(refusal) for refusal in report.refusals})),
+            "first_loss": reference.losses[0],
+            "last_loss": reference.losses[-1],
+            "same": ours.is_same(reference),
+            "eager_bytes": held(trained, eagerly, device),
+        }
+        if not row["same"]:
+            row["problem"] = f"on the eager backend {ours.losses}, in eager {reference.losses}"
+        if inductor:
+            row |= _on_inductor(trained, reference, device, rounds)
+        else:
+            row["our_bytes"] = held(trained, partial(by_ours, backend="eager"), device)
+            row["our_min_cut_bytes"] = held(trained, partial(by_ours, backend="eager", min_cut=True), device)
+    return ModelFigure(**row)
+
+
+def _on_inductor(trained: Trained, reference: Course, device: torch.device, rounds: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "our_error": train(trained, by_ours, device).error(reference),
+        "stock_error": train(trained, by_stock, device).error(reference),
+        "our_bytes": held(trained, by_ours, device),
+        "our_min_cut_bytes": held(trained, partial(by_ours, min_cut=True), device),
+        "stock_bytes": held(trained, by_stock, device),
+    }
+    ways: dict[str, Wrap] = {"eager": eagerly, "aotlab": partial(by_ours, min_cut=True), "torch.compile": by_stock}
+    trainings = {}
+    for name, wrap in ways.items():
+        trainings[name] = Training(trained, wrap, device)
+        batch = trainings[name].batch()
+        for _ in range(3):
+            trainings[name].step(batch)
+    cases = [Case(name=name, call=partial(training.step, batch)) for name, training in trainings.items()]
+    result = compare(cases, rounds=rounds, warmup=1, sample_ns=50_000_000, device=device, again="aotlab")
+    ratio = result.ratio("aotlab", "torch.compile")
+    assert result.noise is not None
+    row |= {"step": ratio.median, "step_p10": ratio.p10, "step_p90": ratio.p90}
+    return row | {"over_eager": result.ratio("aotlab", "eager").median, "again": result.noise.median}
+
+
+def measure(
+    models: Sequence[Trained], device: torch.device, *, inductor: bool, rounds: int, say: Callable[[str], None]
+) -> Iterator[ModelFigure]:
+    """Measure the models in turn; ``say`` hears what comes next."""
+    for trained in models:
+        say(f"{trained.name}: {trained.description}")
+        try:
+            yield figure(trained, device, inductor=inductor, rounds=rounds)
+        except Exception as error:  # noqa: BLE001  # whatever is raised is a result, not the benchmark's end
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield ModelFigure(model=trained.name, description=trained.description, problem=problem)
+
+
+def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
+    """Lay out the figures: memory in MiB, errors in units of float32's precision."""
+    return pd.DataFrame(
+        [
+            {
+                "model": f.model,
+                "parameters": f.parameters,
+                "graphs": f.graphs,
+                "breaks": f.breaks,
+                "ran eagerly": f.eager_calls,
+                "loss": f"{f.first_loss:.3f} → {f.last_loss:.3f}",
+                "as eager": {True: "yes", False: "NO", None: "-"}[f.same],
+                "error": f.our_error,
+                "stock's": f.stock_error,
+                "held MiB: eager": f.eager_bytes / 2**20,
+                "stock": f.stock_bytes / 2**20,
+                "default": f.our_bytes / 2**20,
+                "min-cut": f.our_min_cut_bytes / 2**20,
+                "step / stock's": f.step,
+                "p10": f.step_p10,
+                "p90": f.step_p90,
+                "step / eager's": f.over_eager,
+                "A/A": f.again,
+            }
+            for f in figures
+        ]
+    )
+
+
+def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: TextIO) -> None:
+    """Print the table, under what was compared and where, and above what went wrong or ran eagerly."""
+    print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
+    print(
+        f"\n{STEPS} steps of AdamW each. 'as eager': losses and state on the eager backend are eager's bit for bit.\n"
+        "'error': of a loss on Inductor beside eager, in units of float32's precision; Inductor draws eager's random\n"
+        "numbers. 'held': MiB between forward and backward, on Inductor where that was measured; torch.compile's\n"
+        "partition is upstream's min-cut. Steps took turns in this run; A/A is ours against itself.\n",
+        file=out,
+    )
+    shown = table(figures).dropna(axis=1, how="all")
+    print(shown.to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-"), file=out)
+    for f in figures:
+        for reason in f.why:
+            print(f"\n{f.model} ran eagerly: {reason}", file=out)
+        if f.problem:
+            print(f"\n{f.model}: {f.problem}", file=out)
+
+
+def to_json(figures: Sequence[ModelFigure], where: dict[str, str]) -> str:
+    """Write the figures as JSON, null where there is none."""
+    rows = [
+        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(f).items()}
+        for f in figures
+    ]
+    return json.dumps({"machine": where, "models": rows}, indent=2) + "\n"
+
+
+def main(argv: Sequence[str], out: TextIO | None = None) -> int:
+    """Run ``aotlab bench models ARGV``; return 0 if all was measured and the eager backend computed what eager does."""
+    known = [trained.name for trained in trained_models()]
+    parser = argparse.ArgumentParser(prog="aotlab bench models", description="Train real models beside eager.")
+    parser.add_argument("--only", metavar="NAME", nargs="+", choices=known, help=", ".join(known))
+    parser.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="default: inductor")
+    parser.add_argument("--small", action="store_true", help="the sizes of the tests")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of timing (default: 20)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    options = parser.parse_args(argv)
+    models = [m for m in trained_models(small=options.small) if options.only is None or m.name in options.only]
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begin:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    from aotlab.bench.suite import machine
+
+    device, inductor = torch.device(options.device), options.backend == "inductor"
+    figures = list(measure(models, device, inductor=inductor, rounds=options.rounds, say=say))
+    where = machine(device)
+    print_figures(figures, where, sys.stdout if out is None else out)
+    if options.json is not None:
+        options.json.write_text(to_json(figures, where))
+    return 1 if any(f.problem for f in figures) else 0
