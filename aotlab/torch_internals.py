@@ -248,6 +248,15 @@ def has_backward_hooks(module: torch.nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks or everywhere)
 
 
+#: One layer of oneDNN's recurrent nets.
+ONEDNN_RNN_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+def no_python_dispatcher() -> AbstractContextManager[None]:
+    """Let composite ops be those of C++, which eager runs, and not Python's."""
+    return torch._C._DisablePythonDispatcher()
+
+
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
     """Switch oneDNN off for a block; the public context manager warns."""

@@ -186,18 +186,19 @@ def held(trained: Trained, wrap: Wrap, device: torch.device) -> int:
 
 
 @contextmanager
-def eagers_random_numbers() -> Iterator[None]:
-    """Let Inductor draw eager's random numbers, that losses can be compared."""
-    from torch._inductor import config
+def comparable() -> Iterator[None]:
+    """Let Inductor draw eager's random numbers, that losses can be compared, and Dynamo take recurrent layers."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
 
-    with config.patch(fallback_random=True), warnings.catch_warnings():
+    with inductor.patch(fallback_random=True), dynamo.patch(allow_rnn=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def figure(trained: Trained, device: torch.device, *, inductor: bool, rounds: int) -> ModelFigure:
     """Measure one model; without ``inductor`` only what the eager backend shows."""
-    with eagers_random_numbers():
+    with comparable():
         reference = train(trained, eagerly, device)
         with Report.record() as recording:
             ours = train(trained, partial(by_ours, backend="eager"), device)
@@ -209,7 +210,7 @@ def figure(trained: Trained, device: torch.device, *, inductor: bool, rounds: in
             "graphs": len(report.calls.groupby(["frame", "graph"])) if len(report.calls) else 0,
             "breaks": len(report.graph_breaks),
             "eager_calls": int((~report.calls["compiled"].astype(bool)).sum()) if len(report.calls) else 0,
-            "why": tuple(sorted({str(refusal) for refusal in report.refusals})),
+            "why": tuple(sorted(set(report.refusals["message"].dropna().astype(str)))),
             "first_loss": reference.losses[0],
             "last_loss": reference.losses[-1],
             "same": ours.is_same(reference),

@@ -38,6 +38,7 @@ from aotlab.recorder.mode import (
 )
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
+from aotlab.recorder.recurrent import lstm
 from aotlab.recorder.reshaper import (
     DETACHES,
     METHODS_OF_STEPS,
@@ -205,9 +206,7 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion="use split, chunk or view, to have it compiled",
             )
         if func is torch.lstm and torch.is_grad_enabled():
-            # oneDNN's LSTM looks at grad mode when it runs; in a compiled forward, which has none, it saves nothing
-            with internals.without_onednn():
-                return func(*args, **(kwargs or {}))
+            return lstm(func, args, kwargs or {})
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             if func is Tensor.storage_offset:
                 with internals.disable_torch_function():

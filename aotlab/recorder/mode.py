@@ -104,6 +104,11 @@ class Recorder(TorchDispatchMode):
     decompositions
         Ops that are replaced by what their function calls.
 
+    Attributes
+    ----------
+    exact
+        Whether the graphs are to compute bit for bit what eager does.
+
     Raises
     ------
     CapturedTensorError, HigherOrderOpError, SubclassError, DataDependentError
@@ -132,6 +137,7 @@ class Recorder(TorchDispatchMode):
         self._memo: dict[Any, Any] = {}
         self.replays = Replays(tape, _DRAWS_BY_SIZE)
         self.has_checkpoints = False
+        self.exact = False
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
@@ -205,6 +211,8 @@ class Recorder(TorchDispatchMode):
                 return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
+        if func is internals.ONEDNN_RNN_LAYER and torch.is_grad_enabled():
+            func = torch.ops.aotlab.onednn_rnn_layer.default  # see `aotlab.recorder.recurrent`
         tape = self.tape
         for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
             if not tape.knows(tensor):
@@ -536,6 +544,11 @@ def note_checkpoint() -> None:
     """Note that torch's checkpoint begins to run its function."""
     if _active:
         _active[-1].has_checkpoints = True
+
+
+def is_exact() -> bool:
+    """Tell whether the running recorder's graphs are to compute bit for bit what eager does."""
+    return bool(_active) and _active[-1].exact
 
 
 def is_tracing() -> bool:

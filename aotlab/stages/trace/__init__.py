@@ -89,6 +89,7 @@ def run(
         Eager has to run this call.
     """
     recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions)
+    recorder.exact = exact
     inputs = enter_inputs(recorder, call, dedupe, bases, over_others=over_others)
     findings = run_function(call, dedupe, recorder, inputs)
     return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs, exact=exact)

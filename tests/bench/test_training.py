@@ -1,0 +1,88 @@
+"""Real models are trained as in eager, for ten steps and more than one way."""
+
+import io
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from aotlab.bench import training
+from aotlab.bench.models import trained_models
+from aotlab.bench.training import Course, by_ours, by_stock, eagerly, train
+
+pytest.importorskip("transformers", reason="the models are those of transformers")
+pytest.importorskip("torch_geometric", reason="the graph layers are those of torch_geometric")
+
+MODELS = {trained.name: trained for trained in trained_models(small=True)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Take one thread: with several, eager's own convolutions are now and then rounded otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with training.comparable():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("min_cut", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_steps(name, min_cut):
+    """Ten steps on the eager backend are eager's bit for bit: losses, parameters, buffers."""
+    expected = train(MODELS[name], eagerly)
+    found = train(MODELS[name], partial(by_ours, backend="eager", min_cut=min_cut))
+    assert found.losses == expected.losses
+    assert found.is_same(expected)
+    assert len(set(found.losses)) == 10  # it learns something
+
+
+@pytest.mark.parametrize("name", ["Llama", "U-Net"])
+def test_on_inductor(name):
+    """With Inductor a loss is at most twice as far from eager's as that of torch.compile, or as close as floats are."""
+    expected, stock = train(MODELS[name], eagerly), train(MODELS[name], by_stock)
+    found = train(MODELS[name], by_ours)
+    near = torch.allclose(torch.tensor(found.losses), torch.tensor(expected.losses), rtol=1.3e-6, atol=1e-5)
+    assert near or found.error(expected) <= 2 * stock.error(expected)
+
+
+def test_what_differs_is_seen():
+    """A course of another loss, or another parameter, is another."""
+    one = Course(losses=(1.0, 2.0), state={"w": torch.ones(2)})
+    assert one.is_same(Course(losses=(1.0, 2.0), state={"w": torch.ones(2)}))
+    assert not one.is_same(Course(losses=(1.0, 2.5), state={"w": torch.ones(2)}))
+    assert not one.is_same(Course(losses=(1.0, 2.0), state={"w": torch.tensor([1.0, 1.0 + 2**-20])}))
+    error = Course(losses=(1.0, 2.0 + 2**-20), state={}).error(one)
+    assert error == pytest.approx(2**-21 / torch.finfo(torch.float32).eps)
+
+
+def test_figures(tmp_path):
+    """The command measures, prints and writes; what is held is less with min-cut, and never more than in eager."""
+    out, path = io.StringIO(), tmp_path / "figures.json"
+    assert training.main(["--small", "--backend", "eager", "--only", "Llama", "--json", str(path)], out=out) == 0
+    (row,) = json.loads(path.read_text())["models"]
+    assert row["same"] is True
+    assert row["graphs"] >= 1
+    assert row["eager_calls"] == 0
+    assert row["our_min_cut_bytes"] < row["our_bytes"] <= row["eager_bytes"]
+    assert row["step"] is None  # not measured on the eager backend
+    assert "Llama" in out.getvalue()
+    assert "stock" not in training.table([training.ModelFigure(model="x", description="")]).dropna(axis=1, how="all")
+
+
+def test_a_difference_is_a_problem(monkeypatch):
+    """A model that is not trained as in eager is named, and the command fails."""
+    monkeypatch.setattr(Course, "is_same", lambda self, other: False)
+    out = io.StringIO()
+    assert training.main(["--small", "--backend", "eager", "--only", "U-Net"], out=out) == 1
+    assert "U-Net: on the eager backend" in out.getvalue()
+
+
+def test_a_failing_model_ends_nothing():
+    """What a model raises is its row."""
+    broken = training.Trained(name="broken", description="", model=lambda: torch.nn.Linear(1, 1), batch=lambda g: {})
+    (row,) = training.measure([broken], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
+    assert "TypeError" in row.problem
+    assert math.isnan(row.eager_bytes)
