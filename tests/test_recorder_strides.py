@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine_helpers import compiled
+from tests.engine_helpers import compiled, same
 
 ROW = torch.arange(8)[None, 1:]
 
@@ -98,3 +98,24 @@ def test_fakes_are_still_wrong():
         viewed = row.view(row.shape).stride()
     assert (COLUMN * 2).stride() != promised
     assert ROW.view(ROW.shape).stride() != viewed
+
+
+GAPPY = {
+    "asked for": lambda v: (v.stride(), v.is_contiguous(), v.clone()),
+    "copied": lambda v: v.contiguous(),
+    "viewed": lambda v: v.view(2, -1),
+}
+
+
+@pytest.mark.parametrize("then", [lambda a: None, lambda a: a.add_(1), lambda a: a.zero_()])
+@pytest.mark.parametrize("read", GAPPY)
+def test_view_with_gaps_that_is_written(read, then):
+    """A view of what has gaps keeps its strides when it is written itself, and when what it is a view of is."""
+
+    def program(a):
+        v = a.view(-1)
+        v.mul_(2)
+        then(a)
+        return GAPPY[read](v)
+
+    same(program, torch.arange(8.0).view(2, 4)[..., ::2])

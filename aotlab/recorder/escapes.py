@@ -375,6 +375,7 @@ class EscapeGuard(TorchFunctionMode):
         self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
         kept = [(owner.shape, owner.stride()) for owner in owners]
+        own_strides = [tensor.stride() for tensor in written]
         unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
         shapes = [tensor.shape for tensor in written]
         in_order = all(tensor.is_contiguous() for tensor in written)
@@ -419,6 +420,8 @@ class EscapeGuard(TorchFunctionMode):
             if not internals.is_functional(owner):
                 continue
             keep_strides(owner, *kept[n])
+            if tensor is not owner and not resized[n]:
+                keep_strides(tensor, shapes[n], own_strides[n])
             for other in unknown:
                 keep_strides(*other)
             self.reshapes.written(tensor)

@@ -239,6 +239,7 @@ class Reshapes:
         RunEagerly
             The epilogue could not do the same.
         """
+        self._check_inference(tensor, source)
         item = self._items.get(id(tensor))
         kinds = [(t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (tensor, source)]
         if internals.base_of(tensor) is not None or internals.base_of(source) is not None or kinds[0] != kinds[1]:
@@ -259,6 +260,11 @@ class Reshapes:
         if how == "set_":
             torch.autograd.graph.increment_version(tensor)
 
+    def _check_inference(self, tensor: Tensor, source: Tensor) -> None:
+        one, other = (each.is_inference() or self.is_inference(each) for each in (tensor, source))
+        if one != other:  # it stays what it is, and a trace knows by the memory
+            raise RunEagerly(f"an inference tensor is given ordinary memory, or the reverse, at {user_line()}")
+
     def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
         """Look at an intermediate before ``set_`` gives it the memory of another tensor.
 
@@ -267,6 +273,7 @@ class Reshapes:
         RunEagerly
             Autograd has no derivative for it, or views stay behind in the old memory.
         """
+        self._check_inference(tensor, source)
         if self.is_input(tensor):
             return
         if tensor.requires_grad or source.requires_grad:
