@@ -1444,6 +1444,20 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
+def eagers_random_numbers() -> AbstractContextManager[Any]:
+    """Let Inductor draw the numbers that eager draws."""
+    from torch._inductor import config
+
+    return config.patch(fallback_random=True)
+
+
+def recurrent_layers_captured() -> AbstractContextManager[Any]:
+    """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
+    from torch._dynamo import config
+
+    return config.patch(allow_rnn=True)
+
+
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions that Inductor traces with under its present configuration."""
     from torch._inductor.decomposition import select_decomp_table

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import api, partitioners
+from aotlab import torch_internals as internals
 from aotlab.bench.memory import measure_memory
 from aotlab.bench.models import Batch, Trained, trained_models
 from aotlab.bench.timing import Case, compare
@@ -188,10 +189,7 @@ def held(trained: Trained, wrap: Wrap, device: torch.device) -> int:
 @contextmanager
 def comparable() -> Iterator[None]:
     """Let Inductor draw eager's random numbers, that losses can be compared, and Dynamo take recurrent layers."""
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
-
-    with inductor.patch(fallback_random=True), dynamo.patch(allow_rnn=True), warnings.catch_warnings():
+    with internals.eagers_random_numbers(), internals.recurrent_layers_captured(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
