@@ -16,6 +16,7 @@ import aotlab
 from aotlab.errors import UsageError
 from aotlab.ir.graphs import output_args
 from aotlab.partitioners import min_cut_rematerialization_partition
+from aotlab.partitioners.copies import copied, within_reach
 from aotlab.partitioners.flow import Network
 from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
 
@@ -342,6 +343,24 @@ def test_graphs_are_left_as_they_were():
     module = record(f, "trace").module
     before = str(module.graph)
     min_cut_rematerialization_partition(module, None, num_fwd_outputs=1)
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize("breaks_at", [0, 1])
+def test_graphs_are_left_as_they_were_by_an_error(breaks_at):
+    """Also where the second of several copies cannot be made."""
+    module = record(traced(lambda x, w: (x * w * 3).sin(), leaf(4), leaf(4)), "trace").module
+    before = str(module.graph)
+    asked = []
+
+    def worth(node):
+        asked.append(node)
+        if len(asked) > breaks_at:
+            raise KeyError(breaks_at)
+        return True
+
+    with pytest.raises(KeyError), copied(within_reach(module.graph, 1), worth):
+        pytest.fail("the copies were made")
     assert str(module.graph) == before
 
 
