@@ -1,0 +1,63 @@
+"""Why a value is kept and not computed again: the ban, or the edge that the cut goes through, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from aotlab.partitioners.costs import Cost
+
+
+class Reasons:
+    """Explains a choice; ``costs`` and ``inputs`` are as in `aotlab.partitioners.joint.Joint`."""
+
+    def __init__(
+        self, kept: Sequence[fx.Node], costs: Mapping[fx.Node, Cost], inputs: Mapping[fx.Node, Sequence[fx.Node]]
+    ) -> None:
+        self._kept = frozenset(kept)
+        self._costs = costs
+        self._inputs = inputs
+
+    def of(self, node: fx.Node) -> str:
+        """Say why a value is kept."""
+        cost = self._costs[node]
+        if cost.again is None:
+            return cost.ban
+        needs = self._needs(node)
+        banned = next((each for each in needs if self._costs[each].again is None), None)
+        if banned is not None:
+            ban = self._costs[banned].ban
+            return f"to compute it again, as {cost.kind}, takes `{banned.name}`, which is not kept: {ban}"
+        keep = cost.keep or 0
+        again = sum(self._costs[each].again or 0 for each in (node, *needs))
+        more = " and ".join(f"`{each.name}`" for each in needs[:3]) + (" and others" if len(needs) > 3 else "")
+        with_them = f" with {more}, which it takes and which would have to be, too," if needs else ""
+        return f"to keep it moves {in_bytes(keep)}, to compute it again, as {cost.kind},{with_them} {in_bytes(again)}"
+
+    def _needs(self, node: fx.Node) -> list[fx.Node]:
+        """Return what is not kept and would have to be there as well for a value to be computed again."""
+        found: dict[fx.Node, None] = {}
+        todo = [each for each in self._inputs[node] if each not in self._kept]
+        while todo:
+            each = todo.pop()
+            if each not in found:
+                found[each] = None
+                if self._costs[each].again is not None:
+                    todo += [one for one in self._inputs[each] if one not in self._kept]
+        return [*found]
+
+
+def in_bytes(count: float) -> str:
+    """Write a number of bytes.
+
+    Examples
+    --------
+    >>> in_bytes(512), in_bytes(3 * 1024**2)
+    ('512 bytes', '3 MiB')
+    """
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
