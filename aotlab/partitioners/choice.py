@@ -97,7 +97,8 @@ class Chooser:
     def lowered(self, budget: float, above: Choice, own: Collection[fx.Node]) -> Choice:
         """Find the cheapest choice in which some values take a part of the bytes that another choice gives them.
 
-        Of all other values those are kept that the other choice keeps, as far as they are still of use, and no more.
+        Of all other values those are kept that the other choice keeps, as far as they are still of use, and none that
+        take memory besides.
 
         Parameters
         ----------
@@ -156,7 +157,7 @@ class Chooser:
             if node in own:
                 if keep is not None:
                     keep += price * weights[node]
-            elif fixed is not None:
+            elif fixed is not None and cost.nbytes:
                 if node in fixed:
                     again = None
                 else:

@@ -32,6 +32,9 @@ FLOPS_PER_BYTE = 32
 #: Of the bytes that a fused pointwise op makes, the part that its arithmetic costs.
 FUSED = 8
 
+#: What an op is that must not run twice.
+ONCE = "an op that must not run twice"
+
 #: Why some values are never computed again.
 AN_INPUT = "an input cannot be computed again"
 A_COPY = "what is computed again from it must not see what the caller writes there"
@@ -61,6 +64,11 @@ class Cost:
     again: int | None
     kind: str
     ban: str = ""
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is an op's own doing that it must not run twice."""
+        return self.kind == ONCE
 
 
 class Flops:
@@ -129,7 +137,7 @@ def cost_of(
     if reachable and keep is not None:
         return Cost(keep=keep, nbytes=size, again=None, kind="in the caller's reach", ban=REACHABLE)
     if ban := why_once(node):
-        return Cost(keep=keep, nbytes=size, again=None, kind="an op that must not run twice", ban=ban)
+        return Cost(keep=keep, nbytes=size, again=None, kind=ONCE, ban=ban)
     if not in_forward:  # it runs once, wherever that is
         return Cost(keep=keep, nbytes=size, again=0, kind="an op that the forward does not need")
     again, kind = _again(node, size, Flops() if flops is None else flops)

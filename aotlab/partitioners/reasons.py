@@ -25,15 +25,23 @@ class Reasons:
         if cost.again is None:
             return cost.ban
         needs = self._needs(node)
-        banned = next((each for each in needs if self._costs[each].again is None), None)
+        costs = {each: self._costs[each] for each in needs}
+        to_keep = [each for each in needs if costs[each].again is None]
+        banned = next((each for each in to_keep if costs[each].is_op), None)
         if banned is not None:
-            ban = self._costs[banned].ban
-            return f"to compute it again, as {cost.kind}, takes `{banned.name}`, which is not kept: {ban}"
+            ban = costs[banned].ban
+            return f"to compute it again, as {cost.kind}, takes `{banned.name}`, which is not kept either: {ban}"
+        more = _listed([each for each in needs if costs[each].again is not None], "computed again")
+        more += _listed(to_keep, "kept for it")
         keep = cost.keep or 0
-        again = sum(self._costs[each].again or 0 for each in (node, *needs))
-        more = " and ".join(f"`{each.name}`" for each in needs[:3]) + (" and others" if len(needs) > 3 else "")
-        with_them = f" with {more}, which it takes and which would have to be, too," if needs else ""
-        return f"to keep it moves {in_bytes(keep)}, to compute it again, as {cost.kind},{with_them} {in_bytes(again)}"
+        again = cost.again + sum(c.again if c.again is not None else c.keep or 0 for c in costs.values())
+        moves = f"to keep it moves {in_bytes(keep)}, to compute it again, as {cost.kind}, {in_bytes(again)}"
+        if again >= keep:
+            return moves + more
+        held = sum(costs[each].nbytes for each in to_keep)
+        if held >= cost.nbytes:
+            return f"{moves}{more}; but that would hold {in_bytes(held)}, and this {in_bytes(cost.nbytes)}"
+        return f"{moves}{more}; but what is kept elsewhere was settled before"
 
     def _needs(self, node: fx.Node) -> list[fx.Node]:
         """Return what is not kept and would have to be there as well for a value to be computed again."""
@@ -46,6 +54,11 @@ class Reasons:
                 if self._costs[each].again is not None:
                     todo += [one for one in self._inputs[each] if one not in self._kept]
         return [*found]
+
+
+def _listed(nodes: Sequence[fx.Node], what: str) -> str:
+    names = " and ".join(f"`{node.name}`" for node in nodes[:3])
+    return f", with {names}{' and others' if len(nodes) > 3 else ''} {what}" if nodes else ""
 
 
 def in_bytes(count: float) -> str:
