@@ -1,4 +1,6 @@
-"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
+"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine | bench partitioners | doctor``.
+
+``python -m aotlab`` is the same.
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -144,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
         "engine", add_help=False, help="trace time and call overhead of aotlab and upstream, alternating in one run"
     )
     engine.set_defaults(command=_bench_engine, takes_more=True)
+    partitioners = suites.add_parser(
+        "partitioners", add_help=False, help="aotlab's partitioners and upstream's: their time, and what they keep"
+    )
+    partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
 
     doctor = commands.add_parser(
         "doctor",
@@ -326,6 +332,12 @@ def _bench_engine(_options: argparse.Namespace, rest: Sequence[str]) -> int:
     from aotlab.bench import suite
 
     return suite.main(["engine", *rest])
+
+
+def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab.bench import partitioners
+
+    return partitioners.main(rest)
 
 
 def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:

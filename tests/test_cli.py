@@ -109,6 +109,21 @@ def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatc
     assert calls == [["engine", "--quick", "--json", "figures.json", "--help"]]
 
 
+def test_bench_partitioners_hands_the_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bench partitioners`` has options of its own, too."""
+    from aotlab.bench import partitioners
+
+    calls: list[list[str]] = []
+
+    def main(argv: list[str]) -> int:
+        calls.append(argv)
+        return 0
+
+    monkeypatch.setattr(partitioners, "main", main)
+    assert cli.main(["bench", "partitioners", "--quick", "--help"]) == 0
+    assert calls == [["--quick", "--help"]]
+
+
 def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of ``fuzz`` reaches the run, and its status is the command's."""
     from aotlab.verification.fuzz import run as module

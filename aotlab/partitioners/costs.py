@@ -9,6 +9,7 @@ counts, and a view moves nothing at all::
     kept                    2 * bytes of the value
     again, a view           1
     again, pointwise        bytes of the result / FUSED
+    again, a look-up        bytes of the result and of the indices, and the former / FUSED
     again, all else         bytes of the inputs + bytes of the result + flops / FLOPS_PER_BYTE
 """
 
@@ -31,6 +32,14 @@ FLOPS_PER_BYTE = 32
 
 #: Of the bytes that a fused pointwise op makes, the part that its arithmetic costs.
 FUSED = 8
+
+_ATEN = torch.ops.aten
+#: Ops that put values into other places, or some of several; they are fused as pointwise ops are.
+_MOVES = frozenset(
+    (_ATEN.cat, _ATEN.stack, _ATEN.constant_pad_nd, _ATEN.flip, _ATEN.roll, _ATEN.repeat, _ATEN.tril, _ATEN.triu)
+) | {_ATEN.select_scatter, _ATEN.slice_scatter}
+#: Ops that read at places that a tensor says.
+_LOOK_UPS = frozenset((_ATEN.index, _ATEN.gather, _ATEN.index_select, _ATEN.embedding))
 
 #: What an op is that must not run twice.
 ONCE = "an op that must not run twice"
@@ -201,6 +210,13 @@ def _again(node: fx.Node, size: int, flops: Flops) -> tuple[int, str]:
         return 1, "a view"
     if torch.Tag.pointwise in target.tags or not node.all_input_nodes:
         return size // FUSED + 1, "a pointwise op"
+    if target.overloadpacket in _MOVES:
+        return size // FUSED + 1, "an op that moves values"
+    if target.overloadpacket in _LOOK_UPS:
+        whole = torch.bool, torch.uint8, torch.int32, torch.int64
+        read = [each.meta.get("val") for each in node.all_input_nodes]
+        indices = sum(nbytes(value) for value in read if isinstance(value, Tensor) and value.dtype in whole)
+        return size + indices + size // FUSED + 1, "a look-up"
     traffic = size + sum(nbytes(each.meta.get("val")) for each in node.all_input_nodes)
     if target.overloadpacket in flop_registry:
         # at least what it costs to keep it, so that it runs again only if memory is short

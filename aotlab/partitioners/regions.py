@@ -14,6 +14,7 @@ later) is a region, too, unless it belongs to one by its module: all that has th
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -73,6 +74,8 @@ class Budgets:
 
     def warn_of_unknown(self, graph: fx.Graph) -> None:
         """Warn of regions that are nowhere in a graph."""
+        if not self._named:
+            return
         for node in graph.nodes:
             self._region(node)
         there = set(self._found.values())
@@ -88,7 +91,7 @@ class Budgets:
                 )
 
     def _region(self, node: fx.Node) -> tuple[int, float]:
-        for path, kind in reversed(module_stack(node)):
+        for path, kind in reversed(module_stack(node)) if self._named else ():
             key = (path, kind)
             if key not in self._found:
                 self._found[key] = self._number(path, kind)
@@ -126,6 +129,7 @@ def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
     return [(_readable(path), kind) for path, kind in stack.values()] if stack else []
 
 
+@functools.cache
 def _readable(path: str) -> str:
     path = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", path)
     return re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
