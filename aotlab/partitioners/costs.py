@@ -59,7 +59,7 @@ class Cost:
     keep
         To keep it, in bytes of traffic; None if it cannot be kept.
     nbytes
-        Memory in bytes that is held from the forward to the backward if it is kept.
+        Memory in bytes that is held from the forward to the backward if it is kept, and would not be otherwise.
     again
         To compute it again, its inputs given, in bytes of traffic; None if it must not run twice.
     kind
@@ -144,7 +144,7 @@ def cost_of(
     if COPY in node.meta:
         return Cost(keep=keep, nbytes=size, again=None, kind="a copy", ban=A_COPY)
     if reachable and keep is not None:
-        return Cost(keep=keep, nbytes=size, again=None, kind="in the caller's reach", ban=REACHABLE)
+        return Cost(keep=size, nbytes=0, again=None, kind="in the caller's reach", ban=REACHABLE)
     if ban := why_once(node):
         return Cost(keep=keep, nbytes=size, again=None, kind=ONCE, ban=ban)
     if not in_forward:  # it runs once, wherever that is

@@ -6,7 +6,7 @@ A region is named by a path in the compiled module, in which ``*`` stands for on
 class of modules; what runs inside of a module belongs to it, too. Where a function calls ``model(x)``, both
 ``layers.0`` and ``model.layers.0`` name the layer. Of two modules around an op the inner one counts, and of two names
 of one module the later one. Each entry is one region, however many modules it names, and its budget is for all of them
-together.
+together. A view belongs to where the memory was made.
 
 Behind Dynamo, what was marked with ``torch.autograd.graph.region_activation_memory_budget(budget)`` (torch 2.13 and
 later) is a region, too, unless it belongs to one by its module: all that has the same mark.
@@ -15,6 +15,7 @@ later) is a region, too, unless it belongs to one by its module: all that has th
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,7 @@ from torch import fx, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UsageError
+from aotlab.partitioners.copies import moves_nothing
 
 #: A path of a module, or a class of modules.
 Name = str | type[nn.Module]
@@ -59,7 +61,7 @@ class Budgets:
     def __init__(self, memory_budget: float, region_budgets: Mapping[Name, float]) -> None:
         self._rest = memory_budget
         self._named = tuple(region_budgets.items())
-        self._found: dict[tuple[str, Any], int | None] = {}  # of modules seen, the number of the region
+        self._found: dict[tuple[str, Any], list[int]] = {}  # of modules seen, the numbers of their names
 
     def of(self, node: fx.Node) -> float:
         """Return the budget of the region in which a node is."""
@@ -78,7 +80,7 @@ class Budgets:
             return
         for node in graph.nodes:
             self._region(node)
-        there = set(self._found.values())
+        there = {number for numbers in self._found.values() for number in numbers}
         paths = sorted({path for path, _ in self._found if path})
         for number, (name, _) in enumerate(self._named):
             if number not in there:
@@ -91,26 +93,30 @@ class Budgets:
                 )
 
     def _region(self, node: fx.Node) -> tuple[int, float]:
+        node = _owner(node)
         for path, kind in reversed(module_stack(node)) if self._named else ():
             key = (path, kind)
             if key not in self._found:
-                self._found[key] = self._number(path, kind)
-            number = self._found[key]
-            if number is not None:
+                self._found[key] = [n for n, (name, _) in enumerate(self._named) if _names(name, path, kind)]
+            if self._found[key]:
+                number = self._found[key][-1]
                 return number, self._named[number][1]
         marked = internals.marked_budget(node.meta)
         return (-2, self._rest) if marked is None else (-1, marked)
 
-    def _number(self, path: str, kind: Any) -> int | None:
-        ways = {path, path.partition(".")[2]} - {""}
-        for number in reversed(range(len(self._named))):
-            name = self._named[number][0]
-            if isinstance(name, str):
-                if any(_matches(name, way) for way in ways):
-                    return number
-            elif isinstance(kind, type) and issubclass(kind, name):
-                return number
-        return None
+
+def _owner(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory which a node views."""
+    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node)):
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or (node.target is operator.getitem and not _is_view(source)):
+            break
+        node = source
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, internals.OpOverload) and moves_nothing(node.target)
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
@@ -135,9 +141,15 @@ def _readable(path: str) -> str:
     return re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
 
 
-def _matches(pattern: str, path: str) -> bool:
-    parts, names = pattern.split("."), path.split(".")
-    return len(parts) == len(names) and all(map(fnmatchcase, names, parts))
+def _names(name: Name, path: str, kind: Any) -> bool:
+    if not isinstance(name, str):
+        return isinstance(kind, type) and issubclass(kind, name)
+    pattern = name.split(".")
+    for way in (path, path.partition(".")[2]):
+        parts = way.split(".")
+        if way and len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern)):
+            return True
+    return False
 
 
 def _name(name: Name) -> str:
