@@ -179,6 +179,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
     fuzz.add_argument("--grad", action="store_true", help="only programs with something to differentiate")
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
+    fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
     fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
     fuzz.add_argument(
         "--save",
@@ -281,6 +282,8 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
+    if options.min_cut and options.engine != "aotlab":
+        raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     try:
         import hypothesis  # noqa: F401  # only whether it is there
     except ImportError as error:
@@ -298,6 +301,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         seed=options.seed,
         grad=options.grad,
         dynamo=options.dynamo,
+        min_cut=options.min_cut,
     )
     return run(
         plan,

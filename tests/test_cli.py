@@ -139,6 +139,9 @@ def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["fuzz"]) == 1
     words = "--engine upstream --programs 7 --seed 3 --grad --dynamo --minutes 1.5 --jobs 2 --save s --shrink 4"
     cli.main(["fuzz", *words.split(), *["--json", "t.json", "--corpus", "c.json", "--no-progress"]])
+    cli.main(["fuzz", "--min-cut"])
+    assert calls.pop()[0] == Plan(min_cut=True)
+    assert cli.main(["fuzz", "--min-cut", "--engine", "upstream"]) == 2
     always = {"out": sys.stdout, "err": sys.stderr}
     assert calls == [
         (
