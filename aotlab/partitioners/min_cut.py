@@ -62,7 +62,8 @@ def min_cut_rematerialization_partition(
         Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
         that may be used. Never more is kept than by `default_partition`. Below 1, values are computed again from
         inputs and outputs themselves, as a checkpoint does: if one was written by then, the backward raises; writes
-        that autograd does not count, as to ``x.data``, show in what is computed again. At 1 it takes copies of them.
+        that autograd does not count, as to ``x.data``, show in what is computed again. At 1 it takes copies of them,
+        as it does at any budget in upstream's functions, whose graphs do not say which inputs the call overwrites.
     region_budgets
         Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
         ``memory_budget``: of what the values made there take when time alone counts, and the least that they can take
@@ -105,7 +106,9 @@ def min_cut_rematerialization_partition(
     budgets.warn_of_unknown(graph)
     most = held_bytes(default_parts(graph, num_fwd_outputs).saved, graph, num_fwd_outputs)
     reachable = within_reach(graph, num_fwd_outputs)
-    with copied(reachable, lambda node: is_cheap(node) and budgets.of(node) == 1):
+    # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
+    unsure = not any("phase" in node.meta for node in graph.nodes)
+    with copied(reachable, lambda node: is_cheap(node) and (unsure or budgets.of(node) == 1)):
         joint = Joint.of(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
         chooser = Chooser(joint.costs, joint.inputs, joint.needed)
         choice = chooser.fastest()
