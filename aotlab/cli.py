@@ -1,4 +1,6 @@
-"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine | doctor``, also as ``python -m aotlab``.
+"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine, models, partitioners | doctor``.
+
+``python -m aotlab`` is the same.
 
 Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
 command that needs it, so that ``aotlab --help`` answers at once.
@@ -148,6 +150,10 @@ def _parser() -> argparse.ArgumentParser:
         "models", add_help=False, help="real models trained for ten steps by aotlab, eager and stock torch.compile"
     )
     models.set_defaults(command=_bench_models, takes_more=True)
+    partitioners = suites.add_parser(
+        "partitioners", add_help=False, help="aotlab's partitioners and upstream's: their time, and what they keep"
+    )
+    partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
 
     doctor = commands.add_parser(
         "doctor",
@@ -177,6 +183,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
     fuzz.add_argument("--grad", action="store_true", help="only programs with something to differentiate")
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
+    fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
     fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
     fuzz.add_argument(
         "--save",
@@ -279,6 +286,8 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
+    if options.min_cut and options.engine != "aotlab":
+        raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     try:
         import hypothesis  # noqa: F401  # only whether it is there
     except ImportError as error:
@@ -296,6 +305,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         seed=options.seed,
         grad=options.grad,
         dynamo=options.dynamo,
+        min_cut=options.min_cut,
     )
     return run(
         plan,
@@ -336,6 +346,12 @@ def _bench_models(_options: argparse.Namespace, rest: Sequence[str]) -> int:
     from aotlab.bench import training
 
     return training.main(rest)
+
+
+def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab.bench import partitioners
+
+    return partitioners.main(rest)
 
 
 def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:

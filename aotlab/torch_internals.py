@@ -786,6 +786,9 @@ VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten
 #: The lazy conjugate of a tensor.
 CONJUGATE = torch.ops.aten._conj.default
 
+#: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
+TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
+
 #: Ops that raise or return nothing; nobody uses what they return, and they must stay.
 ASSERTIONS = frozenset(
     (
@@ -1754,3 +1757,16 @@ def _testing_not_there(error: ModuleNotFoundError) -> UsageError:
         f"torch's database of operators needs the package {error.name!r}, which is not installed: "
         "pip install 'aotlab[ops]'"
     )
+
+
+def has_effects(op: OpOverload | HigherOrderOperator) -> bool:
+    """Tell whether an op was registered as one with effects besides its results, as `torch.ops.aten._print`."""
+    from torch._higher_order_ops.effects import has_effects as registered
+
+    return bool(registered(op))
+
+
+def marked_budget(meta: dict[str, Any]) -> float | None:
+    """Return the budget by which ``torch.autograd.graph.region_activation_memory_budget`` marked a node, if it did."""
+    custom = meta.get("custom")
+    return custom.get("_region_activation_memory_budget") if isinstance(custom, dict) else None

@@ -109,6 +109,21 @@ def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatc
     assert calls == [["engine", "--quick", "--json", "figures.json", "--help"]]
 
 
+def test_bench_partitioners_hands_the_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bench partitioners`` has options of its own, too."""
+    from aotlab.bench import partitioners
+
+    calls: list[list[str]] = []
+
+    def main(argv: list[str]) -> int:
+        calls.append(argv)
+        return 0
+
+    monkeypatch.setattr(partitioners, "main", main)
+    assert cli.main(["bench", "partitioners", "--quick", "--help"]) == 0
+    assert calls == [["--quick", "--help"]]
+
+
 def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of ``fuzz`` reaches the run, and its status is the command's."""
     from aotlab.verification.fuzz import run as module
@@ -124,6 +139,9 @@ def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["fuzz"]) == 1
     words = "--engine upstream --programs 7 --seed 3 --grad --dynamo --minutes 1.5 --jobs 2 --save s --shrink 4"
     cli.main(["fuzz", *words.split(), *["--json", "t.json", "--corpus", "c.json", "--no-progress"]])
+    cli.main(["fuzz", "--min-cut"])
+    assert calls.pop()[0] == Plan(min_cut=True)
+    assert cli.main(["fuzz", "--min-cut", "--engine", "upstream"]) == 2
     always = {"out": sys.stdout, "err": sys.stderr}
     assert calls == [
         (

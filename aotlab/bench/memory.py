@@ -20,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from aotlab.errors import UsageError
+from aotlab.torch_internals import pytree, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,37 @@ def measure_memory(call: Callable[[], object], *, device: str | torch.device = "
     if where.type == "cpu":
         return _on_cpu(call)
     raise UsageError(f"memory is measured on cpu and cuda, not on {where.type}")
+
+
+def kept_by_eager(function: Callable[..., object], *args: object) -> int:
+    """Count what eager keeps for the backward of a call, in bytes.
+
+    Memory that several of the saved tensors share counts once; that of the arguments, of the results and, if
+    ``function`` is a module, of its parameters and buffers not at all.
+
+    Examples
+    --------
+    >>> kept_by_eager(lambda x: x.sin().sin().sin(), torch.ones(10, requires_grad=True))
+    80
+    """
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        result = function(*args)
+    own = [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
+    free = {storage_key(tensor) for tensor in (*own, *_strided((args, result)))}
+    held = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in _strided(saved)}
+    return sum(nbytes for key, nbytes in held.items() if key not in free)
+
+
+def _strided(value: object) -> list[torch.Tensor]:
+    return [
+        each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor) and each.layout == torch.strided
+    ]
 
 
 def _on_cuda(call: Callable[[], object], device: torch.device) -> MemoryUse:

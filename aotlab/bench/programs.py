@@ -122,9 +122,11 @@ def transformer_encoder(layers: int, d_model: int = 64, heads: int = 4) -> nn.Tr
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
-def _seeded(
+def seeded(
     make: Callable[[], nn.Module], batch: tuple[int, ...]
 ) -> Callable[[torch.device], tuple[nn.Module, Tensors]]:
+    """Make what builds a model and a batch of that shape, the same each time."""
+
     def build(device: torch.device) -> tuple[nn.Module, Tensors]:
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -140,11 +142,11 @@ def model_programs(quick: bool = False) -> tuple[ModelProgram, ...]:
         ModelProgram(
             name=f"MLP, {layers} layers",
             description=f"{layers} x (Linear(32, 32), ReLU), batch 8",
-            make=_seeded(lambda: mlp(layers), (8, 32)),
+            make=seeded(lambda: mlp(layers), (8, 32)),
         ),
         ModelProgram(
             name=f"encoder, {blocks} layers",
             description=f"TransformerEncoder of {blocks} layers, d_model 64, 4 heads, dropout 0, batch 2 x 16",
-            make=_seeded(lambda: transformer_encoder(blocks), (2, 16, 64)),
+            make=seeded(lambda: transformer_encoder(blocks), (2, 16, 64)),
         ),
     )

@@ -23,7 +23,7 @@ from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
 from aotlab.reached import Reached
-from aotlab.recorder import RunEagerly, Untraceable
+from aotlab.recorder import RunEagerly, Untraceable, modules_named
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 from aotlab.values import Mentioned
 
@@ -141,9 +141,13 @@ class FunctionTarget:
         found = self._reaching.readable()
         modules = [(name, value) for name, value in found.objects if isinstance(value, nn.Module)]
         refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
+        named = [
+            (f"{name}.{path}" if path else name, child) for name, m in modules for path, child in m.named_modules()
+        ]
         watch = self._reaching.watch()
         try:
-            result = self.function(*args, **kwargs)
+            with modules_named(named):
+                result = self.function(*args, **kwargs)
             leak = watch.leaked()
             if leak is not None:
                 raise _leak(leak, found.state)
@@ -355,7 +359,8 @@ class ModuleTarget:
     def _run_with(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module while it holds ``lifted``; refuse it if it did not keep them."""
         with _held(self._modules, self._slots, lifted):
-            result = self.module(*args, **kwargs)
+            with modules_named((f"self.{path}" if path else "self", module) for path, module in self._modules):
+                result = self.module(*args, **kwargs)
             for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
                 if held.get(key) is not tensor:
                     raise _assigned(name, self._reaching.known().state)

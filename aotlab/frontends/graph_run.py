@@ -30,7 +30,7 @@ from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
 from aotlab.recorder import locate
 
-_CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
+_CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
 
 
 def needs_care(graph: fx.Graph) -> bool:

@@ -56,26 +56,30 @@ def copied(reachable: Set[fx.Node], worth: Callable[[fx.Node], bool]) -> Iterato
 
     ``worth`` says of a node whether it might be computed again.
     """
-    copies = []
-    for node in reachable:
-        users = [user for user in node.users if user not in reachable and _computes(user) and worth(user)]
-        if not users:
-            continue
-        with node.graph.inserting_after(node):
-            name = f"{node.name}_as_it_was"
-            copy = node.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), name=name)
-        value = node.meta["val"]
-        copy.meta = {**node.meta, "val": value.clone(), "phase": "forward", COPY: True}
-        copy.meta.update(saved_value=value, saved_name=copy.name)
-        for user in users:
-            user.replace_input_with(node, copy)
-        copies.append(copy)
+    copies: list[fx.Node] = []
     try:
+        for node in reachable:
+            users = [user for user in node.users if user not in reachable and _computes(user) and worth(user)]
+            if users:
+                copies.append(_insert_copy(node))
+                for user in users:
+                    user.replace_input_with(node, copies[-1])
         yield
     finally:
         for copy in copies:
             copy.replace_all_uses_with(copy.all_input_nodes[0])
             copy.graph.erase_node(copy)
+
+
+def _insert_copy(node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    made = value.clone()  # before the graph is touched: it may raise
+    with node.graph.inserting_after(node):
+        name = f"{node.name}_as_it_was"
+        copy = node.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), name=name)
+    copy.meta = {**node.meta, "val": made, "phase": "forward", COPY: True}
+    copy.meta.update(saved_value=value, saved_name=copy.name)
+    return copy
 
 
 def make_only_saved(forward: fx.GraphModule) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,18 +100,37 @@ def default_partition(
     """
     graph = joint_module.graph
     outputs = output_args(graph)
-    fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
-    forward = forward_nodes(graph, fwd_outputs)
-    forward |= _ancestors(_used_late(graph, _ancestors(gradients, forward), set(gradients)), forward)
-    backward = _ancestors(gradients, forward)
-    kept = set(gradients)
-    saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
+    parts = default_parts(graph, num_fwd_outputs)
     tangents = [node for node in placeholders(graph) if is_tangent(node)]
     primals = [node for node in placeholders(graph) if not is_tangent(node)]
-    return (
-        extract(joint_module, primals, [n for n in graph.nodes if n in forward], (*fwd_outputs, *saved), "Forward"),
-        extract(joint_module, [*saved, *tangents], [n for n in graph.nodes if n in backward], gradients, "Backward"),
-    )
+    early = [node for node in graph.nodes if node in parts.forward]
+    late = [node for node in graph.nodes if node in parts.backward]
+    forward = extract(joint_module, primals, early, (*outputs[:num_fwd_outputs], *parts.saved), "Forward")
+    for node in output_args(forward.graph)[num_fwd_outputs:]:
+        assert node is not None
+        node.meta["kept_because"] = "this partitioner computes nothing again"
+    return forward, extract(joint_module, [*parts.saved, *tangents], late, outputs[num_fwd_outputs:], "Backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultParts:
+    """How the default partitioner splits a graph: the nodes of its halves, and what is saved, in the graph's order."""
+
+    forward: set[fx.Node]
+    backward: set[fx.Node]
+    saved: list[fx.Node]
+
+
+def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> DefaultParts:
+    """Find out how the default partitioner splits a joint graph."""
+    outputs = output_args(graph)
+    fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
+    forward = forward_nodes(graph, fwd_outputs)
+    kept = set(gradients)
+    forward |= _ancestors(_used_late(graph, _ancestors(gradients, forward), kept), forward)
+    backward = _ancestors(gradients, forward)
+    saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
+    return DefaultParts(forward=forward, backward=backward, saved=saved)
 
 
 def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:

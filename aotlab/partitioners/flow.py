@@ -1,7 +1,8 @@
 """Minimum cuts of small directed networks, by Dinic's algorithm.
 
 Capacities are integers of any size, so that costs can be scaled without rounding. The networks that joint graphs give
-have short paths (each op that must not run twice is fed by the source itself), so that few rounds are needed.
+have short paths (each op that must not run twice is fed by the source itself), so that few rounds are needed. One
+network serves many cuts: its edges stay, their capacities are set anew.
 
 References
 ----------
@@ -10,82 +11,94 @@ Y. Dinitz, "Algorithm for solution of a problem of maximum flow in networks with
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 
 
 class Network:
-    """A directed network with capacities; nodes are numbers from 0.
+    """A directed network with capacities; nodes are numbers from 0, and so are edges in the order of their making.
 
     Attributes
     ----------
     source, sink
         Its first two nodes.
-    infinite
-        More than any cut costs.
     """
 
     source = 0
     sink = 1
 
-    def __init__(self, infinite: int) -> None:
-        self.infinite = infinite
-        self._edges: list[list[int]] = [[], []]  # of each node, the numbers of its edges, those back included
-        self._to: list[int] = []
-        self._left: list[int] = []  # the capacity that is left; an edge and the one back are neighbours
+    def __init__(self) -> None:
+        self._edges: list[list[int]] = [[], []]  # of each node, the numbers of its half edges, those back included
+        self._to: list[int] = []  # of half edges: 2 * n is the edge n, 2 * n + 1 the way back
+        self._left: list[int] = []  # the capacity that is left
 
     def node(self) -> int:
         """Add a node."""
         self._edges.append([])
         return len(self._edges) - 1
 
-    def edge(self, start: int, end: int, capacity: int) -> None:
+    def edge(self, start: int, end: int) -> int:
         """Add an edge."""
-        for node, other, left in ((start, end, capacity), (end, start, 0)):
-            self._edges[node].append(len(self._to))
-            self._to.append(other)
-            self._left.append(left)
+        number = len(self._to)
+        self._edges[start].append(number)
+        self._edges[end].append(number + 1)
+        self._to += (end, start)
+        return number // 2
 
-    def late_cut(self) -> set[int]:
-        """Return the nodes on the sink's side of the minimum cut that lies nearest to the sink; use the network once.
+    def late_cut(self, capacities: Sequence[int]) -> list[bool]:
+        """Find the minimum cut that lies nearest to the sink.
+
+        Parameters
+        ----------
+        capacities
+            Of each edge.
 
         Returns
         -------
-        set of int
-            The nodes from which the sink can still be reached when as much as possible flows.
+        list of bool
+            For each node whether it is on the sink's side: whether the sink can still be reached from it when as much
+            as possible flows.
         """
+        left = self._left = [0] * len(self._to)
+        left[::2] = capacities
         while (levels := self._levels())[self.sink] >= 0:
             self._augment(levels)
-        reaching = {self.sink}
+        edges, to = self._edges, self._to
+        reaching = [False] * len(edges)
+        reaching[self.sink] = True
         todo = [self.sink]
         while todo:
-            for edge in self._edges[todo.pop()]:
-                node = self._to[edge]
-                if node not in reaching and self._left[edge ^ 1]:
-                    reaching.add(node)
+            for edge in edges[todo.pop()]:
+                node = to[edge]
+                if left[edge ^ 1] and not reaching[node]:
+                    reaching[node] = True
                     todo.append(node)
         return reaching
 
     def _levels(self) -> list[int]:
-        """Return the nodes' distances to the source; -1 where nothing can flow."""
-        levels = [-1] * len(self._edges)
-        levels[self.source] = 0
-        todo = deque([self.source])
-        while todo:
-            node = todo.popleft()
-            for edge in self._edges[node]:
-                if self._left[edge] and levels[self._to[edge]] < 0:
-                    levels[self._to[edge]] = levels[node] + 1
-                    todo.append(self._to[edge])
+        """Return the nodes' distances to the source, up to the sink's; -1 where nothing can flow or beyond that."""
+        edges, to, left, sink = self._edges, self._to, self._left, self.sink
+        levels = [-1] * len(edges)
+        levels[self.source] = level = 0
+        todo = [self.source]
+        while todo and levels[sink] < 0:
+            level += 1
+            following = []
+            for node in todo:
+                for edge in edges[node]:
+                    if left[edge] and levels[to[edge]] < 0:
+                        levels[to[edge]] = level
+                        following.append(to[edge])
+            todo = following
         return levels
 
     def _augment(self, levels: list[int]) -> None:
         """Let flow what can along paths on which the level rises by one at each step."""
-        edges, to, left = self._edges, self._to, self._left
+        edges, to, left, sink = self._edges, self._to, self._left, self.sink
         following = [0] * len(edges)
         path: list[int] = []
         node = self.source
         while True:
-            if node == self.sink:
+            if node == sink:
                 flow = min(left[edge] for edge in path)
                 for edge in path:
                     left[edge] -= flow
@@ -94,16 +107,17 @@ class Network:
                 node = to[path[first] ^ 1]
                 del path[first:]
                 continue
-            while following[node] < len(edges[node]):
-                edge = edges[node][following[node]]
-                if left[edge] and levels[to[edge]] == levels[node] + 1:
+            deeper, ways = levels[node] + 1, edges[node]
+            for n in range(following[node], len(ways)):
+                edge = ways[n]
+                if levels[to[edge]] == deeper and left[edge]:
+                    following[node] = n
                     path.append(edge)
                     node = to[edge]
                     break
-                following[node] += 1
             else:
                 if not path:
                     return
-                edge = path.pop()
-                node = to[edge ^ 1]
+                following[node] = len(ways)
+                node = to[path.pop() ^ 1]
                 following[node] += 1

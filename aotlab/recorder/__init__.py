@@ -21,6 +21,7 @@ from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.memory import may_overlap_itself, place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
+from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
 from aotlab.recorder.signals import NeedsAnother, NeedsRoom, RunEagerly
@@ -34,6 +35,6 @@ __all__ = [
     "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable", "Warned",
     "WarningTape",
     "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "line_of_error", "locate",
-    "may_overlap_itself", "overlaps_itself", "place_in", "replayed", "tensors_in", "user_line", "user_place",
-    "warn_again", "would_raise",
+    "may_overlap_itself", "modules_named", "overlaps_itself", "place_in", "replayed", "tensors_in", "user_line",
+    "user_place", "warn_again", "would_raise",
 ]  # fmt: skip

@@ -480,6 +480,20 @@ def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
     return first is not None and not first.is_write and any(r.alias_info is not None for r in func._schema.returns)
 
 
+@contextmanager
+def noted(meta: dict[str, Any]) -> Iterator[None]:
+    """Let the running recorder write ``meta`` with the ops in the block."""
+    recorder = _active[-1] if _active else None
+    if recorder is None:
+        yield
+        return
+    before, recorder.meta = recorder.meta, meta
+    try:
+        yield
+    finally:
+        recorder.meta = before
+
+
 def operations_so_far() -> int:
     """Count what the running recorder has written."""
     return len(_active[-1].tape.operations) if _active else 0

@@ -19,7 +19,7 @@ partitioners. While they work it is held by an output of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,18 +30,20 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import STAYS, is_view, line_of, output_args, phase_of, placeholders
+from aotlab.ir.graphs import line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-from aotlab.partitioners.copies import COPY, moves_nothing
+from aotlab.partitioners.copies import COPY
+from aotlab.partitioners.saved import ALIAS, save_aliases, save_clones, save_roots_of_views, take_from_saved
+from aotlab.partitioners.unused import hold_unused, let_go
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, TraceRecord
-from aotlab.torch_internals import ASSERTIONS, OpOverload
+from aotlab.torch_internals import OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
-#: The end of the name of what is saved a second time, as an alias, and of one of which only copies are saved.
-_ALIAS, _MISSING = "_memory", "_not_saved"
+#: The end of the name of a value of which only copies are saved.
+_MISSING = "_not_saved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
     for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.bases]):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
-    held = _hold_unused(trace_record.module, count)
+    held = hold_unused(trace_record.module, count)
     forward, backward = partitioner(
         trace_record.module,
         joint_inputs,
@@ -141,13 +143,13 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         static_lifetime_input_indices=list(trace.metadata.static_input_indices),
     )
     for module in (trace_record.module, forward) if held else ():
-        _let_go(module, count, held)
+        let_go(module, count, held)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    _save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
-    _save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
+    save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
+    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
     itself = _kept_both_ways(trace)
-    aliases = _save_aliases(forward, backward, count, itself) | _not_kept_themselves(forward, trace, count)
+    aliases = save_aliases(forward, backward, count, itself) | _not_kept_themselves(forward, trace, count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -164,7 +166,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
         split.saved_values.append(value)
         called = node.meta.get("saved_name", node.name)
-        split.saved_names.append(f"{called}{_ALIAS}" if called in split.saved_names else called)
+        split.saved_names.append(f"{called}{ALIAS}" if called in split.saved_names else called)
         if value is not None and n not in split.copies:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     keys = _keys_of_saved(forward, count)
@@ -255,7 +257,8 @@ def derive_backward(
     not_saved = bool(outside) or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted)
     if not not_saved:
         module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same)
-        numbers = _take_from_saved(module.graph, split)
+        saved = list(zip(split.saved_names, split.saved_values, strict=True))
+        numbers = take_from_saved(module.graph, saved, copies=split.copies, aliases=split.aliases, itself=split.itself)
         not_saved = any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph))
     if not_saved:
         raise PartialBackwardError(
@@ -265,171 +268,6 @@ def derive_backward(
         )
     module.recompile()
     return module, numbers
-
-
-def _take_from_saved(graph: fx.Graph, split: Split) -> tuple[int, ...]:
-    """Let a backward use aliases and copies for what it computes again; return the numbers of the saved values used."""
-    inputs = {str(node.target): node for node in placeholders(graph)}
-    top = next(iter(graph.nodes))
-    by_number: dict[int, fx.Node] = {}
-    for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
-        if name not in inputs:
-            with graph.inserting_before(top):
-                inputs[name] = graph.placeholder(name)
-            inputs[name].meta["val"] = value
-        by_number[n] = inputs[name]
-    copies = {id(split.saved_values[n]): by_number[n] for n in split.copies}
-    aliases = {id(split.saved_values[n]): by_number[n] for n in split.aliases}
-    for node in list(graph.nodes):
-        copy, alias = copies.get(id(node.meta.get("val"))), aliases.get(id(node.meta.get("val")))
-        for user in _of_memory(node, split.itself):
-            moves = isinstance(user.target, OpOverload) and moves_nothing(user.target)
-            other = copy if copy is not None and not moves else alias if node.op == "placeholder" else None
-            if other is not None and other is not node:
-                user.replace_input_with(node, other)
-    graph.eliminate_dead_code()
-    ordered = [node for node in by_number.values() if node.users]
-    for node in set(placeholders(graph)):
-        if not node.users and not str(node.target).startswith("tangents"):
-            graph.erase_node(node)
-    ordered += [node for node in placeholders(graph) if node not in ordered]
-    first_op = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in ordered:
-        first_op.prepend(node)
-    return tuple(n for n, node in by_number.items() if node in ordered)
-
-
-def _save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
-    """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    returned = list(output_args(forward.graph))
-    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph)) - bases
-    inputs = placeholders(backward.graph)
-    saved = returned[count:]
-    kept: list[fx.Node] = []
-    slots: dict[fx.Node, fx.Node] = {}  # forward node → the backward's placeholder
-    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
-        assert node is not None
-        if node not in visible and _root(node, visible) is not None:
-            continue
-        slots[node] = placeholder
-        kept.append(node)
-    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
-        assert node is not None
-        if node in slots:
-            continue
-        chain = [node]
-        while chain[-1] not in visible:
-            chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
-        root = chain.pop()
-        if root not in slots:
-            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
-                slots[root] = backward.graph.placeholder(root.name)
-            slots[root].meta = dict(root.meta)
-            kept.append(root)
-        copies: dict[fx.Node, fx.Node] = {root: slots[root]}
-        first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
-        with backward.graph.inserting_before(first_op):
-            for step in reversed(chain):
-                copies[step] = backward.graph.node_copy(step, copies.__getitem__)
-        placeholder.replace_all_uses_with(copies[node])
-        backward.graph.erase_node(placeholder)
-    # the backward takes the saved values in the order in which the forward returns them, then the tangents
-    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
-    for placeholder in [*(slots[node] for node in kept), *inputs[len(saved) :]]:
-        first_op.prepend(placeholder)
-    output.args = ((*returned[:count], *kept),)
-    forward.graph.eliminate_dead_code(is_impure_node=_must_stay)
-
-
-def _holder(result: Any) -> Any:
-    """Stand for the result of an op that nobody uses; no graph that is run has it."""
-    return result
-
-
-def _hold_unused(joint: fx.GraphModule, count: int) -> int:
-    """Give each op of the forward that has to stay unused an output behind the forward's; return how many there are."""
-    graph = joint.graph
-    kept = [
-        node
-        for node in graph.nodes
-        if node.op == "call_function"
-        and not node.users
-        and node.meta.get("phase", "forward") == "forward"
-        and _must_stay(node)
-    ]
-    if not kept:
-        return 0
-    small = next(node.meta["val"] for node in placeholders(graph) if isinstance(node.meta.get("val"), torch.Tensor))
-    holders = []
-    for node in kept:
-        with graph.inserting_after(node):
-            holder = graph.call_function(_holder, (node,))
-        holder.meta.update(val=small, phase="forward")
-        holders.append(holder)
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    returned = output_args(graph)
-    output.args = ((*returned[:count], *holders, *returned[count:]),)
-    joint.recompile()
-    return len(holders)
-
-
-def _let_go(module: fx.GraphModule, count: int, held: int) -> None:
-    """Take away what `_hold_unused` gave."""
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    returned = output_args(module.graph)
-    output.args = ((*returned[:count], *returned[count + held :]),)
-    for holder in returned[count : count + held]:
-        assert holder is not None
-        (op,) = holder.all_input_nodes
-        op.meta[STAYS] = True
-        if not holder.users:
-            module.graph.erase_node(holder)
-    module.recompile()
-
-
-def _must_stay(node: fx.Node) -> bool:
-    if node.op in ("placeholder", "output"):
-        return True
-    if not isinstance(node.target, OpOverload):
-        return False
-    tags, schema = node.target.tags, node.target._schema
-    stays = STAYS in node.meta or node.target in ASSERTIONS
-    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
-
-
-def _save_aliases(
-    forward: fx.GraphModule, backward: fx.GraphModule, count: int, itself: Mapping[int, frozenset[int]]
-) -> frozenset[int]:
-    """Save inputs and outputs as aliases for what the backward makes of them that was made in the forward.
-
-    So they are for nodes that keep an alias, where others keep the tensor itself; ``itself`` is as in `Split`. What it
-    uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
-    """
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
-    visible = {*placeholders(forward.graph), *output_args(forward.graph)[:count]}
-    aliases: set[int] = set()
-    more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
-    for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
-        early = _of_memory(placeholder, itself)
-        if node is None or node not in visible or not early:
-            continue
-        if len(early) == len(placeholder.users):
-            aliases.add(n)
-        else:
-            aliases.add(len(saved) + len(more))
-            more.append((node, placeholder, early))
-    place = inputs[len(saved) - 1] if saved else None
-    for node, placeholder, early in more:
-        assert place is not None
-        with backward.graph.inserting_after(place):
-            place = backward.graph.placeholder(f"{node.name}{_ALIAS}")
-        place.meta = dict(placeholder.meta)
-        for user in early:
-            user.replace_input_with(placeholder, place)
-    output.args = ((*output_args(forward.graph), *(node for node, _, _ in more)),)
-    return frozenset(aliases)
 
 
 def _not_kept_themselves(forward: fx.GraphModule, trace: Trace, count: int) -> frozenset[int]:
@@ -453,47 +291,11 @@ def _kept_both_ways(trace: Trace) -> dict[int, frozenset[int]]:
     return found
 
 
-def _of_memory(node: fx.Node, itself: Mapping[int, frozenset[int]]) -> list[fx.Node]:
-    """Return which ops that use a node of a backward graph want the memory that it had: see `_save_aliases`."""
-    found = _made_early(node)
-    if (sequences := itself.get(id(node.meta.get("val")))) is not None:
-        late = [user for user in node.users if user.op == "call_function" and user not in found]
-        found += [user for user in late if user.meta.get("seq_nr", min(sequences)) not in sequences]
-    return found
-
-
-def _made_early(node: fx.Node) -> list[fx.Node]:
-    """Return the ops of the forward that use a node of a backward graph."""
-    return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
-
-
-def _root(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
-        if node in visible:
-            return node
-    return None
-
-
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
     pairs = zip(placeholders(forward.graph), trace.placeholders, strict=False)  # a joint graph has tangents besides
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
-
-
-def _save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
-    """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    returned = list(output_args(forward.graph))
-    for i in range(count, len(returned)):
-        node = returned[i]
-        if node is not None and (node in overwritten or _root(node, overwritten) is not None):
-            with forward.graph.inserting_before(output):
-                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
-            clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
-            returned[i] = clone
-    output.args = (tuple(returned),)
 
 
 def _check_random(backward: fx.GraphModule) -> None:

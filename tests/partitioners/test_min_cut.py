@@ -16,6 +16,7 @@ import aotlab
 from aotlab.errors import UsageError
 from aotlab.ir.graphs import output_args
 from aotlab.partitioners import min_cut_rematerialization_partition
+from aotlab.partitioners.copies import copied, within_reach
 from aotlab.partitioners.flow import Network
 from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
 
@@ -70,7 +71,7 @@ def test_minimum_cuts_are_those_of_networkx(seed):
     """A cut of the same cost, which parts the source from the sink; of several, the one nearest to the sink."""
     draw = random.Random(seed)
     count = draw.randint(2, 12)
-    network, reference = Network(10**9), networkx.DiGraph()
+    network, reference, capacities = Network(), networkx.DiGraph(), []
     reference.add_nodes_from(range(count))
     for _ in range(count - 2):
         network.node()
@@ -79,20 +80,22 @@ def test_minimum_cuts_are_those_of_networkx(seed):
         if not reference.has_edge(start, end):
             capacity = draw.randint(0, 9)
             reference.add_edge(start, end, capacity=capacity)
-            network.edge(start, end, capacity)
-    late = network.late_cut()
+            assert network.edge(start, end) == len(capacities)
+            capacities.append(capacity)
+    late = {node for node, is_late in enumerate(network.late_cut(capacities)) if is_late}
     cost = sum(d["capacity"] for start, end, d in reference.edges(data=True) if start not in late and end in late)
     assert cost == networkx.minimum_cut_value(reference, 0, 1)
+    assert network.late_cut(capacities) == network.late_cut(capacities)
     assert (0 in late, 1 in late) == (False, True)
 
 
 def test_of_two_cheapest_cuts_the_later_one():
     """A chain of equal edges is cut at its end: what was computed is kept as far as it costs nothing more."""
-    network = Network(100)
+    network = Network()
     middle = network.node()
-    network.edge(network.source, middle, 5)
-    network.edge(middle, network.sink, 5)
-    assert network.late_cut() == {network.sink}
+    network.edge(network.source, middle)
+    network.edge(middle, network.sink)
+    assert network.late_cut([5, 5]) == [False, True, False]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -342,6 +345,24 @@ def test_graphs_are_left_as_they_were():
     module = record(f, "trace").module
     before = str(module.graph)
     min_cut_rematerialization_partition(module, None, num_fwd_outputs=1)
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize("breaks_at", [0, 1])
+def test_graphs_are_left_as_they_were_by_an_error(breaks_at):
+    """Also where the second of several copies cannot be made."""
+    module = record(traced(lambda x, w: (x * w * 3).sin(), leaf(4), leaf(4)), "trace").module
+    before = str(module.graph)
+    asked = []
+
+    def worth(node):
+        asked.append(node)
+        if len(asked) > breaks_at:
+            raise KeyError(breaks_at)
+        return True
+
+    with pytest.raises(KeyError), copied(within_reach(module.graph, 1), worth):
+        pytest.fail("the copies were made")
     assert str(module.graph) == before
 
 

@@ -264,6 +264,19 @@ def test_every_engine_runs(engine, dynamo):
     assert bool(watched.graphs()) == ((engine, dynamo) != ("upstream", True))
 
 
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_the_other_partitioner(dynamo):
+    """With ``min_cut`` programs are cut by it, and cells say so."""
+    plan_of_it = Plan(min_cut=True, dynamo=dynamo)
+    program = example("v1 = (a + 1).cos().exp()", result="v1.sum()")
+    outcome, watched = failures.run(plan_of_it, program)
+    assert (outcome.status, watched.compiled, watched.eager_calls) == ("ok", True, 0)
+    functions = watched._parts if dynamo else [watched._compiled]
+    names = {entry.records["partition"].partitioner for each in functions for entry in each.entries}
+    assert names == {"min_cut_rematerialization_partition"}
+    assert "partitioner=aotlab.min_cut_rematerialization_partition)" in cell.write(plan_of_it, program, "")[0]
+
+
 def test_equal_graphs_are_one():
     """Graphs are counted by what they compute: not by shapes or by which program they come from."""
     graphs = []
@@ -425,14 +438,15 @@ def test_a_state_file_is_read_with_care(tmp_path):
 
 def test_another_engine_or_generator_is_another_run(monkeypatch):
     """What was run on other sources is not taken for this run's."""
-    names = {Plan().name, Plan(seed=1).name, Plan(grad=True).name, Plan(dynamo=True).name, Plan(engine="upstream").name}
+    plans = [Plan(), Plan(seed=1), Plan(grad=True), Plan(dynamo=True), Plan(engine="upstream"), Plan(min_cut=True)]
+    names = {each.name for each in plans}
     with monkeypatch.context() as patch:
         patch.setattr(plan, "engine_revision", lambda engine: "other")
         names.add(Plan().name)
     with monkeypatch.context() as patch:
         patch.setattr(plan, "generator_version", lambda: "other")
         names.add(Plan().name)
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 # --- processes and their state -----------------------------------------------------------------------------------

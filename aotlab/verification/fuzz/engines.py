@@ -17,6 +17,7 @@ from torch import fx
 from aotlab import api
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
+from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz.plan import Plan
 
@@ -61,9 +62,11 @@ class Watch:
 class Direct(Watch):
     """Our engine on the function itself."""
 
+    partitioner: Function = staticmethod(default_partition)
+
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
-        compiled = self._compiled = api.compile(function, backend="eager")
+        compiled = self._compiled = api.compile(function, backend="eager", partitioner=self.partitioner)
 
         def call(*args: Any) -> Any:
             before = compiled.calls.eager
@@ -82,12 +85,14 @@ class Direct(Watch):
 class BehindDynamo(Watch):
     """Our engine behind ``torch.compile``."""
 
+    partitioner: Function = staticmethod(default_partition)
+
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
         self._parts: list[CompiledFunction] = []
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
-            call = frontend.backend(graph, inputs, options={"compiler": "eager"})
+            call = frontend.backend(graph, inputs, options={"compiler": "eager", "partitioner": self.partitioner})
             self._parts.append(call.compiled)  # type: ignore[attr-defined]  # set for those who look behind it
             return call
 
@@ -111,6 +116,18 @@ class BehindDynamo(Watch):
     def close(self) -> None:
         """Reset Dynamo."""
         torch.compiler.reset()
+
+
+class MinCut(Direct):
+    """The same with the partitioner that computes again."""
+
+    partitioner: Function = staticmethod(min_cut_rematerialization_partition)
+
+
+class MinCutBehindDynamo(BehindDynamo):
+    """The same with the partitioner that computes again."""
+
+    partitioner: Function = staticmethod(min_cut_rematerialization_partition)
 
 
 class Upstream(Watch):
@@ -179,7 +196,8 @@ def watch(plan: Plan) -> Watch:
         ("upstream", False): Upstream,
         ("upstream", True): UpstreamBehindDynamo,
     }
-    return kinds[plan.engine, plan.dynamo]()
+    kind = kinds[plan.engine, plan.dynamo]
+    return {Direct: MinCut, BehindDynamo: MinCutBehindDynamo}.get(kind, kind)() if plan.min_cut else kind()
 
 
 def graph_hash(graph: fx.Graph) -> str:

@@ -43,6 +43,8 @@ class Plan:
         Only programs with something to differentiate.
     dynamo
         Behind ``torch.compile`` rather than on the function itself.
+    min_cut
+        Our engine with `aotlab.min_cut_rematerialization_partition` at its full budget, which does what eager does.
     """
 
     engine: Engine = "aotlab"
@@ -50,11 +52,13 @@ class Plan:
     seed: int = 0
     grad: bool = False
     dynamo: bool = False
+    min_cut: bool = False
 
     @property
     def key(self) -> str:
         """Name what the programs of a run depend on besides the sources: ``"7 grad dynamo"``."""
-        return " ".join([str(self.seed), *(["grad"] if self.grad else []), *(["dynamo"] if self.dynamo else [])])
+        switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut}
+        return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on)])
 
     @property
     def name(self) -> str:

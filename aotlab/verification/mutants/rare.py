@@ -51,7 +51,7 @@ RARE: tuple[Mutant, ...] = (
     Mutant(
         name="mutated input saved",
         breaks="The backward uses an input that the epilogue has overwritten since.",
-        changes=((partition, "_save_clones", skip),),
+        changes=((partition, "save_clones", skip),),
     ),
     Mutant(
         name="stale leaf guard",

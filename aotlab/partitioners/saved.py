@@ -1,0 +1,192 @@
+"""What is saved in a value's place: the tensor that it is a view of, an alias of it, or a clone.
+
+A partitioner says which values of the forward a backward uses. Autograd has rules for keeping them: it counts writes
+per storage, and would not see one through a view that a compiler made; an op keeps a tensor itself or an alias of its
+memory; and an input that the call overwrites is gone by the time of the backward. The functions here change the two
+graphs accordingly; those of `aotlab.stages.partition` say which values each rule is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
+from aotlab.partitioners.copies import moves_nothing
+from aotlab.partitioners.unused import must_stay
+from aotlab.torch_internals import OpOverload
+
+#: The end of the name of what is saved a second time, as an alias.
+ALIAS = "_memory"
+
+
+def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
+    """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph)) - bases
+    inputs = placeholders(backward.graph)
+    saved = returned[count:]
+    kept: list[fx.Node] = []
+    slots: dict[fx.Node, fx.Node] = {}  # forward node → the backward's placeholder
+    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
+        assert node is not None
+        if node not in visible and root_of(node, visible) is not None:
+            continue
+        slots[node] = placeholder
+        kept.append(node)
+    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
+        assert node is not None
+        if node in slots:
+            continue
+        chain = [node]
+        while chain[-1] not in visible:
+            chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+        root = chain.pop()
+        if root not in slots:
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                slots[root] = backward.graph.placeholder(root.name)
+            slots[root].meta = dict(root.meta)
+            kept.append(root)
+        copies: dict[fx.Node, fx.Node] = {root: slots[root]}
+        first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        with backward.graph.inserting_before(first_op):
+            for step in reversed(chain):
+                copies[step] = backward.graph.node_copy(step, copies.__getitem__)
+        placeholder.replace_all_uses_with(copies[node])
+        backward.graph.erase_node(placeholder)
+    # the backward takes the saved values in the order in which the forward returns them, then the tangents
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for placeholder in [*(slots[node] for node in kept), *inputs[len(saved) :]]:
+        first_op.prepend(placeholder)
+    output.args = ((*returned[:count], *kept),)
+    forward.graph.eliminate_dead_code(is_impure_node=must_stay)
+
+
+def save_aliases(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, itself: Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    """Save inputs and outputs as aliases for what the backward makes of them that was made in the forward.
+
+    So they are for nodes that keep an alias, where others keep the tensor itself; ``itself`` is as in `Split`. What it
+    uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
+    """
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
+    visible = {*placeholders(forward.graph), *output_args(forward.graph)[:count]}
+    aliases: set[int] = set()
+    more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
+    for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
+        early = _of_memory(placeholder, itself)
+        if node is None or node not in visible or not early:
+            continue
+        if len(early) == len(placeholder.users):
+            aliases.add(n)
+        else:
+            aliases.add(len(saved) + len(more))
+            more.append((node, placeholder, early))
+    place = inputs[len(saved) - 1] if saved else None
+    for node, placeholder, early in more:
+        assert place is not None
+        with backward.graph.inserting_after(place):
+            place = backward.graph.placeholder(f"{node.name}{ALIAS}")
+        place.meta = dict(placeholder.meta)
+        for user in early:
+            user.replace_input_with(placeholder, place)
+    output.args = ((*output_args(forward.graph), *(node for node, _, _ in more)),)
+    return frozenset(aliases)
+
+
+def take_from_saved(
+    graph: fx.Graph,
+    saved: Sequence[tuple[str, Tensor | None]],
+    *,
+    copies: Collection[int],
+    aliases: Collection[int],
+    itself: Mapping[int, frozenset[int]],
+) -> tuple[int, ...]:
+    """Let a backward use aliases and copies for what it computes again.
+
+    Parameters
+    ----------
+    graph
+        Its placeholders are values by their first names, and tangents.
+    saved
+        The name and the fake tensor of each saved value.
+    copies, aliases
+        The numbers of those that are copies to compute again with, and of those that are aliases.
+    itself
+        As in `aotlab.stages.partition.Split`.
+
+    Returns
+    -------
+    tuple of int
+        The numbers of the saved values that the graph uses, in the order of its placeholders.
+    """
+    inputs = {str(node.target): node for node in placeholders(graph)}
+    top = next(iter(graph.nodes))
+    by_number: dict[int, fx.Node] = {}
+    for n, (name, value) in enumerate(saved):
+        if name not in inputs:
+            with graph.inserting_before(top):
+                inputs[name] = graph.placeholder(name)
+            inputs[name].meta["val"] = value
+        by_number[n] = inputs[name]
+    copied = {id(saved[n][1]): by_number[n] for n in copies}
+    aliased = {id(saved[n][1]): by_number[n] for n in aliases}
+    for node in list(graph.nodes):
+        copy, alias = copied.get(id(node.meta.get("val"))), aliased.get(id(node.meta.get("val")))
+        for user in _of_memory(node, itself):
+            moves = isinstance(user.target, OpOverload) and moves_nothing(user.target)
+            other = copy if copy is not None and not moves else alias if node.op == "placeholder" else None
+            if other is not None and other is not node:
+                user.replace_input_with(node, other)
+    graph.eliminate_dead_code()
+    ordered = [node for node in by_number.values() if node.users]
+    for node in set(placeholders(graph)):
+        if not node.users and not str(node.target).startswith("tangents"):
+            graph.erase_node(node)
+    ordered += [node for node in placeholders(graph) if node not in ordered]
+    first_op = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in ordered:
+        first_op.prepend(node)
+    return tuple(n for n, node in by_number.items() if node in ordered)
+
+
+def _of_memory(node: fx.Node, itself: Mapping[int, frozenset[int]]) -> list[fx.Node]:
+    """Return which ops that use a node of a backward graph want the memory that it had: see `save_aliases`."""
+    found = _made_early(node)
+    if (sequences := itself.get(id(node.meta.get("val")))) is not None:
+        late = [user for user in node.users if user.op == "call_function" and user not in found]
+        found += [user for user in late if user.meta.get("seq_nr", min(sequences)) not in sequences]
+    return found
+
+
+def _made_early(node: fx.Node) -> list[fx.Node]:
+    """Return the ops of the forward that use a node of a backward graph."""
+    return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
+
+
+def root_of(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
+    """Return the first node of ``visible`` on the way from a view to what it views; None if there is none."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
+        if node in visible:
+            return node
+    return None
+
+
+def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
+    """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    for i in range(count, len(returned)):
+        node = returned[i]
+        if node is not None and (node in overwritten or root_of(node, overwritten) is not None):
+            with forward.graph.inserting_before(output):
+                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+            clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
+            returned[i] = clone
+    output.args = (tuple(returned),)

@@ -1,0 +1,71 @@
+"""Ops of the forward that nobody uses, and that stay since they may raise or draw random numbers.
+
+Most partitioners do not know of them. While one works, each such op is held by an output of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab.ir.graphs import STAYS, output_args, placeholders
+from aotlab.torch_internals import ASSERTIONS, OpOverload
+
+
+def _holder(result: Any) -> Any:
+    """Stand for the result of an op that nobody uses; no graph that is run has it."""
+    return result
+
+
+def hold_unused(joint: fx.GraphModule, count: int) -> int:
+    """Give each op of the forward that has to stay unused an output behind the forward's; return how many there are."""
+    graph = joint.graph
+    kept = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and not node.users
+        and node.meta.get("phase", "forward") == "forward"
+        and must_stay(node)
+    ]
+    if not kept:
+        return 0
+    small = next(node.meta["val"] for node in placeholders(graph) if isinstance(node.meta.get("val"), torch.Tensor))
+    holders = []
+    for node in kept:
+        with graph.inserting_after(node):
+            holder = graph.call_function(_holder, (node,))
+        holder.meta.update(val=small, phase="forward")
+        holders.append(holder)
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    returned = output_args(graph)
+    output.args = ((*returned[:count], *holders, *returned[count:]),)
+    joint.recompile()
+    return len(holders)
+
+
+def let_go(module: fx.GraphModule, count: int, held: int) -> None:
+    """Take away what `hold_unused` gave."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    returned = output_args(module.graph)
+    output.args = ((*returned[:count], *returned[count + held :]),)
+    for holder in returned[count : count + held]:
+        assert holder is not None
+        (op,) = holder.all_input_nodes
+        op.meta[STAYS] = True
+        if not holder.users:
+            module.graph.erase_node(holder)
+    module.recompile()
+
+
+def must_stay(node: fx.Node) -> bool:
+    """Tell whether a node stays in a forward though nobody uses it."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    tags, schema = node.target.tags, node.target._schema
+    stays = STAYS in node.meta or node.target in ASSERTIONS
+    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
