@@ -39,7 +39,7 @@ from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.code_lines import definition, line_like
-from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, UserLine
+from aotlab.errors import BY_DYNAMO, RefusedError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
@@ -85,8 +85,6 @@ def compile_call(
     Declined
         Eager has to run the call.
     """
-    if config.functionalize_rng_ops:
-        raise UsageError("config.functionalize_rng_ops is not supported yet; set it to False")
     started = time.perf_counter_ns()
     journal = _Journal(number)
     pause = _GarbagePause()
@@ -130,7 +128,7 @@ def compile_call(
                 live,
                 options.backend,
                 context,
-                lazy_backward=config.lazy_backward or not live.is_whole,
+                lazy_backward=config.lazy_backward or not live.is_whole or live.backward_draws,
                 output_labels=[f"`{label}`" for label in traced.outputs],
                 gradient_labels=live.gradient_labels(0) if live.training else (),
             )
@@ -207,6 +205,7 @@ def _trace(
             static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
             bases=chosen,
             over_others=over_others,
+            functional_draws=config.functionalize_rng_ops,
         )
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -342,7 +341,9 @@ def _backward(
 
     def compile_pattern(pattern: tuple[bool, ...]) -> runtime.Compiled:
         started = time.perf_counter_ns()
-        if all(pattern) and record.backward is not None and live.is_whole and not internals.any_autocast_enabled():
+        whole = record.backward is not None and live.is_whole and not live.backward_draws
+        if all(pattern) and whole and not internals.any_autocast_enabled():
+            assert record.backward is not None
             module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
             module, needs = partition.derive_backward(live, split, segment, pattern)

@@ -474,6 +474,14 @@ def _called_by_checkpoint() -> bool:
     return False
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that random ops on a device draw from if they are given none."""
+    if device.type == "cuda":
+        number: int | None = device.index  # the stubs forget that there may be none
+        return torch.cuda.default_generators[torch.cuda.current_device() if number is None else number]
+    return torch.default_generator
+
+
 _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
 
 

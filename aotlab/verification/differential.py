@@ -335,6 +335,8 @@ def judge(
     if expected.backward_failure is not None or actual.backward_failure is not None:
         page.exceptions("backward", expected.backward_failure, actual.backward_failure, messages)
         return page.rows
+    if page.exact and expected.differentiated:
+        page.add("random state", "after the backward", expected.random_state_left, actual.random_state_left)
     theirs = {(gradient.leaf, gradient.step): gradient for gradient in actual.gradients}
     for wanted in expected.gradients:
         if (wanted.leaf, wanted.step) in theirs:

@@ -16,7 +16,7 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
-from aotlab.stages.runtime.asked import Askers, Derive
+from aotlab.stages.runtime.asked import Asked, Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
 
@@ -53,6 +53,8 @@ class Backward:
         self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        #: Backwards that draw random numbers, for gradients that are not all that there are.
+        self._of_slots: dict[Any, Asked] = {}
         if full is not None:
             needs = tuple(range(len(split.saved_names)))
             self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
@@ -99,8 +101,10 @@ class Backward:
         with suppress(Exception):  # then what stands in the way is the error
             slots = self._askers.slots()
             asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
-        if asked is None:
-            return None
+        return None if asked is None else self._compute(asked, saved, tangents)
+
+    def _compute(self, asked: Asked, saved: SavedValues, tangents: list[Any]) -> list[Tensor | None]:
+        """Compute the gradients that are asked for, and let go what their nodes keep."""
         saved.use(asked.mask & ~asked.idle, asked.kept, asked.late)
         gradients = asked.gradients(saved.use(asked.mask & ~asked.idle, asked.needs, asked.late), tangents)
         saved.release(asked.mask, self.all_masks)
@@ -136,6 +140,12 @@ class Backward:
             if tangent is not None:
                 mask |= own
                 inputs.append(tangent if tangent.stride() == stride else restride(tangent, stride))
+        if self._trace.backward_draws and (slots := self._askers.slots()) is not None:
+            # eager runs, and lets draw, what is on the way to the gradients that are asked for
+            key = (slots, pattern, casting)
+            if key not in self._of_slots:
+                self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
+            return self._compute(self._of_slots[key], saved, inputs)
         if known is None:
             try:
                 known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)

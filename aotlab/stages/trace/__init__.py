@@ -59,6 +59,7 @@ def run(
     static_inputs: int,
     bases: Sequence[Base] = (),
     over_others: bool = False,
+    functional_draws: bool = False,
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -76,6 +77,8 @@ def run(
         The inputs that share memory.
     over_others
         Let leaves that are views of other tensors be such views in the trace too.
+    functional_draws
+        Let random ops take and return states of generators.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def run(
     RunEagerly, TraceFailed
         Eager has to run this call.
     """
-    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions)
+    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws)
     inputs = enter_inputs(recorder, call, dedupe, bases, over_others=over_others)
     findings = run_function(call, dedupe, recorder, inputs)
     return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs)
