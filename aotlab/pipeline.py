@@ -108,7 +108,10 @@ def compile_call(
 
         decompositions = options.backend.decompositions()
         with journal.stage("trace"), pause:
-            traced, live = _trace(options, call, deduped, bases, decompositions)
+            functional = config.functionalize_rng_ops or options.backend.needs_states(None)
+            traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+            if not functional and options.backend.needs_states(traced.module):
+                traced, live = _trace(options, call, deduped, bases, decompositions, functional=True)
             if config.debug_assert:
                 check_graph(traced.module, "joint", writes_inputs=True)
         journal.announce("trace", traced, op_count(traced.module.graph))
@@ -189,11 +192,13 @@ def _trace(
     deduped: dedupe.DedupeRecord,
     bases: Sequence[Base],
     decompositions: dict[Any, Callable[..., Any]],
+    *,
+    functional: bool,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; again without some of the bases, if there is something that these do not allow.
 
-    If a lone view is written then, the trace leaves the call to eager; if inputs share memory, and one of them changes,
-    this function does.
+    If ``functional``, random ops take states of generators. If a lone view is written then, the trace leaves the
+    call to eager; if inputs share memory, and one of them changes, this function does.
     """
 
     def run_once(chosen: Sequence[Base], *, over_others: bool = False) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -205,7 +210,7 @@ def _trace(
             static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
             bases=chosen,
             over_others=over_others,
-            functional_draws=config.functionalize_rng_ops,
+            functional_draws=functional,
         )
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
