@@ -371,6 +371,8 @@ def compile(
         What to compile. Without it, a decorator is returned.
     backend
         ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
+        Random numbers are eager's but with Inductor, where they are those of `torch.compile`: Inductor's own, or with
+        ``torch._inductor.config.fallback_random`` set to True when the function is compiled, eager's.
     frontend
         ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
     dynamic

@@ -39,7 +39,7 @@ from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.code_lines import definition, line_like
-from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, UserLine
+from aotlab.errors import BY_DYNAMO, RefusedError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
@@ -85,8 +85,6 @@ def compile_call(
     Declined
         Eager has to run the call.
     """
-    if config.functionalize_rng_ops:
-        raise UsageError("config.functionalize_rng_ops is not supported yet; set it to False")
     started = time.perf_counter_ns()
     journal = _Journal(number)
     pause = _GarbagePause()
@@ -110,7 +108,10 @@ def compile_call(
 
         decompositions = options.backend.decompositions()
         with journal.stage("trace"), pause:
-            traced, live = _trace(options, call, deduped, bases, decompositions)
+            functional = config.functionalize_rng_ops or options.backend.needs_states(None)
+            traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+            if not functional and options.backend.needs_states(traced.module):
+                traced, live = _trace(options, call, deduped, bases, decompositions, functional=True)
             if config.debug_assert:
                 check_graph(traced.module, "joint", writes_inputs=True)
         journal.announce("trace", traced, op_count(traced.module.graph))
@@ -130,7 +131,7 @@ def compile_call(
                 live,
                 options.backend,
                 context,
-                lazy_backward=config.lazy_backward or not live.is_whole,
+                lazy_backward=config.lazy_backward or not live.is_whole or live.backward_draws,
                 output_labels=[f"`{label}`" for label in traced.outputs],
                 gradient_labels=live.gradient_labels(0) if live.training else (),
             )
@@ -191,11 +192,13 @@ def _trace(
     deduped: dedupe.DedupeRecord,
     bases: Sequence[Base],
     decompositions: dict[Any, Callable[..., Any]],
+    *,
+    functional: bool,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; again without some of the bases, if there is something that these do not allow.
 
-    If a lone view is written then, the trace leaves the call to eager; if inputs share memory, and one of them changes,
-    this function does.
+    If ``functional``, random ops take states of generators. If a lone view is written then, the trace leaves the
+    call to eager; if inputs share memory, and one of them changes, this function does.
     """
 
     def run_once(chosen: Sequence[Base], *, over_others: bool = False) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -208,6 +211,7 @@ def _trace(
             bases=chosen,
             over_others=over_others,
             exact=options.backend.exact,
+            functional_draws=functional,
         )
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -343,8 +347,8 @@ def _backward(
 
     def compile_pattern(pattern: trace.Pattern) -> runtime.Compiled:
         started = time.perf_counter_ns()
-        usual = trace.is_full(pattern) and live.is_whole and not internals.any_autocast_enabled()
-        if usual and record.backward is not None:
+        usual = trace.is_full(pattern) and live.is_whole and not live.backward_draws
+        if usual and record.backward is not None and not internals.any_autocast_enabled():
             module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
         else:
             with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors

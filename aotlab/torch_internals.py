@@ -357,17 +357,17 @@ def _rewritten_in_python() -> tuple[OpOverload, ...]:
 
 
 @contextlib.contextmanager
-def eager_kernels() -> Iterator[None]:
+def eager_kernels(*, but: Container[OpOverload] = ()) -> Iterator[None]:
     """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
 
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
-    autograd's keys and replace the C++ code on every trace. They come back after the block.
+    autograd's keys and replace the C++ code on every trace. They come back after the block. ``but`` are rewritten.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     taken = []
     for op in _rewritten_in_python():
         for key in keys:
-            if key in op.py_kernels:
+            if key in op.py_kernels and op not in but:
                 taken.append((op, key, op.py_kernels.pop(key)))
                 op._dispatch_cache.clear()
     try:
@@ -481,6 +481,14 @@ def _called_by_checkpoint() -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that random ops on a device draw from if they are given none."""
+    if device.type == "cuda":
+        number: int | None = device.index  # the stubs forget that there may be none
+        return torch.cuda.default_generators[torch.cuda.current_device() if number is None else number]
+    return torch.default_generator
 
 
 _RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
@@ -1468,6 +1476,34 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
+def inductor_draws_as_eager() -> bool:
+    """Tell whether Inductor is set to take random numbers from torch's generators, op by op."""
+    from torch._inductor import config
+
+    return bool(config.fallback_random)
+
+
+def eager_draws_by_inductor() -> AbstractContextManager[Any]:
+    """Set Inductor to that for the length of a block."""
+    from torch._inductor import config
+
+    return config.patch(fallback_random=True)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def inductor_keeps_draws_in_order() -> bool:
+    """Tell whether Inductor lets what draws from a generator draw in the order of the graph; torch 2.11's does not."""
+    from torch._inductor.fx_passes import post_grad
+
+    return hasattr(post_grad, "_chain_random_ops_for_ordering")
+
+
+def is_inductors_draw(target: Any) -> bool:
+    """Tell whether an op is one of Inductor's own, which makes random numbers of a seed."""
+    from torch._inductor import inductor_prims
+
+    return target in (inductor_prims.random, inductor_prims.randint)
+
+
 def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, exact_random: bool) -> None:
     """Run Inductor's pattern matching over a joint or inference graph, in place."""
     from torch._inductor import config
@@ -1475,12 +1511,22 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
     from torch._inductor.virtualized import V
 
     with (
-        config.patch(fallback_random=exact_random or config.fallback_random),
+        config.patch(fallback_random=exact_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
         fake_mode,
     ):
         joint_graph_passes(module)
+
+
+def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Let random ops take their numbers from seeds, in place; this is one of the joint-graph passes."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
+
+    with config.patch(fallback_random=False), V.set_fake_mode(fake_mode), fake_mode:
+        replace_random_passes(module)
 
 
 @contextlib.contextmanager
@@ -1516,7 +1562,7 @@ def inductor_compile(
     """Compile one graph by Inductor's inner entry and return its boxed callable.
 
     ``shared`` is what the forward and the backward of one entry have in common; it is filled here at first use.
-    With ``exact_random`` random ops take their numbers from torch's generators, as eager does.
+    With ``exact_random`` random ops take their numbers from torch's generators, as eager does; else from a seed each.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -1528,7 +1574,7 @@ def inductor_compile(
         shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
     with (
-        config.patch(fallback_random=exact_random or config.fallback_random),
+        config.patch(fallback_random=exact_random),
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
         _lowered(module),

@@ -6,12 +6,8 @@ import ast
 import inspect
 
 import pytest
-import torch
 
-import aotlab
 from aotlab import config
-from aotlab.errors import UsageError
-from tests.engine_helpers import compiled
 
 DEFAULTS = {
     "fallback": "auto",
@@ -57,9 +53,3 @@ def test_unknown_switches():
         pass
     assert config.recompile_limit == 8
     assert not hasattr(config, "nonesuch")
-
-
-def test_functionalize_rng_ops_is_not_there_yet():
-    """Setting it is a usage error when something is compiled."""
-    with aotlab.config.patch(functionalize_rng_ops=True), pytest.raises(UsageError, match="functionalize_rng_ops"):
-        compiled(lambda x: x * 2)(torch.ones(1))

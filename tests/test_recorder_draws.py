@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,7 +34,7 @@ PROGRAMS = {
 }
 
 #: Which way a kernel goes differs from processor to processor; eager has the call where it goes by indices.
-EAGERLY = not draws._goes_along_memory(torch.float32)
+EAGERLY = not (draws._goes_along_memory(torch.float32) and draws._goes_along_memory(torch.float64))
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -53,9 +54,10 @@ def test_a_layer_of_torchs_own(frontend, backend):
     found = []
     for make in (lambda m: m, functools.partial(compiled, backend=backend, frontend=frontend)):
         torch.manual_seed(0)
-        module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
         call = make(module)
-        call(torch.ones(3, 5, 8)).square().sum().backward()
+        with torch._inductor.config.patch(fallback_random=True):
+            call(torch.ones(3, 5, 8).double()).exp().sum().backward()  # squares would have no gradient behind a norm
         if frontend == "direct" and call is not module:
             assert call.compiled.calls.compiled == 1 - EAGERLY
         found.append([*(p.grad for p in module.parameters()), torch.get_rng_state()])

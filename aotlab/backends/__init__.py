@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from aotlab.backends.base import Backend, CallableBackend, GraphKind, KernelSource, boxed
 from aotlab.backends.eager import EagerBackend
 from aotlab.backends.inductor import InductorBackend
@@ -12,8 +14,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-def resolve(backend: object) -> Backend:
-    """Turn what a user may pass as ``backend`` into a backend.
+def resolve(backend: object, *, draws: Literal["torch", "eager"] = "torch") -> Backend:
+    """Turn what a user may pass as ``backend`` into a backend; ``draws`` is as in `InductorBackend`.
 
     Raises
     ------
@@ -23,7 +25,7 @@ def resolve(backend: object) -> Backend:
     if backend == "eager":
         return EagerBackend()
     if backend == "inductor":
-        return InductorBackend()
+        return InductorBackend(draws=draws)
     if isinstance(backend, Backend):
         return backend
     if callable(backend):

@@ -60,6 +60,10 @@ class Backend:
         """Return the ops that the trace shall replace, with their replacements."""
         return {}
 
+    def needs_states(self, module: fx.GraphModule | None) -> bool:
+        """Tell whether random ops have to take states of generators: in any case, or in a graph that was traced."""
+        return False
+
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Rewrite the joint graph of a training call in place, before it is partitioned."""
 

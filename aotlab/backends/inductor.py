@@ -1,7 +1,16 @@
 """The Inductor backend: Triton kernels on the GPU, C++ on the CPU.
 
 It uses Inductor's inner entry, with the decompositions and joint-graph passes that `torch.compile` uses, so that the
-same graph gets the same code. Random ops take their numbers from torch's generators, in eager's order.
+same graph gets the same code.
+
+*Random numbers* are those of `torch.compile` under the same settings. By default these are Inductor's own: a graph
+draws one seed for each random op, and its kernels make numbers of the seeds (of those for which Inductor has no such
+kernel, as `torch.bernoulli` on the CPU, from torch's generators). Under the same seed they are others than eager's, but
+the forward and what is computed again for the backward agree. With ``torch._inductor.config.fallback_random = True``,
+read when a graph is compiled, random ops take eager's numbers from torch's generators, in eager's order. So they do in
+notebooks' cells and in `aotlab.verify`; under `config.functionalize_rng_ops`; in a graph with a checkpoint that draws,
+whose second run draws from the state that the first one found (numbers of the ops that Inductor decomposes to: eager's
+``F.dropout`` makes its mask another way); and in a backward that draws by itself.
 """
 
 from __future__ import annotations
@@ -9,15 +18,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from aotlab import config
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
 from aotlab.backends.inductor_copies import copies_kept
+from aotlab.ir.random_state import STATE_OF
 from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
@@ -50,9 +61,27 @@ def _copied_constants(module: fx.GraphModule) -> None:
         constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
-def draws_random(module: fx.GraphModule) -> bool:
-    """Tell whether a graph has random ops."""
-    return any(is_random(node.target) for node in module.graph.nodes)
+def _draws_exactly(module: fx.GraphModule) -> bool:
+    """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
+    return any(is_random(node.target) for node in module.graph.nodes) and not any(
+        internals.is_inductors_draw(node.target) for node in module.graph.nodes
+    )
+
+
+#: Ops for which Inductor takes a seed.
+_SEEDED = (torch.ops.aten.rand.default, torch.ops.aten.randn.default, torch.ops.aten.randint.low)
+
+
+def _drop_unused_draws(module: fx.GraphModule) -> None:
+    """Leave out draws that nobody uses, as `torch.compile` does: they would take seeds."""
+    for node in reversed(list(module.graph.nodes)):
+        if node.target in _SEEDED and not node.users:
+            module.graph.erase_node(node)
+
+
+def _reads_states(module: fx.GraphModule) -> bool:
+    """Tell whether a graph reads the state of a generator, which is then to be moved on as eager moves it on."""
+    return any(node.target is STATE_OF for node in module.graph.nodes)
 
 
 def _memory(values: Iterable[Any]) -> list[int | None]:
@@ -100,16 +129,34 @@ class InductorBackend(Backend):
 
     name = "inductor"
 
+    def __init__(self, *, draws: Literal["torch", "eager"] = "torch") -> None:
+        """Make the backend; ``draws`` says whose random numbers it takes: eager's, or those of `torch.compile`."""
+        self._draws = draws
+
+    @property
+    def _exact(self) -> bool:
+        return self._draws == "eager" or config.functionalize_rng_ops or internals.inductor_draws_as_eager()
+
+    def needs_states(self, module: fx.GraphModule | None) -> bool:
+        """Tell whether random ops have to take states of generators, since Inductor may change their order."""
+        if internals.inductor_keeps_draws_in_order():
+            return False
+        return self._exact if module is None else _reads_states(module)
+
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """Return Inductor's table without random ops, which must draw as eager does."""
+        """Return Inductor's table; without random ops, if they are to draw as eager does."""
         table = internals.inductor_decompositions()
-        return with_checks({op: function for op, function in table.items() if not is_random(op)})
+        exact = self._exact
+        return with_checks({op: function for op, function in table.items() if not (exact and is_random(op))})
 
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Run Inductor's pattern matching over the joint graph."""
+        exact = self._exact or _reads_states(module)
+        if not exact:
+            _drop_unused_draws(module)
         count = keep_unused(module)
         with torch.no_grad(), internals.disable_autocast(), copies_kept(module):
-            internals.inductor_joint_passes(module, fake_mode, exact_random=draws_random(module))
+            internals.inductor_joint_passes(module, fake_mode, exact_random=exact)
         drop_unused(module, count)
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
@@ -117,15 +164,19 @@ class InductorBackend(Backend):
         module = request.module
         _plain_complex_numbers(module)
         _copied_constants(module)
+        exact = self._exact or _reads_states(module) or request.kind == "backward"
+        if not exact:
+            _drop_unused_draws(module)
         count = keep_unused(module)
         output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         # A backward is compiled for the strides that the trace saw, also of what is saved: Inductor must keep them all.
         kept = output.args[0] if request.kind == "forward" else output.args[0][: request.visible_outputs]
         output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(kept) if isinstance(node, fx.Node)]
-        random = draws_random(module)
         with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
+            if request.kind == "forward" and not exact:  # of what is in several parts no joint graph was prepared
+                internals.inductor_replace_random(module, request.fake_mode)
             if request.kind == "inference":
-                internals.inductor_joint_passes(module, request.fake_mode, exact_random=random)
+                internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
             groups = _memory(
                 node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count]
             )
@@ -138,7 +189,7 @@ class InductorBackend(Backend):
                 static_inputs=request.static_inputs,
                 graph_id=request.graph_id,
                 shared=request.shared,
-                exact_random=random,
+                exact_random=_draws_exactly(module),
             )
         return compiled if request.kind == "backward" else _Apart(compiled, groups)
 

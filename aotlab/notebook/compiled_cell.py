@@ -136,7 +136,7 @@ class CompiledCell(Views):
         self.say: Callable[[str], None] = lambda _text: None
         self.recording = CellRecording(options.name)
         self._playground = playground
-        self._backend = resolve(options.backend)
+        self._backend = resolve(options.backend, draws="eager")  # a cell does what eager does
         self._device = options.wanted_device()
         self._names: dict[int, tuple[str, Tensor]] | None = None
         self._families: dict[int, tuple[int, str]] = {}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.ir.random_state import original
 from aotlab.recorder.tape import Tape, tensors_in
 from aotlab.torch_internals import OpOverload
 
@@ -60,6 +61,8 @@ def _strides_are_certain(tape: Tape, tensor: Tensor, likes: Mapping[int, Tensor]
             todo.append(likes[id(tensor)])
             continue
         target, args, kwargs = made[0].target, made[0].args, made[0].kwargs
+        if (random := original(target)) is not None:
+            target, args = random, args[1:]  # behind the state
         if target in _ROW_BY_ROW and tensor.is_contiguous():
             continue
         given = tensors_in((args, kwargs))

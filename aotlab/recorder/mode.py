@@ -21,13 +21,14 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.ir.graphs import Phase
+from aotlab.ir.random_state import state_size
 from aotlab.recorder.draws import order_of_draws
 from aotlab.recorder.fakes import as_in_eager
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.replays import Replays
 from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.states import States, draws
 from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
@@ -67,19 +68,6 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
-#: Random ops that look at no value of the tensors that they are given, only at what kind of tensors they are.
-_DRAWS_BY_SIZE = frozenset(
-    {
-        *(_TWINS_OF_RANDOM_WRITES - {torch.ops.aten.bernoulli.Tensor}),
-        *(
-            getattr(packet, overload)
-            for packet in (torch.ops.aten.rand_like, torch.ops.aten.randn_like, torch.ops.aten.randint_like)
-            for overload in packet.overloads()
-        ),
-    }
-)
-
-
 #: What kernels look at when they run and the graph does not say.
 _SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
 
@@ -103,6 +91,8 @@ class Recorder(TorchDispatchMode):
         The mode that made the inputs.
     decompositions
         Ops that are replaced by what their function calls.
+    functional
+        Whether random ops take the state of their generator as an argument, and return the next one.
 
     Attributes
     ----------
@@ -118,7 +108,12 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, tape: Tape, fake_mode: FakeTensorMode, decompositions: dict[Any, Callable[..., Any]] | None = None
+        self,
+        tape: Tape,
+        fake_mode: FakeTensorMode,
+        decompositions: dict[Any, Callable[..., Any]] | None = None,
+        *,
+        functional: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = tape
@@ -135,7 +130,7 @@ class Recorder(TorchDispatchMode):
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
-        self.replays = Replays(tape, _DRAWS_BY_SIZE)
+        self.states = States(self._append_on_state, functional=functional)
         self.has_checkpoints = False
         self.exact = False
         self._unmemoisable: set[OpOverload] = set()
@@ -232,7 +227,7 @@ class Recorder(TorchDispatchMode):
             # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
             like = {"dtype": args[0].dtype, "device": args[0].device}
             return self._record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
-        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+        if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
             raise RandomOpError(
                 f"`{func}` draws from a generator of its own",
                 line=self._line(),
@@ -243,18 +238,44 @@ class Recorder(TorchDispatchMode):
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
             # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
             return self._record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
-        if self.phase == "backward":
-            drawn = self.replays.draw(func, args, kwargs)
-            if drawn is not None:
-                return drawn
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
             if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
                 return self._ask_constants(func, args, kwargs)
             raise self._no_values(func, (args, kwargs), error) from error
+        if draws(func):
+            return self._append_draw(func, args, kwargs, result)
         self._append(func, args, kwargs, result)
         return result
+
+    def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Append a random op, by the form that takes a state if it is not to draw from the generator as it is."""
+        if self.states.is_unknown(result):
+            raise RandomOpError(
+                f"a checkpoint draws random numbers by `{func}` on a GPU",
+                line=self._line(),
+                why="to draw them again takes the state of its generator, which only eager keeps so far",
+                suggestion="keep it out of the checkpoint",
+            )
+        by_state = self.states.draw(func, args, kwargs, result)
+        if by_state is None:
+            self._append(func, args, kwargs, result)
+            return result
+        op, args, kwargs, before = by_state
+        state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
+        self._append(op, args, kwargs, (*([result] if isinstance(result, Tensor) else result), state))
+        self.states.drew(result, state)
+        return result
+
+    def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
+        """Append an op that reads or sets the state of a generator."""
+        with internals.outside_of_trace():
+            size = state_size(args[-1])
+            state = internals.new_fake(self.fake_mode, (size,), (1,), torch.uint8, torch.device("cpu"))
+        index = len(self.tape.operations)
+        self.tape.append(Operation(index, op, args, {}, state, self.phase, None, None, None, op))
+        return state
 
     def _record_permuted(
         self,
@@ -335,7 +356,7 @@ class Recorder(TorchDispatchMode):
     def _is_constant(self, arguments: Any) -> bool:
         """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
         needed, outside = self.tape.needed(tensors_in(arguments), set())
-        return not outside and not any(self.tape.operations[index].is_random for index in needed)
+        return not outside and not any(self.tape.operations[index].draws_as for index in needed)
 
     def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about the values of constants by computing them."""
@@ -501,7 +522,7 @@ def operations_so_far() -> int:
 
 def draws_since(count: int) -> bool:
     """Tell whether the running recorder has written a random op after so many."""
-    return bool(_active) and any(operation.is_random for operation in _active[-1].tape.operations[count:])
+    return bool(_active) and any(operation.draws_as for operation in _active[-1].tape.operations[count:])
 
 
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
@@ -549,9 +570,9 @@ def note_random_state(name: str, state: Tensor) -> None:
         return
     recorder = _active[-1]
     if name == "get_rng_state":
-        recorder.replays.taken(state, in_forward=recorder.phase == "forward")
+        recorder.states.taken(state, in_forward=recorder.phase == "forward")
     elif name == "set_rng_state" and recorder.phase == "backward":
-        recorder.replays.set(state)
+        recorder.states.set(state)
 
 
 def note_checkpoint() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.graphs import READS_LATE, STAYS, Phase
+from aotlab.ir.random_state import SET_STATE, STATE_OF, original
 from aotlab.recorder.places import Place, stack_trace
 from aotlab.recorder.raising import may_raise, may_raise_late
 from aotlab.torch_internals import OpOverload
@@ -64,28 +65,37 @@ class Operation:
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws from a random generator."""
+        """Whether it draws from a random generator, or reads or sets its state."""
         return self.draws(self.target)
+
+    @property
+    def draws_as(self) -> OpOverload | None:
+        """The random op that it is, or that it does with a state; None if it draws nothing."""
+        if self.target in (STATE_OF, SET_STATE):
+            return None
+        return self.target if self.is_random else original(self.target)
 
     @staticmethod
     def draws(target: Any) -> bool:
-        """Tell whether an op draws from a random generator."""
+        """Tell whether an op draws from a random generator, or reads or sets its state."""
         return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
     @property
     def is_impure(self) -> bool:
         """Whether it must stay although nobody uses its result."""
-        return self.is_random or self.may_raise
+        return (self.is_random and self.target is not STATE_OF) or self.may_raise
 
     @property
     def may_raise(self) -> bool:
         """Whether its kernel may refuse what its fake took."""
-        return self.target in internals.ASSERTIONS or may_raise(self.target, tensors_in((self.args, self.kwargs)))
+        target = original(self.target) or self.target
+        return target in internals.ASSERTIONS or may_raise(target, tensors_in((self.args, self.kwargs)))
 
     @property
     def may_raise_late(self) -> bool:
         """Whether its kernel may refuse some values of what it takes."""
-        return self.target in internals.ASSERTIONS or may_raise_late(self.target, tensors_in((self.args, self.kwargs)))
+        target = original(self.target) or self.target
+        return target in internals.ASSERTIONS or may_raise_late(target, tensors_in((self.args, self.kwargs)))
 
 
 #: Where a value comes from: an input or constant by name, or an op's result at a path.
@@ -201,6 +211,7 @@ class Tape:
         keep_impure: Phase | None = None,
         write_back: Sequence[tuple[Tensor, Tensor]] = (),
         same: Sequence[tuple[Tensor, Tensor]] = (),
+        keep: Collection[int] = (),
     ) -> fx.GraphModule:
         """Write the graph that computes ``outputs`` from ``inputs``.
 
@@ -218,6 +229,8 @@ class Tape:
             Pairs of an input and the value that the graph writes into it at its end.
         same
             Pairs of a value and the input that stands for it.
+        keep
+            The indices of further ops to keep even if nobody uses them.
 
         Raises
         ------
@@ -227,8 +240,9 @@ class Tape:
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
         unused: set[int] = set()
         wanted, outside = self.needed([*outputs, *(value for _, value in write_back)], stop)
-        if keep_impure is not None:
-            impure = [o for o in self.operations if o.phase == keep_impure and o.is_impure and o.index not in wanted]
+        if keep_impure is not None or keep:
+            stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
+            impure = [self.operations[i] for i in sorted(stays) if i not in wanted]
             more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
             unused = {o.index for o in impure} - more
             wanted |= more | unused

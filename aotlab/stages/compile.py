@@ -25,7 +25,8 @@ from aotlab import config
 from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
 from aotlab.ir.assertions import hold_to, promises
-from aotlab.ir.graphs import NodeRecord, node_records, placeholders, readable
+from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
+from aotlab.ir.random_state import keeping_states, with_states
 from aotlab.partitioners.default import is_tangent
 from aotlab.stages.partition import PartitionRecord
 from aotlab.stages.trace.live import Trace
@@ -123,6 +124,8 @@ def compile_graph(
         Whatever the compiler raises.
     """
     name = f"{context.number}_{kind}"
+    results = len(output_args(module.graph))
+    devices = with_states(module)
     inputs = placeholders(module.graph)
     if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
         callers = {internals.storage_key(fake) for _, fake in trace.placeholders if fake.layout == torch.strided}
@@ -163,7 +166,8 @@ def compile_graph(
         compile_ns=time.perf_counter_ns() - started,
         nodes=nodes,
     )
-    return (boxed(compiled) if promised is None else hold_to(boxed(compiled), promised, kind)), record
+    call = boxed(compiled) if promised is None else hold_to(boxed(compiled), promised, kind)
+    return (keeping_states(call, devices, results) if devices else call), record
 
 
 def run(

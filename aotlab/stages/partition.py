@@ -30,12 +30,12 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import line_of, output_args, placeholders
+from aotlab.ir.graphs import line_of, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partitioners.copies import COPY
 from aotlab.partitioners.saved import ALIAS, save_aliases, save_clones, save_roots_of_views, take_from_saved
 from aotlab.partitioners.unused import hold_unused, let_go
-from aotlab.recorder import RunEagerly
+from aotlab.recorder import RunEagerly, tensors_in
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, TraceRecord
 from aotlab.torch_internals import OpOverload
@@ -120,7 +120,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     Raises
     ------
     RandomOpError
-        The partitioner put a random op of the forward into the backward.
+        The partitioner put a random op of the forward into the backward, or the other way round.
     RunEagerly
         A backward reads something as it is by then that cannot be kept so.
     """
@@ -154,7 +154,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.recompile()
     check_graph(forward, "forward")
     check_graph(backward, "backward")
-    _check_random(backward)
+    _check_random(forward, backward)
 
     kept = output_args(forward.graph)[count:]
     split = Split(saved_values=[], saved_names=[], aliases=aliases, itself=itself)
@@ -238,6 +238,7 @@ def derive_backward(
         Something is needed that was neither saved nor can be computed again.
     """
     gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
+    drawn = trace.drawn
     defined = [
         (f"tangents_{n + 1}", given[0])
         for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
@@ -252,11 +253,12 @@ def derive_backward(
         first.update((id(v), (f"{name}{_MISSING}", v)) for name, v in trace.placeholders if id(v) not in first)
     same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
-    wanted, outside = trace.tape.needed(gradients, stop)
     operations = trace.tape.operations
+    used = [tensor for i in drawn for tensor in tensors_in((operations[i].args, operations[i].kwargs))]
+    wanted, outside = trace.tape.needed([*gradients, *used], stop)
     not_saved = bool(outside) or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted)
     if not not_saved:
-        module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same)
+        module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same, keep=drawn)
         saved = list(zip(split.saved_names, split.saved_values, strict=True))
         numbers = take_from_saved(module.graph, saved, copies=split.copies, aliases=split.aliases, itself=split.itself)
         not_saved = any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph))
@@ -298,15 +300,22 @@ def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
-def _check_random(backward: fx.GraphModule) -> None:
-    for node in backward.graph.nodes:
-        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise RandomOpError(
-                f"the partitioner recomputes `{node.target}` in the backward",
-                line=line_of(node),
-                why="it would draw other numbers than the forward did",
-                suggestion="use aotlab.default_partition",
-            )
+def _check_random(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Refuse a partition that draws twice what is drawn once, or in the forward what the backward draws."""
+    for module, other, why in (
+        (backward, "forward", "it would draw other numbers than the forward did"),
+        (forward, "backward", "eager draws them when the backward runs, at each time anew"),
+    ):
+        for node in module.graph.nodes:
+            random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+            if random and phase_of(node) == other:
+                where = "backward" if module is backward else "forward"
+                raise RandomOpError(
+                    f"the partitioner puts `{node.target}` of the {other} into the {where}",
+                    line=line_of(node),
+                    why=why,
+                    suggestion="use aotlab.default_partition",
+                )
 
 
 def _describe_saved(

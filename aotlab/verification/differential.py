@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 
+from aotlab import torch_internals
 from aotlab.errors import UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored
 from aotlab.verification.observables import (
@@ -168,7 +170,8 @@ def verify(
         ``"aotlab"``, or ``"upstream"`` for stock ``torch.compile``.
     backend
         ``"eager"`` runs the traced graph by torch's own kernels and is compared bit for bit; ``"inductor"`` and any
-        other are compared within the tolerance of this module.
+        other are compared within the tolerance of this module, with eager's random numbers, also where
+        ``torch._inductor.config.fallback_random`` is not set.
     backward
         Which outputs are differentiated: ``"all"`` at once, only the ``"first"``, ``"each"`` by itself, or None.
     calls
@@ -198,17 +201,18 @@ def verify(
         return made[-1]  # type: ignore[no-any-return]  # held loosely, as its counters are asked for below
 
     yardstick = eager if engine == "upstream" else _engine("upstream", "inductor")
-    found = compare(
-        fn,
-        args,
-        kwargs,
-        candidate=candidate,
-        backward=backward,
-        calls=calls,
-        tolerance="exact" if backend == "eager" else "close",
-        yardstick=yardstick,
-        subject=f"{_name(fn)} ({engine}, {_name(backend)})",
-    )
+    with nullcontext() if backend == "eager" else torch_internals.eager_draws_by_inductor():
+        found = compare(
+            fn,
+            args,
+            kwargs,
+            candidate=candidate,
+            backward=backward,
+            calls=calls,
+            tolerance="exact" if backend == "eager" else "close",
+            yardstick=yardstick,
+            subject=f"{_name(fn)} ({engine}, {_name(backend)})",
+        )
     # A module is wrapped, and its wrapper holds the compiled function; stock torch.compile counts nothing.
     log = getattr(getattr(made[0], "compiled", made[0]), "calls", None)
     return replace(found, ran_eagerly=log.eager) if log is not None else found
@@ -335,6 +339,8 @@ def judge(
     if expected.backward_failure is not None or actual.backward_failure is not None:
         page.exceptions("backward", expected.backward_failure, actual.backward_failure, messages)
         return page.rows
+    if page.exact and expected.differentiated:
+        page.add("random state", "after the backward", expected.random_state_left, actual.random_state_left)
     theirs = {(gradient.leaf, gradient.step): gradient for gradient in actual.gradients}
     for wanted in expected.gradients:
         if (wanted.leaf, wanted.step) in theirs:

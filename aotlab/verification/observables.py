@@ -186,8 +186,8 @@ class Observation:
         The returned values that are no tensors.
     grad_mode
         Whether grad mode was on when the call returned or raised.
-    random_state
-        A digest of the random generators' states after the call.
+    random_state, random_state_left
+        A digest of the random generators' states after the call, and after its backwards, if none raised.
     differentiated
         The names of what was backwarded: outputs, and inputs whose new value requires grad.
     gradients
@@ -218,6 +218,7 @@ class Observation:
     hooks: tuple[HookCall, ...] = ()
     hook_order: tuple[tuple[str, str], ...] = ()
     finally_: tuple[FinalState, ...] = ()
+    random_state_left: str = ""
 
 
 def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "all") -> Observation:
@@ -309,6 +310,7 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
         ),
         grad_mode=grad_mode,
         random_state=random_state,
+        random_state_left=_random_state() if backward_failure is None else "",
         differentiated=differentiated,
         gradients=gradients,
         backward_failure=backward_failure,

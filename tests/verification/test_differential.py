@@ -184,6 +184,12 @@ class Broken:
         return function(x, y)
 
     @staticmethod
+    def random_number_drawn_late(x, y):
+        first, *rest = function(x, y)
+        first.register_hook(lambda gradient: [gradient, torch.rand(1)][0])
+        return first, *rest
+
+    @staticmethod
     def raises(x, y):
         raise ValueError("no")
 
@@ -218,6 +224,7 @@ class Broken:
         (Broken.swapped_outputs, "identity", "out[0]"),
         (Broken.larger_storage, "storage bytes", "out[0]"),
         (Broken.random_number_drawn, "random state", "after the call"),
+        (Broken.random_number_drawn_late, "random state", "after the backward"),
         (Broken.raises, "exception", "call"),
         (Broken.parameter_instead_of_tensor, "type", "out[3]"),
     ],

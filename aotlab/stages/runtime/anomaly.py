@@ -19,6 +19,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
 from aotlab.errors import RefusedError, UserLine
+from aotlab.ir.random_state import noted
 from aotlab.stages.partition import Split
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern
@@ -67,7 +68,9 @@ class NanFinder:
             return
         steps, compute = known
         with torch.no_grad(), internals.disable_autocast(), torch.autograd.set_detect_anomaly(False):
+            put_back = noted(self._trace.tape.draws("backward"))()
             values = compute(*arguments)
+            put_back()  # the backward itself draws the same once more
             for step in steps:
                 for place, number in step.returned:
                     if values[number].isnan().any():
@@ -97,7 +100,8 @@ class NanFinder:
         stop = {id(fake) for _, fake in inputs}
         if trace.tape.needed(values, stop)[1]:
             return None  # something was not saved; then autograd itself looks at the gradients
-        module = trace.tape.graph("Anomaly", [(name, fake) for name, fake in inputs if fake is not None], values)
+        given = [(name, fake) for name, fake in inputs if fake is not None]
+        module = trace.tape.graph("Anomaly", given, values, keep=trace.drawn)
         return steps, internals.forward_of(module)
 
     def _nodes(self) -> list[Any]:

@@ -16,7 +16,7 @@ from aotlab.errors import DoubleBackwardError, PartialBackwardError, TransformEr
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
-from aotlab.stages.runtime.asked import Askers, Derive
+from aotlab.stages.runtime.asked import Asked, Askers, Derive
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern
@@ -64,6 +64,8 @@ class Backward:
         #: tried, whether the one for the usual strides does the same.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._tried: dict[tuple[Any, ...], bool] = {}
+        #: Backwards that draw random numbers, for gradients that are not all that there are.
+        self._of_slots: dict[Any, Asked] = {}
         if full is not None:
             needs = tuple(range(len(split.saved_names)))
             self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
@@ -141,8 +143,10 @@ class Backward:
         with suppress(Exception):  # then what stands in the way is the error
             slots = self._askers.slots()
             asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
-        if asked is None:
-            return None
+        return None if asked is None else self._compute(asked, saved, tangents)
+
+    def _compute(self, asked: Asked, saved: SavedValues, tangents: list[Any]) -> list[Tensor | None]:
+        """Compute the gradients that are asked for, and let go what their nodes keep."""
         saved.use(asked.mask & ~asked.idle, asked.kept, asked.late)
         gradients = asked.gradients(saved.use(asked.mask & ~asked.idle, asked.needs, asked.late), tangents)
         saved.release(asked.mask, self.all_masks)
@@ -181,6 +185,12 @@ class Backward:
                 inputs.append(tangent)
         if others:
             pattern = self._with_strides(pattern, inputs, casting)
+        if self._trace.backward_draws and (slots := self._askers.slots()) is not None:
+            # eager runs, and lets draw, what is on the way to the gradients that are asked for
+            key = (slots, pattern, casting)
+            if key not in self._of_slots:
+                self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
+            return self._compute(self._of_slots[key], saved, inputs)
         known = self._compiled.get((*pattern, *casting))
         if known is None:
             try:

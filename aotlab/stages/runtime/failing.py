@@ -12,12 +12,11 @@ Random numbers that the graph has drawn by then are given back to their generato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from aotlab.errors import AotlabError
+from aotlab.ir.random_state import noted
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.trace.live import Trace
 
@@ -51,26 +50,6 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
     return raises and kinds <= {"cpu", "cuda"}
 
 
-def random_state(devices: Collection[torch.device]) -> Callable[[], Callable[[], None]]:
-    """Make what notes the state of the devices' generators; it returns what puts that state back."""
-    cuda = [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
-    cpu = torch.default_generator if any(device.type == "cpu" for device in devices) else None
-
-    def note() -> Callable[[], None]:
-        state = None if cpu is None else cpu.get_state()
-        offsets = [generator.get_offset() for generator in cuda]
-
-        def put_back() -> None:
-            if cpu is not None and state is not None:
-                cpu.set_state(state)
-            for generator, offset in zip(cuda, offsets, strict=True):
-                generator.set_offset(offset)
-
-        return put_back
-
-    return note
-
-
 @contextmanager
 def watched(draft: Draft, lines: list[str], indent: str) -> Iterator[str]:
     """Write what surrounds the call of the compiled forward; give the indent of the lines in between.
@@ -83,7 +62,7 @@ def watched(draft: Draft, lines: list[str], indent: str) -> Iterator[str]:
     names, devices = draft.w.namespace, draft.trace.tape.draws("forward")
     names["failed"] = failed
     if devices:
-        names["random_state"] = random_state(devices)
+        names["random_state"] = noted(devices)
         lines.append(f"{indent}put_back = random_state()")
     lines.append(f"{indent}try:")
     yield indent + "    "

@@ -61,6 +61,7 @@ def run(
     bases: Sequence[Base] = (),
     over_others: bool = False,
     exact: bool = False,
+    functional_draws: bool = False,
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -80,6 +81,8 @@ def run(
         Let leaves that are views of other tensors be such views in the trace too.
     exact
         Have gradients summed in eager's order everywhere.
+    functional_draws
+        Let random ops take and return states of generators.
 
     Raises
     ------
@@ -88,7 +91,7 @@ def run(
     RunEagerly, TraceFailed
         Eager has to run this call.
     """
-    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions)
+    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws)
     recorder.exact = exact
     inputs = enter_inputs(recorder, call, dedupe, bases, over_others=over_others)
     findings = run_function(call, dedupe, recorder, inputs)

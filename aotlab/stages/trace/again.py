@@ -17,13 +17,15 @@ checkpoint that is traced directly, whose cache serves one backward.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aotlab.recorder import RunEagerly, Tape
+from aotlab.recorder import Operation, RunEagerly, Tape
 from aotlab.stages.trace.live import Trace
 
 
@@ -74,7 +76,7 @@ def are_same(tape: Tape, first: Any, second: Any) -> bool:
                 if not _are_equal_constants(tape, one, other):
                     return False
                 continue
-            if made[1] != again[1] or made[0].target is not again[0].target:
+            if made[0].target is not again[0].target or not _are_in_one_place(made, again):
                 return False
             todo += [(made[0].args, again[0].args), (made[0].kwargs, again[0].kwargs)]
         elif isinstance(one, (list, tuple)):
@@ -88,6 +90,16 @@ def are_same(tape: Tape, first: Any, second: Any) -> bool:
         elif one != other and not (one != one and other != other):  # a nan is no other nan
             return False
     return True
+
+
+def _are_in_one_place(made: tuple[Operation, tuple[int, ...]], again: tuple[Operation, tuple[int, ...]]) -> bool:
+    """Tell whether two are the same of the results of an op, which may return one tensor in two places."""
+    places = made[1], again[1]
+    return places[0] == places[1] or any(
+        functools.reduce(operator.getitem, places[0], operation.result)
+        is functools.reduce(operator.getitem, places[1], operation.result)
+        for operation, _ in (made, again)
+    )
 
 
 def _are_equal_constants(tape: Tape, one: Tensor, other: Tensor) -> bool:

@@ -17,7 +17,7 @@ from aotlab.analysis.late_reads import read_late, saved_properly
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder, may_overlap_itself, tensors_in
+from aotlab.recorder import Recorder, RunEagerly, may_overlap_itself, tensors_in
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
@@ -108,6 +108,11 @@ def make_joint(
     seen = survey(parts)
     with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
         gradients = differentiate_all(trace, moved=findings.moved)
+    if sum(map(bool, trace.drawn_of_full.values())) > 1:
+        raise RunEagerly(
+            "several parts of the backward draw random numbers, each in its turn, where eager may draw by turns",
+            suggestion="return results together, as one tensor, to have it compiled",
+        )
     idle = sum(1 << bit for bit in trace.lookers.values() if all(i >> bit & 1 for i in trace.idle_of_full.values()))
     if trace.training and trace.backward_error is None and idle:
         trace.state_masks = state_masks(parts, bits, idle)
@@ -245,6 +250,7 @@ def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
 def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | None]) -> TraceRecord:
     """Write the joint graph, and what a reader of the trace wants to know."""
     tape, training = trace.tape, trace.training
+    backward_draws = {index for drawn in trace.drawn_of_full.values() for index in drawn}
     tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(trace.tangents)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -252,6 +258,7 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         [*trace.forward_outputs, *gradients],
         keep_impure="forward",
         write_back=trace.write_back,
+        keep=backward_draws,
     )
     return TraceRecord(
         tracer="aotlab",
@@ -260,7 +267,11 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         training=training,
         inputs=tuple(name for name, _ in trace.placeholders),
         outputs=tuple(item.label for item in forward.returned),
-        random_ops=tuple(str(o.target) for o in tape.operations if o.is_random),
+        random_ops=tuple(
+            str(o.draws_as)
+            for o in tape.operations
+            if o.draws_as is not None and (o.phase == "forward" or o.index in backward_draws)
+        ),
         operations=len(tape.operations),
         backward_error=None if trace.backward_error is None else str(trace.backward_error),
         autograd_nodes=autograd_nodes(trace, forward.roots),

@@ -40,6 +40,8 @@ def does_the_same(trace: Trace, number: int, pattern: Pattern) -> bool:
     pattern
         Some of its strides are not the usual.
     """
+    if trace.backward_draws:
+        return False  # each run draws
     part = trace.segments[number]
     usual = trace.given(number, [bool(way) for way in pattern])
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]] = {}

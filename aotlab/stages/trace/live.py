@@ -16,7 +16,6 @@ from aotlab.analysis.history import Edge, Exit, KeptItself, Segment, differentia
 from aotlab.analysis.kept_values import as_of_a_view
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
-from aotlab.errors import RandomOpError
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.recorder import EscapeGuard, HookKind, Recorder, Tape, Warned
 from aotlab.stages.trace.records import Pattern, Source, Write, is_full
@@ -111,6 +110,9 @@ class Trace:
         The inputs that are leaves and views of other tensors in the trace too.
     laid_out
         The fake tangents with other strides than those in ``tangents``, and their wrappers.
+    drawn
+        The indices of the operations that draw from a generator, or set one, when a backward that was last derived is
+        run; ``drawn_of_full`` has them for each segment with all its tangents.
     """
 
     tape: Tape
@@ -166,6 +168,13 @@ class Trace:
     idle: int = 0
     idle_of_full: dict[int, int] = field(default_factory=dict)
     laid_out: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    drawn: tuple[int, ...] = ()
+    drawn_of_full: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def backward_draws(self) -> bool:
+        """Whether a backward draws random numbers: then what is run matters, and in which order."""
+        return any(self.drawn_of_full.values())
 
     @property
     def training(self) -> bool:
@@ -273,12 +282,13 @@ class Trace:
         ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
         full = is_full(pattern)
         if full and segment in self.full and not autocast and not again and ways is None:
-            self.idle = self.idle_of_full[segment]
+            self.idle, self.drawn = self.idle_of_full[segment], self.drawn_of_full[segment]
             return self.full[segment]
         looked: set[Any] = set()
         given = [None if found is None else found[1] for found in self.given(segment, pattern)]
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
+        self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
             looking = internals.noting_looks(looked) if self.lookers else nullcontext()
@@ -286,6 +296,7 @@ class Trace:
                 arrived: list[Edge] | None = [] if full and not self.arrived else None
                 found = differentiate(part, given, arrived, ways)
                 values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+                self.recorder.states.end()
         except RuntimeError as error:
             error.args = (as_of_a_view(str(error)), *error.args[1:])
             raise
@@ -293,17 +304,13 @@ class Trace:
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        for operation in self.tape.operations[first:]:
-            if operation.is_random:
-                raise RandomOpError(
-                    f"the backward draws random numbers by `{operation.target}`",
-                    line=None if operation.place is None else operation.place(),
-                    why="a compiled backward would draw other numbers than eager",
-                    suggestion="keep them out of backwards of your own, and preserve_rng_state=True in checkpoints",
-                )
+        self.drawn = tuple(o.index for o in self.tape.operations[first:] if o.is_random and o.is_impure)
         if arrived:
             self.arrived += arrived
         self.idle = sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
         if full and not autocast and ways is None:
             self.idle_of_full[segment] = self.idle
+            self.drawn_of_full.setdefault(
+                segment, self.drawn
+            )  # those that the first gradients, which stay, are made of
         return [None if way is None else values.get(way) for way in slots]

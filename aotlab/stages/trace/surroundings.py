@@ -27,7 +27,9 @@ def tracing(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(internals.saved_tensor_hooks_hidden())
         stack.enter_context(internals.functionalization())
         stack.enter_context(internals.enable_python_dispatcher())
-        stack.enter_context(internals.eager_kernels())
+        # a backend that decomposes random ops takes `native_dropout`, as upstream records it
+        inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
+        stack.enter_context(internals.eager_kernels(but=(torch.ops.aten.dropout.default,) if inductors else ()))
         stack.enter_context(recorder)
         yield
 

@@ -1,4 +1,4 @@
-"""Checkpoints with random numbers: the backward uses those of the forward, which the compiled forward saves."""
+"""Checkpoints with random numbers: the backward draws those of the forward, from the state that the forward saves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch.nn import functional as F  # noqa: N812  # as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
 import aotlab
-from aotlab.errors import RandomOpError
-from tests.engine_helpers import behind, compiled, leaf, record, same, targets
+from tests.engine_helpers import compiled, leaf, record, same, targets
 
 PARTITIONERS = {"default": aotlab.default_partition, "min cut": aotlab.min_cut_rematerialization_partition}
 
@@ -96,13 +95,22 @@ def test_later_draws_are_not_disturbed():
         assert torch.equal(torch.rand(3), after)
 
 
-def test_the_backward_draws_nothing():
-    """The numbers are among what the forward saves."""
+def test_the_state_is_saved_and_no_numbers():
+    """As in eager: the state of the generator before the checkpoint, and none of what is drawn in it."""
     f = compiled(_one)
     f(leaf(20)).sum().backward()
     split = record(f, "partition")
-    drawing = "aten.bernoulli.p"
-    assert (targets(split.forward).count(drawing), targets(split.backward).count(drawing)) == (1, 0)
+    drawing = "aotlab.drawn_aten_bernoulli_p.default"
+    assert (targets(split.forward).count(drawing), targets(split.backward).count(drawing)) == (0, 1)
+    assert [saved.nbytes for saved in split.saved if not saved.is_input] == [torch.get_rng_state().nbytes]
+    assert record(f, "trace").random_ops == ("aten.bernoulli.p",)
+
+
+def test_a_state_that_nobody_needs_is_not_read():
+    """A checkpoint that draws nothing takes the generator's state, and saves nothing of it."""
+    f = compiled(lambda x: checkpointed(torch.sin, x))
+    f(leaf(20)).sum().backward()
+    assert not any("generator" in target for target in targets(record(f, "trace").module))
 
 
 def _anew(x):
@@ -123,10 +131,30 @@ def _another_rate(x):
     return checkpointed(body, x)
 
 
-@pytest.mark.parametrize("program", [_anew, _by_values, _another_rate], ids=lambda f: f.__name__[1:])
-def test_what_is_no_replay_is_refused(program):
-    """Where the second run may draw something else than the first one nothing is compiled."""
-    f = compiled(program)
-    with pytest.raises(RandomOpError, match="the backward draws random numbers"):
-        f(leaf(20))
-    assert behind(f).entries == ()
+def _in_and_after(x):
+    y = checkpointed(lambda value: checkpointed(_anew, F.dropout(value, 0.3)) * torch.rand(20), x)
+    return checkpointed(lambda value: torch.poisson(value.detach().exp()) * value, y)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("program", [_anew, _by_values, _another_rate, _in_and_after], ids=lambda f: f.__name__[1:])
+def test_what_is_drawn_otherwise(program, partitioner):
+    """Drawn anew, by values that the forward computed, or at another rate than in the forward."""
+    same(program, leaf(20), make=lambda f: compiled(f, partitioner=PARTITIONERS[partitioner]))
+
+
+def test_what_the_caller_changed_is_drawn_by():
+    """A probability that was written before the backward counts as it is by then, as in eager."""
+
+    def gradient(function):
+        torch.manual_seed(0)
+        x, p = leaf(20), torch.full((20,), 0.9)
+        y = function(x, p)
+        p.fill_(0.1)
+        y.sum().backward()
+        return x.grad.tolist()
+
+    def program(x, p):
+        return checkpointed(lambda value: torch.bernoulli(p) * value.sin(), x)
+
+    assert gradient(program) == gradient(compiled(program))
