@@ -18,7 +18,7 @@ saves, where Dynamo's op keeps all in a closure, which no autograd knows of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
-from aotlab.errors import UserLine
+from aotlab.errors import DoubleBackwardError, UserLine
 from aotlab.recorder import locate
 
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
@@ -63,8 +63,40 @@ class _Applied(torch.autograd.Function):
         if ctx.places:
             for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        found = GraphRun(ctx.backward_graph).run(*gradients, *kept)
-        return None, None, None, *(found if isinstance(found, (tuple, list)) else [found])
+        run = _differentiable(ctx.backward_graph) if torch.is_grad_enabled() else GraphRun(ctx.backward_graph).run
+        found = run(*gradients, *kept)
+        found = found if isinstance(found, (tuple, list)) else [found]
+        return None, None, None, *found
+
+
+def _differentiable(graph: fx.GraphModule) -> Callable[..., Any]:
+    """Return what runs a backward that Dynamo wrote in the grad mode that is on, as eager runs the user's.
+
+    Dynamo writes it without grad mode, in which it looked at it; in torch's wrapper of `once_differentiable` is said so
+    by the stack traces alone.
+
+    Raises
+    ------
+    DoubleBackwardError
+        The user's backward changes grad mode itself: to what, Dynamo wrote as if it was off before.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    if any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes):
+
+        def run_once(_: Any, *given: Any) -> tuple[Any, ...]:
+            found = GraphRun(graph).run(*given)
+            return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+        return partial(internals.once_differentiable(run_once), None)
+    switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
+    around = [(calls[0], False), (calls[-1], True)] if len(calls) > 1 else []
+    if switches and switches != [node for node, is_on in around if node.args == (is_on,)]:
+        raise DoubleBackwardError(
+            "the backward of a torch.autograd.Function changes grad mode, and is to be differentiated",
+            why="Dynamo writes it as if grad mode were off around it",
+            suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
+        )
+    return GraphRun(graph, without=switches).run
 
 
 class GraphRun(fx.Interpreter):
@@ -77,10 +109,18 @@ class GraphRun(fx.Interpreter):
     line
         Reads the user's line off a node's stack trace, for the recorder to note with what the node computes; None if
         nothing is recorded.
+    without
+        Nodes that are not run.
     """
 
-    def __init__(self, graph: fx.GraphModule, line: Callable[[str], UserLine | None] | None = None) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        line: Callable[[str], UserLine | None] | None = None,
+        without: Collection[fx.Node] = (),
+    ) -> None:
         super().__init__(graph)
+        self._without = without
         self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
         self._line = line
         self._open: dict[int, tuple[Any, Any]] = {}  # what was entered: the object, and the function that leaves it
@@ -100,6 +140,8 @@ class GraphRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
+        if n in self._without:
+            return None
         self._node = n
         if self._line is None:
             return super().run_node(n)

@@ -241,6 +241,24 @@ def derive_backward(
         for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
         if given is not None
     ]
+    found = write_backward(trace, split, gradients, defined)
+    if found is None:
+        raise PartialBackwardError(
+            "a backward from some of the outputs needs a value that the forward did not save",
+            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
+            suggestion="use aotlab.default_partition",
+        )
+    return found
+
+
+def write_backward(
+    trace: Trace, split: Split, outputs: Sequence[Tensor | None], defined: Sequence[tuple[str, Tensor]]
+) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+    """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
+
+    Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
+    saved nor can be computed again.
+    """
     # each value by one name first; then what is computed again uses aliases and copies
     first: dict[int, tuple[str, Tensor]] = {}
     for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
@@ -250,19 +268,14 @@ def derive_backward(
         first.update((id(v), (f"{name}{_MISSING}", v)) for name, v in trace.placeholders if id(v) not in first)
     same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
-    wanted, outside = trace.tape.needed(gradients, stop)
+    wanted, outside = trace.tape.needed(outputs, stop)
     operations = trace.tape.operations
-    not_saved = bool(outside) or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted)
-    if not not_saved:
-        module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same)
-        numbers = _take_from_saved(module.graph, split)
-        not_saved = any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph))
-    if not_saved:
-        raise PartialBackwardError(
-            "a backward from some of the outputs needs a value that the forward did not save",
-            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
-            suggestion="use aotlab.default_partition",
-        )
+    if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
+        return None
+    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
+    numbers = _take_from_saved(module.graph, split)
+    if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
+        return None
     module.recompile()
     return module, numbers
 
