@@ -615,6 +615,12 @@ def transforms_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
 def forward_ad_active() -> bool:
     """Tell whether a level of forward-mode differentiation is open."""
     return torch.autograd.forward_ad._current_level >= 0

@@ -27,7 +27,8 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
-from aotlab.errors import DoubleBackwardError, UserLine
+from aotlab.errors import UserLine
+from aotlab.frontends.custom_backwards import is_once_differentiable, switches_around
 from aotlab.recorder import locate
 
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace")
@@ -45,7 +46,12 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, forward: fx.GraphModule, backward: fx.GraphModule, settings: dict[str, Any], *given: Any
+        ctx: Any,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        settings: dict[str, Any],
+        called_at: str,
+        *given: Any,
     ) -> Any:
         outputs, kept = GraphRun(forward).run(*given)
         several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
@@ -53,7 +59,7 @@ class _Applied(torch.autograd.Function):
         ctx.mark_dirty(*(several[i] for i in settings.get("dirty_idx", ())))
         ctx.mark_non_differentiable(*(several[i] for i in settings["non_differentiable_idx"]))
         ctx.save_for_backward(*(kept[i] for i in saved))
-        ctx.places, ctx.backward_graph = saved, backward
+        ctx.places, ctx.backward_graph, ctx.called_at = saved, backward, called_at
         ctx.others = [None if i in saved else value for i, value in enumerate(kept)]
         return outputs
 
@@ -63,40 +69,31 @@ class _Applied(torch.autograd.Function):
         if ctx.places:
             for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        run = _differentiable(ctx.backward_graph) if torch.is_grad_enabled() else GraphRun(ctx.backward_graph).run
+        grad_mode, graph = torch.is_grad_enabled(), ctx.backward_graph
+        run = _differentiable(graph, ctx.called_at) if grad_mode else GraphRun(graph).run
         found = run(*gradients, *kept)
         found = found if isinstance(found, (tuple, list)) else [found]
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
-def _differentiable(graph: fx.GraphModule) -> Callable[..., Any]:
+def _differentiable(graph: fx.GraphModule, called_at: str) -> Callable[..., Any]:
     """Return what runs a backward that Dynamo wrote in the grad mode that is on, as eager runs the user's.
 
-    Dynamo writes it without grad mode, in which it looked at it; in torch's wrapper of `once_differentiable` is said so
-    by the stack traces alone.
+    ``called_at`` is the stack trace of the call of the user's function.
 
     Raises
     ------
     DoubleBackwardError
-        The user's backward changes grad mode itself: to what, Dynamo wrote as if it was off before.
+        Dynamo has left nothing of what the user's backward does to grad mode.
     """
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    if any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes):
+    if not is_once_differentiable(graph):
+        return GraphRun(graph, without=switches_around(graph, called_at)).run
 
-        def run_once(_: Any, *given: Any) -> tuple[Any, ...]:
-            found = GraphRun(graph).run(*given)
-            return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    def run_once(_: Any, *given: Any) -> tuple[Any, ...]:
+        found = GraphRun(graph).run(*given)
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
-        return partial(internals.once_differentiable(run_once), None)
-    switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
-    around = [(calls[0], False), (calls[-1], True)] if len(calls) > 1 else []
-    if switches and switches != [node for node, is_on in around if node.args == (is_on,)]:
-        raise DoubleBackwardError(
-            "the backward of a torch.autograd.Function changes grad mode, and is to be differentiated",
-            why="Dynamo writes it as if grad mode were off around it",
-            suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
-        )
-    return GraphRun(graph, without=switches).run
+    return partial(internals.once_differentiable(run_once), None)
 
 
 class GraphRun(fx.Interpreter):
@@ -158,7 +155,8 @@ class GraphRun(fx.Interpreter):
             return self._checkpoint(args, kwargs)
         if target is internals.FUNCTION_APPLY:
             forward, backward, *given = args
-            return _Applied.apply(forward, backward, kwargs, *given)  # type: ignore[no-untyped-call]  # untyped in torch
+            at = self._node.meta.get("stack_trace") or ""
+            return _Applied.apply(forward, backward, kwargs, at, *given)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
             return args[0].data  # which the recorder sees
         if target is not None and target is internals.SETS_DATA:

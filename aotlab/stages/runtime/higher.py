@@ -193,7 +193,7 @@ class Higher:
         given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
         node = internals.current_node()
         create_graph = torch.is_grad_enabled()
-        if create_graph and internals.transforms_active():
+        if create_graph and (internals.transforms_active() or any(map(internals.is_batched, came))):
             raise TransformError(
                 f"the backward of compiled `{self.name}` was called with create_graph=True under a transform",
                 why="as is_grads_batched=True and vectorize=True do it, which a compiled backward cannot take",
