@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -355,6 +356,10 @@ def _backward(
                 module, needs = partition.derive_backward(live, split, segment, pattern)
             idle = live.idle
         late = only_read_late(module.graph, needs, split.lent)
+        return compile_module(module, pattern, started), needs, late, idle
+
+    def compile_module(module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
+        started = time.perf_counter_ns() if started is None else started
         context.detailed = observe.listening()
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
@@ -368,7 +373,7 @@ def _backward(
                     duration_ns=time.perf_counter_ns() - started,
                 )
             )
-        return compiled, needs, late, idle
+        return compiled
 
     def derive(pattern: trace.Pattern, asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         with internals.no_dispatch_modes():
@@ -377,6 +382,20 @@ def _backward(
     def does_the_same(pattern: trace.Pattern) -> bool:
         with internals.no_dispatch_modes():
             return trace.does_the_same(live, segment, pattern)
+
+    def make_higher(backward: runtime.Backward) -> runtime.Higher:
+        return runtime.Higher(
+            trace.first_level(live, segment),
+            split,
+            wanted=backward.wanted,
+            all_masks=backward.all_masks,
+            layouts=backward.layouts,
+            write=partial(partition.write_backward, live),
+            compile=compile_module,
+            name=live.call_name,
+            exact=options.backend.exact,
+            is_first=True,
+        )
 
     whole = (full, record.late) if full is not None and live.is_whole else None
     own = () if options.backend.takes_any_layout else split.own
@@ -387,6 +406,7 @@ def _backward(
         whole,
         compile_pattern,
         derive,
+        make_higher,
         own,
         live.call_name,
         does_the_same=does_the_same,

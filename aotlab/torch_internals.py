@@ -457,6 +457,12 @@ CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoi
 CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
 
 
+#: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
+ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
+
+#: What makes a derivative of a custom Function's backward an error.
+once_differentiable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.autograd.function.once_differentiable
+
 #: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
 FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
 
@@ -624,6 +630,12 @@ def is_transformed(tensor: Tensor) -> bool:
 def transforms_active() -> bool:
     """Tell whether a ``torch.func`` transform is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
 def forward_ad_active() -> bool:
@@ -1091,6 +1103,57 @@ def is_to_be_run(node: Any) -> bool:
         return True  # a leaf whose gradient is asked for: there torch has no answer
 
 
+def raise_of(node: Any, given: dict[int, Tensor]) -> None:
+    """Run an autograd node that stands for an error (`always_raises`), which raises it."""
+    numbers = sorted(given)
+    edges = [torch.autograd.graph.GradientEdge(node, number) for number in numbers]
+    torch.autograd.backward(edges, [given[number] for number in numbers], retain_graph=True)
+
+
+def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
+    """Return what the node of a custom function of ours saved of what it made, each with its history.
+
+    Only the history matters here, so that a write to one of them since is no error.
+    """
+    try:
+        found: tuple[Tensor, ...] = node.saved_tensors
+    except RuntimeError as error:
+        if not is_about_a_write(error):
+            raise
+        values = [raw.data for raw in node._raw_saved_tensors]
+        are_at = versions_of(values)
+        try:
+            return _at_saved_versions(node, values)
+        finally:
+            for value, version in zip(values, are_at, strict=True):
+                set_version(value, version)
+    return found
+
+
+def _at_saved_versions(node: Any, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Count down the versions of what a node saved until autograd hands it out."""
+    for version in range(max(versions_of(values)), -1, -1):
+        for value in values:
+            set_version(value, version)
+        try:
+            found: tuple[Tensor, ...] = node.saved_tensors
+        except RuntimeError:
+            continue
+        return found
+    return ()
+
+
+def current_graph_task() -> int:
+    """Return the number of the backward that is being run."""
+    return int(torch._C._current_graph_task_id())
+
+
+def leaf_of(node: Any) -> Tensor | None:
+    """Return the leaf into which an autograd node accumulates; None if it is another node."""
+    variable: Tensor | None = getattr(node, "variable", None)
+    return variable
+
+
 @contextlib.contextmanager
 def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | None) -> Iterator[None]:
     """Append those of ``edges`` that end at leaves to ``seen``, as their gradients arrive."""
@@ -1245,7 +1308,9 @@ class _Seen(Exception):  # noqa: N818  # a signal, not an error
     """Stops autograd behind one node."""
 
 
-def run_node(node: Any, given: dict[int, Tensor], wanted: Sequence[tuple[Any, int]]) -> tuple[Tensor | None, ...]:
+def run_node(
+    node: Any, given: dict[int, Tensor], wanted: Sequence[tuple[Any, int]], *, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
     """Run one autograd node alone, with autograd's preparations, and return its gradients as it makes them.
 
     ``given`` are gradients by the number of the forward output; ``wanted`` are edges behind the node. Autograd has no
@@ -1265,6 +1330,7 @@ def run_node(node: Any, given: dict[int, Tensor], wanted: Sequence[tuple[Any, in
             [torch.autograd.graph.GradientEdge(*edge) for edge in wanted],
             [given[number] for number in numbers],
             retain_graph=True,
+            create_graph=create_graph,
             allow_unused=True,
         )
     except _Seen:

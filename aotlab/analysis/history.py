@@ -325,10 +325,13 @@ def differentiate(
     tangents: Sequence[Tensor | None],
     arrived: list[Edge] | None = None,
     asked: Collection[Exit] | None = None,
+    *,
+    create_graph: bool = False,
 ) -> dict[Exit, Tensor]:
     """Run the segment's nodes and return the gradients that leave it, by exit.
 
-    Of ``asked``, if it is given, there are the exits that matter: only nodes on the way to these are run.
+    Of ``asked``, if it is given, there are the exits that matter: only nodes on the way to these are run. With
+    ``create_graph`` the gradients have histories.
 
     ``arrived`` is given the edges of leaves in the order in which autograd comes to them; not by a segment of several.
 
@@ -351,16 +354,19 @@ def differentiate(
                 [GradientEdge(*edge) for edge in stops],
                 [tangent for _, tangent in chosen],
                 retain_graph=True,
+                create_graph=create_graph,
                 allow_unused=True,
             )
         return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
     if asked is None:
-        return _node_by_node(segment, tangents)
+        return _node_by_node(segment, tangents, create_graph=create_graph)
     some = replace(segment, nodes=frozenset(leading_to(segment, list(asked))))
     return {way: gradient for way, gradient in _node_by_node(some, tangents).items() if way in asked}
 
 
-def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[Exit, Tensor]:
+def _node_by_node(
+    segment: Segment, tangents: Sequence[Tensor | None], *, create_graph: bool = False
+) -> dict[Exit, Tensor]:
     stops = set(segment.stops)
     arrived: dict[Exit, Tensor] = {}
     buffers: dict[Any, dict[int, Tensor]] = {}
@@ -379,7 +385,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
     counter = len(buffers)
     while ready:
         _, _, node = heapq.heappop(ready)
-        found = _run(node, buffers.pop(node, {}), segment, stops)
+        found = _run(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
         targets: dict[Any, None] = {}
         for i, edge in enumerate(node.next_functions):
             gradient = found.get(i)
@@ -398,12 +404,15 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None]) -> dict[E
     return arrived
 
 
-def _run(node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge]) -> dict[int, Tensor]:
+def _run(
+    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge], *, create_graph: bool = False
+) -> dict[int, Tensor]:
     """Run one node; return its gradients by their place in ``next_functions``."""
     wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
     if not buffer or not wanted:
         return {}
-    returned = internals.run_node(node, buffer, list(dict.fromkeys(edge for _, edge in wanted)))
+    edges = list(dict.fromkeys(edge for _, edge in wanted))
+    returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
     found = {i: (returned[i], edge) for i, edge in wanted}
     return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
 
@@ -523,6 +532,17 @@ def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
             found.append(node)
         todo += [target for target, _ in following]
     return found
+
+
+def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
+    """Return the numbers of the entries of a segment that are edges of what ``nodes`` keep with its history."""
+    kept = {
+        (tensor.grad_fn, tensor.output_nr)
+        for node in nodes
+        for tensor in internals.saved_tensors_of(node)
+        if tensor.requires_grad
+    }
+    return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
 
 
 #: The bit of nodes that hold values which autograd does not let go of after a backward; the others' bits follow.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,16 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
         item=path[0] if path else None,
     )
     return operation.args[0], step
+
+
+def root_among(tape: Tape, value: Tensor, known: Collection[int]) -> Tensor | None:
+    """Return the value, by its ``id`` one of ``known``, that another is or is a view of; None if there is none."""
+    while id(value) not in known:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return None
+        value = parent[0]
+    return value
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:

@@ -18,7 +18,7 @@ saves, where Dynamo's op keeps all in a closure, which no autograd knows of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
+from aotlab.frontends.custom_backwards import is_once_differentiable, switches_around
 from aotlab.recorder import locate
 
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
@@ -45,7 +46,12 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, forward: fx.GraphModule, backward: fx.GraphModule, settings: dict[str, Any], *given: Any
+        ctx: Any,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        settings: dict[str, Any],
+        called_at: str,
+        *given: Any,
     ) -> Any:
         outputs, kept = GraphRun(forward).run(*given)
         several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
@@ -53,7 +59,7 @@ class _Applied(torch.autograd.Function):
         ctx.mark_dirty(*(several[i] for i in settings.get("dirty_idx", ())))
         ctx.mark_non_differentiable(*(several[i] for i in settings["non_differentiable_idx"]))
         ctx.save_for_backward(*(kept[i] for i in saved))
-        ctx.places, ctx.backward_graph = saved, backward
+        ctx.places, ctx.backward_graph, ctx.called_at = saved, backward, called_at
         ctx.others = [None if i in saved else value for i, value in enumerate(kept)]
         return outputs
 
@@ -63,8 +69,31 @@ class _Applied(torch.autograd.Function):
         if ctx.places:
             for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        found = GraphRun(ctx.backward_graph).run(*gradients, *kept)
-        return None, None, None, *(found if isinstance(found, (tuple, list)) else [found])
+        grad_mode, graph = torch.is_grad_enabled(), ctx.backward_graph
+        run = _differentiable(graph, ctx.called_at) if grad_mode else GraphRun(graph).run
+        found = run(*gradients, *kept)
+        found = found if isinstance(found, (tuple, list)) else [found]
+        return None, None, None, None, *found
+
+
+def _differentiable(graph: fx.GraphModule, called_at: str) -> Callable[..., Any]:
+    """Return what runs a backward that Dynamo wrote in the grad mode that is on, as eager runs the user's.
+
+    ``called_at`` is the stack trace of the call of the user's function.
+
+    Raises
+    ------
+    DoubleBackwardError
+        Dynamo has left nothing of what the user's backward does to grad mode.
+    """
+    if not is_once_differentiable(graph):
+        return GraphRun(graph, without=switches_around(graph, called_at)).run
+
+    def run_once(_: Any, *given: Any) -> tuple[Any, ...]:
+        found = GraphRun(graph).run(*given)
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    return partial(internals.once_differentiable(run_once), None)
 
 
 class GraphRun(fx.Interpreter):
@@ -77,10 +106,18 @@ class GraphRun(fx.Interpreter):
     line
         Reads the user's line off a node's stack trace, for the recorder to note with what the node computes; None if
         nothing is recorded.
+    without
+        Nodes that are not run.
     """
 
-    def __init__(self, graph: fx.GraphModule, line: Callable[[str], UserLine | None] | None = None) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        line: Callable[[str], UserLine | None] | None = None,
+        without: Collection[fx.Node] = (),
+    ) -> None:
         super().__init__(graph)
+        self._without = without
         self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
         self._line = line
         self._open: dict[int, tuple[Any, Any]] = {}  # what was entered: the object, and the function that leaves it
@@ -100,6 +137,8 @@ class GraphRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
+        if n in self._without:
+            return None
         self._node = n
         if self._line is None:
             return super().run_node(n)
@@ -116,7 +155,8 @@ class GraphRun(fx.Interpreter):
             return self._checkpoint(args, kwargs)
         if target is internals.FUNCTION_APPLY:
             forward, backward, *given = args
-            return _Applied.apply(forward, backward, kwargs, *given)  # type: ignore[no-untyped-call]  # untyped in torch
+            at = self._node.meta.get("stack_trace") or ""
+            return _Applied.apply(forward, backward, kwargs, at, *given)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
             return args[0].data  # which the recorder sees
         if target is not None and target is internals.SETS_DATA:

@@ -244,6 +244,30 @@ def derive_backward(
         for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
         if given is not None
     ]
+    found = write_backward(trace, split, gradients, defined, drawn)
+    if found is None:
+        raise PartialBackwardError(
+            "a backward from some of the outputs needs a value that the forward did not save",
+            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
+            suggestion="use aotlab.default_partition",
+        )
+    return found
+
+
+def write_backward(
+    trace: Trace,
+    split: Split,
+    outputs: Sequence[Tensor | None],
+    defined: Sequence[tuple[str, Tensor]],
+    drawn: Sequence[int] = (),
+) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+    """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
+
+    ``drawn`` are the operations that draw random numbers on the way, and stay.
+
+    Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
+    saved nor can be computed again.
+    """
     # each value by one name first; then what is computed again uses aliases and copies
     first: dict[int, tuple[str, Tensor]] = {}
     for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
@@ -255,19 +279,14 @@ def derive_backward(
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
     operations = trace.tape.operations
     used = [tensor for i in drawn for tensor in tensors_in((operations[i].args, operations[i].kwargs))]
-    wanted, outside = trace.tape.needed([*gradients, *used], stop)
-    not_saved = bool(outside) or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted)
-    if not not_saved:
-        module = trace.tape.graph("Backward", [*first.values(), *defined], gradients, same=same, keep=drawn)
-        saved = list(zip(split.saved_names, split.saved_values, strict=True))
-        numbers = take_from_saved(module.graph, saved, copies=split.copies, aliases=split.aliases, itself=split.itself)
-        not_saved = any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph))
-    if not_saved:
-        raise PartialBackwardError(
-            "a backward from some of the outputs needs a value that the forward did not save",
-            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
-            suggestion="use aotlab.default_partition",
-        )
+    wanted, outside = trace.tape.needed([*outputs, *used], stop)
+    if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
+        return None
+    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same, keep=drawn)
+    saved = list(zip(split.saved_names, split.saved_values, strict=True))
+    numbers = take_from_saved(module.graph, saved, copies=split.copies, aliases=split.aliases, itself=split.itself)
+    if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
+        return None
     module.recompile()
     return module, numbers
 

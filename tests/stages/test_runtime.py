@@ -13,7 +13,7 @@ from torch import nn
 
 import aotlab
 from aotlab import config
-from aotlab.errors import DoubleBackwardError, GraphInvariantError, PartialBackwardError
+from aotlab.errors import GraphInvariantError, PartialBackwardError
 from aotlab.observe import BackwardCompiled
 from aotlab.stages import runtime
 from aotlab.stages.runtime import MISS, SavedValues, restride
@@ -559,18 +559,7 @@ def test_training_loop():
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-# --- double backward, lazy backward, partial errors --------------------------------------------------------------
-
-
-def test_create_graph_is_refused():
-    """create_graph=True is refused with our own error, and a plain backward still works afterwards."""
-    x = leaf(3)
-    f = compiled(lambda x: x.sin().sum())
-    out = f(x)
-    with pytest.raises(DoubleBackwardError, match="create_graph"):
-        torch.autograd.grad(out, x, create_graph=True)
-    (gradient,) = torch.autograd.grad(f(x), x)
-    assert torch.equal(gradient, x.detach().cos())
+# --- lazy backward, partial errors --------------------------------------------------------------
 
 
 def test_gradients_have_no_graph():

@@ -43,6 +43,7 @@ from aotlab.stages.runtime.backward import Backward, Compiled
 from aotlab.stages.runtime.draft import Parts
 from aotlab.stages.runtime.failing import ForwardFailed, can_be_repeated
 from aotlab.stages.runtime.generator import Generator, generate
+from aotlab.stages.runtime.higher import Higher
 from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.runtime.writer import MISS, Miss
 
@@ -52,6 +53,7 @@ __all__ = [
     "Compiled",
     "ForwardFailed",
     "Generator",
+    "Higher",
     "Miss",
     "Parts",
     "RuntimeRecord",

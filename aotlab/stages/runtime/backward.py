@@ -12,11 +12,12 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.kept_values import named_node, stem, with_node
 from aotlab.backends.base import Boxed
-from aotlab.errors import DoubleBackwardError, PartialBackwardError, TransformError
+from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Asked, Askers, Derive
+from aotlab.stages.runtime.higher import Higher
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern
@@ -40,6 +41,7 @@ class Backward:
         full: tuple[Boxed, frozenset[int]] | None,
         compile_pattern: Callable[[Pattern], Compiled],
         derive: Derive,
+        make_higher: Callable[[Backward], Higher],
         own: Sequence[int],
         name: str,
         *,
@@ -47,12 +49,14 @@ class Backward:
         exact: bool,
     ) -> None:
         self._trace = trace
+        self._make_higher = make_higher
+        self._higher: Higher | None = None
         self._compile = compile_pattern
         self._name = name
         self._exact = exact
         self._does_the_same = does_the_same
         #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
-        self._layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
+        self.layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self._nans = NanFinder(trace, split, segment)
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
@@ -93,8 +97,8 @@ class Backward:
     def _lay_out(self, values: list[Tensor], needs: Sequence[int]) -> None:
         """Give the caller's tensors among the saved values the strides for which the backward was compiled."""
         for place, n in enumerate(needs):
-            if n in self._layouts:
-                value, (shape, stride, dtype) = values[place], self._layouts[n]
+            if n in self.layouts:
+                value, (shape, stride, dtype) = values[place], self.layouts[n]
                 if value.stride() != stride or value.shape != shape or value.dtype != dtype:
                     values[place] = laid_out_as(value, shape, stride, dtype)
 
@@ -152,24 +156,28 @@ class Backward:
         saved.release(asked.mask, self.all_masks)
         return [gradients[i] for i in self.wanted]
 
+    def _of_higher_order(self) -> Higher:
+        """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
+        if self._higher is None:
+            self._higher = self._make_higher(self)
+        return self._higher
+
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of what went through ``apply``, in their order.
 
         Raises
         ------
         DoubleBackwardError
-            Under ``create_graph=True``.
+            Under ``create_graph=True``, where the derivative cannot be had.
         TransformError
             With batched gradients, which kernels cannot take.
         Exception
             The error that differentiating the traced program raised.
         """
-        if torch.is_grad_enabled():
-            raise DoubleBackwardError(
-                f"the backward of compiled `{self._name}` was called with create_graph=True",
-                why="derivatives of a compiled backward are not supported yet",
-                suggestion="call the original function where higher derivatives are needed",
-            )
+        if saved.pending is not None or torch.is_grad_enabled():
+            higher = self._of_higher_order()
+            if torch.is_grad_enabled() or higher.is_awaited(saved):
+                return higher(saved, tangents)
         pattern: tuple[bool | tuple[int, ...], ...] = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
@@ -209,7 +217,7 @@ class Backward:
             if found is None:
                 raise
             return found
-        if self._layouts:
+        if self.layouts:
             self._lay_out(arguments, needs)
         # where there is one entry all nodes go together; else this takes time for each edge
         several = len(self.all_masks) > 1 and not internals.keeps_graph()

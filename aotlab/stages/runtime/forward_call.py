@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edge_of
+from aotlab.analysis.history import Edge, edge_of, kept_entries
 from aotlab.analysis.windows import Base
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -26,6 +26,7 @@ from aotlab.stages.runtime.failing import watched
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.saved import SavedValues
+from aotlab.stages.trace.live import Trace
 
 
 class ForwardCall:
@@ -74,7 +75,8 @@ class ForwardCall:
         anchored = not through
         if anchored:  # the outputs require grad, but no input gets any; something has to say so
             through = [anchor(draft)]
-        results = ", ".join(names[i] for i in trace.roots)
+        hanging = hung_on(trace, 0)
+        results = ", ".join([*(names[i] for i in trace.roots), *(["_"] if hanging is None else [])])
         with self._mutations.requiring_grad(), shrunk_again(draft):
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
@@ -82,14 +84,14 @@ class ForwardCall:
         others = [names[i] for i in self._others()] + ["saved"] * self._keeping.is_told
         if others:
             w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
-        self._function_class(len(inputs), anchored=anchored)
+        self._function_class(len(inputs), hanging, anchored=anchored)
 
     def _others(self) -> list[int]:
         """Return the forward outputs that cannot be differentiated."""
         return [i for i in range(len(self.trace.forward_outputs)) if i not in self.trace.roots]
 
-    def _function_class(self, inputs: int, *, anchored: bool) -> None:
-        """Write the autograd.Function."""
+    def _function_class(self, inputs: int, hanging: tuple[int, ...] | None, *, anchored: bool) -> None:
+        """Write the autograd.Function; ``hanging`` is as `hung_on` says."""
         draft, trace = self.draft, self.trace
         (backward,) = draft.parts.backward
         draft.w.namespace.update(Function=torch.autograd.Function, SavedValues=SavedValues, backward=backward)
@@ -107,9 +109,11 @@ class ForwardCall:
         if boxed_inputs or boxed:
             lines.append(f"        box[:] = [{', '.join(boxed)}]")
         returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]
+        lines += hang(draft, returned, hanging, "ctx.values")
         lines.append(f"        return {', '.join(returned)}")
         lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
-        lines.append(f"        return None{', None' if anchored else ''}, *backward(ctx.values, tangents)")
+        tangents = "tangents[:-1]" if hanging is None else "tangents"
+        lines.append(f"        return None{', None' if anchored else ''}, *backward(ctx.values, {tangents})")
         draft.heads += [*lines, "", ""]
 
     def _graph_arguments(self, inputs: int) -> tuple[str, int]:
@@ -125,6 +129,44 @@ class ForwardCall:
         if not box_index and through == list(range(inputs)):
             return "list(inputs)" if through else "[]", box_index
         return f"[{', '.join(order)}]", box_index
+
+
+#: An output of so many bytes may be kept only for what hangs on it.
+_SMALL = 4096
+
+
+def hung_on(trace: Trace, segment: int) -> tuple[int, ...] | None:
+    """Choose the results on which nodes of derivatives of derivatives hang: see `aotlab.stages.runtime.higher`.
+
+    They are kept as autograd keeps results, without a cycle: those that eager keeps, else the smallest. None if that
+    takes memory; then there has to be another result, without any.
+    """
+    part = trace.segments[segment]
+    own = kept_entries(part, trace.bits)
+    if own:
+        return own
+    carriers = range(len(part.roots), len(part.entries))  # without memory
+    if carriers:
+        return (carriers[0],)
+    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(trace.tangents[n] for n in part.roots)]
+    size, smallest = min(sizes)
+    return (smallest,) if size <= _SMALL else None
+
+
+def hang(draft: Draft, returned: list[str], hanging: tuple[int, ...] | None, values: str) -> list[str]:
+    """Write the lines that keep results of a Function to hang on; change the expressions of what it returns."""
+    lines = []
+    for n in hanging or ():
+        if not returned[n].isidentifier():
+            lines.append(f"        hung_{n} = {returned[n]}")
+            returned[n] = f"hung_{n}"
+    if hanging is None:
+        draft.w.namespace["nothing"] = torch.empty(0)
+        lines.append("        hung = nothing.detach()")
+        returned.append("hung")
+    kept = ", ".join(returned[n] for n in hanging or (-1,))
+    draft.w.namespace["foreign_hooks"] = internals.foreign_saved_tensor_hooks  # which are not to see what eager has not
+    return [*lines, f"        if not ({values}.hooked and foreign_hooks()):", f"            ctx.to_save = ({kept},)"]
 
 
 def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:

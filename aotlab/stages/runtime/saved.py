@@ -101,15 +101,23 @@ class SavedValues:
     that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
     that does not goes through. What a custom function's node keeps as an attribute is never used up.
 
+    ``pending`` are the gradients that wait for a backward to come by, since they belong into its midst; ``hooked`` says
+    that there are hooks.
+
     ``lent`` are the numbers of values that a backward may read as they are by then, ``loose`` of those that autograd
     would not keep: neither hooks nor version checks are for these.
     """
 
-    __slots__ = ("_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "released")
+    __slots__ = (
+        "_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "hooked", "pending",
+        "released"
+    )  # fmt: skip
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
+        self.hooked = hooks is not None
+        self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
         self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool]] = []
         self._hooks = hooks
@@ -229,6 +237,26 @@ class SavedValues:
             if n in late:
                 used[place] = self._by_now(n, used[place])
         return used
+
+    def tensors(self) -> list[Tensor]:
+        """Return the values, as far as they are there and not packed."""
+        return [] if self._values is None or self._hooks is not None else self._values
+
+    def put_pending(self, backwards: int, edge: Any, gradient: Tensor) -> None:
+        """Keep a gradient for some backwards of the backward that is being run; at one edge they are summed."""
+        if self.pending is None:
+            self.pending = {}
+        waiting = self.pending.setdefault((backwards, internals.current_graph_task()), {})
+        waiting[edge] = waiting[edge] + gradient if edge in waiting else gradient
+
+    def take_pending(self, backwards: int) -> dict[Any, Tensor]:
+        """Hand out what waits for some backwards."""
+        if self.pending is None:
+            return {}
+        found = self.pending.pop((backwards, internals.current_graph_task()), {})
+        if not self.pending:
+            self.pending = None
+        return found
 
     def _take_in(self, tensor: Tensor, slot: int | None) -> None:
         """Let a tensor of the caller's, which was given other memory, stand for what is kept of it."""

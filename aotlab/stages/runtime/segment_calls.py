@@ -23,7 +23,7 @@ from aotlab.analysis.history import Edge, Exit
 from aotlab.analysis.sums import in_order_of_nodes
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
-from aotlab.stages.runtime.forward_call import anchor, call_forward, graph_inputs, own_nodes
+from aotlab.stages.runtime.forward_call import anchor, call_forward, graph_inputs, hang, hung_on, own_nodes
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.outputs import Outputs
@@ -109,13 +109,14 @@ class SegmentCalls:
         carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
         values = [self._value(i) for i in positions]
         values += [f"{self._like(edge)}.detach()" for edge in carried]
-        results = [*names, *carriers]
+        hanging = hung_on(trace, number)
+        results = [*names, *carriers, *(["_"] if hanging is None else [])]
         comma = "," if len(results) == 1 else ""
         draft.with_grad(
             f"{', '.join(results)}{comma} = Segment_{number + 1}.apply(saved, ({', '.join(values)},), "
             f"{', '.join(through)})"
         )
-        self._segment_class(number, anchored=anchored)
+        self._segment_class(number, len(values), hanging, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
         for edge, name in zip(carried, carriers, strict=True):
@@ -124,7 +125,9 @@ class SegmentCalls:
             source = trace.sources.get(edge)
             if source is not None and source.kind == "root" and i == trace.roots[source.index] >= len(trace.writes):
                 self._pass_on(edge, name)
-        own_nodes(draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), results)
+        own_nodes(
+            draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), [*names, *carriers]
+        )
 
     def _unwritten_input(self, edge: Edge) -> str | None:
         """Return the expression of the input at an edge, if it keeps its history."""
@@ -159,23 +162,27 @@ class SegmentCalls:
         shape, dtype, device = internals.edge_metadata(*edge)
         return self.w.constant("like", torch.empty((), dtype=dtype, device=device).expand(shape))
 
-    def _segment_class(self, number: int, *, anchored: bool) -> None:
+    def _segment_class(self, number: int, results: int, hanging: tuple[int, ...] | None, *, anchored: bool) -> None:
         """Write the autograd.Function of a segment; its forward only hands on what the compiled forward returned."""
+        returned = [f"results[{n}]" for n in range(results)]
+        lines = hang(self.draft, returned, hanging, "saved")
         names = self.w.namespace
         names["Function"] = torch.autograd.Function
         names[f"backward_{number + 1}"] = self.draft.parts.backward[number]
         anchor = ", None" if anchored else ""
+        tangents = "tangents[:-1]" if hanging is None else "tangents"
         self.draft.heads += [
             f"class Segment_{number + 1}(Function):",
             "    @staticmethod",
             "    def forward(ctx, saved, results, *inputs):",
             "        ctx.set_materialize_grads(False)",
             "        ctx.values = saved",
-            "        return results",
+            *lines,
+            f"        return {', '.join(returned)}{',' if len(returned) == 1 else ''}",
             "",
             "    @staticmethod",
             "    def backward(ctx, *tangents):",
-            f"        return None, None{anchor}, *backward_{number + 1}(ctx.values, tangents)",
+            f"        return None, None{anchor}, *backward_{number + 1}(ctx.values, {tangents})",
             "",
             "",
         ]

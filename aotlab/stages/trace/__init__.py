@@ -44,11 +44,23 @@ from aotlab.stages.trace.function import run_function
 from aotlab.stages.trace.inputs import enter_inputs
 from aotlab.stages.trace.joint import make_joint
 from aotlab.stages.trace.layouts import does_the_same
+from aotlab.stages.trace.levels import first_level
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
 from aotlab.torch_internals import FakeTensorMode
 
-__all__ = ["Pattern", "Source", "Trace", "TraceFailed", "TraceRecord", "Write", "does_the_same", "is_full", "run"]
+__all__ = [
+    "Pattern",
+    "Source",
+    "Trace",
+    "TraceFailed",
+    "TraceRecord",
+    "Write",
+    "does_the_same",
+    "first_level",
+    "is_full",
+    "run",
+]
 
 
 def run(

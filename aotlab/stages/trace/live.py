@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -286,16 +286,37 @@ class Trace:
             return self.full[segment]
         looked: set[Any] = set()
         given = [None if found is None else found[1] for found in self.given(segment, pattern)]
+        with self.recording_backward(looked, autocast=autocast), torch.no_grad():
+            arrived: list[Edge] | None = [] if full and not self.arrived else None
+            found = differentiate(part, given, arrived, ways)
+            values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+        if arrived:
+            self.arrived += arrived
+        self.idle = self.idle_but(looked)
+        if full and not autocast and ways is None:
+            self.idle_of_full[segment] = self.idle
+            # those that the first gradients, which stay, are made of
+            self.drawn_of_full.setdefault(segment, self.drawn)
+        return [None if way is None else values.get(way) for way in slots]
+
+    def idle_but(self, looked: Collection[Any]) -> int:
+        """Return the bits of the custom functions' nodes that did not look at what they saved."""
+        return sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
+
+    @contextmanager
+    def recording_backward(self, looked: set[Any], *, autocast: bool) -> Iterator[None]:
+        """Record what autograd computes in a ``with`` block; note in ``looked`` which nodes look at what they saved.
+
+        What draws random numbers in it is in ``drawn`` afterwards.
+        """
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
             looking = internals.noting_looks(looked) if self.lookers else nullcontext()
-            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, torch.no_grad(), looking:
-                arrived: list[Edge] | None = [] if full and not self.arrived else None
-                found = differentiate(part, given, arrived, ways)
-                values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, looking:
+                yield
                 self.recorder.states.end()
         except RuntimeError as error:
             error.args = (as_of_a_view(str(error)), *error.args[1:])
@@ -305,12 +326,3 @@ class Trace:
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         self.drawn = tuple(o.index for o in self.tape.operations[first:] if o.is_random and o.is_impure)
-        if arrived:
-            self.arrived += arrived
-        self.idle = sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
-        if full and not autocast and ways is None:
-            self.idle_of_full[segment] = self.idle
-            self.drawn_of_full.setdefault(
-                segment, self.drawn
-            )  # those that the first gradients, which stay, are made of
-        return [None if way is None else values.get(way) for way in slots]
