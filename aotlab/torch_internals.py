@@ -401,6 +401,28 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
+def calls_other_ops(op: OpOverload) -> bool:
+    """Tell whether ``op`` has no kernel of its own, and is no more than calls of other ops, which autocast sees."""
+    return _has_kernel(op, "CompositeImplicitAutograd")
+
+
+def autocast_knows(op: Any) -> bool:
+    """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
+    return any(
+        torch.is_autocast_enabled(device)
+        and isinstance(op, OpOverload)
+        and _has_kernel(op, f"Autocast{device.upper()}")
+        for device in ("cpu", "cuda")
+    )
+
+
+@functools.cache
+def _has_kernel(op: OpOverload, key: str) -> bool:
+    # some overloads are TorchScript's, on lists and numbers, and unknown to the dispatcher
+    known = torch._C._dispatch_has_kernel(op.name())
+    return known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
 def forget_tensors(fake_mode: FakeTensorMode) -> None:
     """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
     fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)

@@ -28,6 +28,8 @@ from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
+    casting_ops_since,
+    casts_inside_since,
     casts_since,
     draws_since,
     note_checkpoint,
@@ -72,6 +74,7 @@ from aotlab.recorder.writing import (
     refuse_casts,
     refuse_overlaps,
     share_memory,
+    writes_by_other_ops,
     writes_in_place,
     writes_lists,
     written_part,
@@ -296,10 +299,34 @@ class EscapeGuard(TorchFunctionMode):
             )
         correction = corrected(func)
         if written is None:
+            count = operations_so_far()
             result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
+            if internals.any_autocast_enabled() and casts_inside_since(count):
+                raise RunEagerly(f"`{spoken_name(func)}` casts inside of its kernel under autocast, at {user_line()}")
             if func in _SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
                 self.looks.as_dtype(args[0], result)
             return result
+        if not internals.any_autocast_enabled():
+            return self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
+        # autocast casts for ops that return new tensors, which is what functionalization puts for those that write
+        count, by_others = operations_so_far(), writes_by_other_ops(func, in_place=in_place)
+        with nullcontext() if by_others else internals.disable_autocast():
+            result = self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
+        if by_others and casting_ops_since(count):
+            raise RunEagerly(f"`{spoken_name(func)}` writes under autocast what other ops compute, at {user_line()}")
+        return result
+
+    def _pass_write(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Any,
+        correction: Callable[..., Any] | None,
+        *,
+        in_place: bool,
+    ) -> Any:
+        """Let a function write ``written``: a tensor, or those of a list."""
         if not isinstance(written, Tensor):
             outs = written if "out" in kwargs and isinstance(written, list | tuple) else ()
             if any(self.memory.ground(each) is not None for each in tensors_in(outs)):

@@ -68,6 +68,11 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
+#: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
+#: it, too, and does not see whether it is on.)
+_CAST_INSIDE = frozenset((torch.ops.aten._trilinear.default,))
+
+
 #: What kernels look at when they run and the graph does not say.
 _SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
 
@@ -523,6 +528,16 @@ def operations_so_far() -> int:
 def draws_since(count: int) -> bool:
     """Tell whether the running recorder has written a random op after so many."""
     return bool(_active) and any(operation.draws_as for operation in _active[-1].tape.operations[count:])
+
+
+def casts_inside_since(count: int) -> bool:
+    """Tell whether the running recorder has since written an op whose kernel casts under autocast."""
+    return bool(_active) and any(o.target in _CAST_INSIDE for o in _active[-1].tape.operations[count:])
+
+
+def casting_ops_since(count: int) -> bool:
+    """Tell whether the running recorder has since written an op whose arguments autocast casts."""
+    return bool(_active) and any(internals.autocast_knows(o.target) for o in _active[-1].tape.operations[count:])
 
 
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:

@@ -34,6 +34,21 @@ def writes_in_place(func: Any) -> bool:
     return known
 
 
+def writes_by_other_ops(func: Any, *, in_place: bool) -> bool:
+    """Tell whether a function that writes may do so by calling other ops, and not by a kernel of its own."""
+    name = op_name(func)
+    if writes_lists(func) or name == "__setitem__":
+        return False
+    if name.startswith("__i") and in_place:
+        name = f"{name[3:-2]}_"
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return True
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    writing = [op for op in overloads if op._schema.is_mutable]
+    return not writing or any(internals.calls_other_ops(op) for op in writing)
+
+
 def writes_lists(func: Any) -> bool:
     """Tell whether an op writes the members of lists, one after the other."""
     name = op_name(func)
