@@ -132,7 +132,7 @@ class ForwardCall:
 
 
 #: An output of so many bytes may be kept only for what hangs on it.
-_SMALL = 4096
+_SMALL = 16384
 
 
 def hung_on(trace: Trace, segment: int) -> tuple[int, ...] | None:
