@@ -401,6 +401,10 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
+#: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
+TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
+
+
 def calls_other_ops(op: OpOverload) -> bool:
     """Tell whether ``op`` has no kernel of its own, and is no more than calls of other ops, which autocast sees."""
     return _has_kernel(op, "CompositeImplicitAutograd")

@@ -70,7 +70,7 @@ _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 #: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
 #: it, too, and does not see whether it is on.)
-_CAST_INSIDE = frozenset((torch.ops.aten._trilinear.default,))
+_CAST_INSIDE = frozenset((internals.TRILINEAR,))
 
 
 #: What kernels look at when they run and the graph does not say.
