@@ -81,6 +81,8 @@ from aotlab.recorder.writing import (
 )
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
+#: Writes of one value to all elements, by whatever way.
+_FILLS = frozenset((Tensor.fill_, torch.fill_, Tensor.__setitem__))
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
 _UNSAFE_VIEWS = frozenset(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"))
@@ -398,6 +400,13 @@ class EscapeGuard(TorchFunctionMode):
         if of_inference and not torch.is_inference_mode_enabled():
             # the op itself sees that of whole tensors only; the wrapper of an input is none
             raise RunEagerly(f"an inference tensor is written outside of inference_mode, at {user_line()}")
+        differentiable = written[0].is_floating_point() or written[0].is_complex()
+        if func in _FILLS and torch.is_grad_enabled() and not differentiable:
+            values = tensors_in((args[1:], kwargs))
+            if any(
+                value.requires_grad for value in values
+            ):  # eager gives it a history, which no backward can go through
+                raise RunEagerly(f"integers are filled with what requires grad, at {user_line()}")
         self.looks.check_writes(written)
         self.looks.note_writes(written)
         owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
