@@ -1253,8 +1253,13 @@ def foreign_saved_tensor_hooks() -> bool:
 
     Torch's own, which offload or compute again, unpack the values that they packed.
     """
+    return torch.is_grad_enabled() and hooks_are_foreign()
+
+
+def hooks_are_foreign() -> bool:
+    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own."""
     hooks = saved_tensor_hooks()
-    if hooks is None or not torch.is_grad_enabled():
+    if hooks is None:
         return False
     module: str = getattr(hooks[0], "__module__", type(hooks[0]).__module__)
     return module.split(".")[0] not in ("torch", "aotlab")

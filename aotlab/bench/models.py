@@ -90,7 +90,7 @@ class GraphNet(nn.Module):
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
-        from torch_geometric.nn import GATConv, GCNConv  # type: ignore[import-not-found]  # an extra
+        from torch_geometric.nn import GATConv, GCNConv
 
         self.convolve, self.attend = GCNConv(features, width), GATConv(width, classes)
 
@@ -148,7 +148,7 @@ def _configured(kind: str, config: str, **settings: Any) -> Callable[[], nn.Modu
 
     def build() -> nn.Module:
         try:
-            import transformers  # type: ignore[import-not-found]  # an extra
+            import transformers
         except ImportError as error:
             raise UsageError("these models need transformers: pip install 'aotlab[models]'") from error
         model: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**settings))

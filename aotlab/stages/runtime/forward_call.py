@@ -165,7 +165,7 @@ def hang(draft: Draft, returned: list[str], hanging: tuple[int, ...] | None, val
         lines.append("        hung = nothing.detach()")
         returned.append("hung")
     kept = ", ".join(returned[n] for n in hanging or (-1,))
-    draft.w.namespace["foreign_hooks"] = internals.foreign_saved_tensor_hooks  # which are not to see what eager has not
+    draft.w.namespace["foreign_hooks"] = internals.hooks_are_foreign  # which are not to see what eager has not
     return [*lines, f"        if not ({values}.hooked and foreign_hooks()):", f"            ctx.to_save = ({kept},)"]
 
 
