@@ -219,10 +219,6 @@ def _reentrant(x):
     return checkpoint(torch.sin, x, use_reentrant=True)  # here
 
 
-def _drops_out_again(x):
-    return checkpoint(functional.dropout, x, use_reentrant=False, preserve_rng_state=False)  # here
-
-
 def _sets(x, y):
     x.set_(y)  # here
     return x * 2
@@ -326,7 +322,6 @@ CASES = [
     (_seeds, [_ones], "torch.manual_seed", "do it outside"),
     (_reads_the_clock, [_ones], "time.time", "pass the time as an argument"),
     (_reentrant, [partial(leaf, 3)], None, "use_reentrant=False"),
-    (_drops_out_again, [partial(leaf, 3)], None, "preserve_rng_state=True"),
     (_sets, [_ones, _ones], "x", "copy_"),
     (_sets_data, [_ones, _ones], "x", "move it out"),
     (_writes_inside, [_of_inference], "x", "under torch.inference_mode()"),
@@ -398,7 +393,6 @@ def test_messages_name_the_line_the_argument_and_a_way_out(function, makers, nam
 
 BEHIND_DYNAMO = [
     (_reentrant, [partial(leaf, 3)], "use_reentrant=False"),
-    (_drops_out_again, [partial(leaf, 3)], "preserve_rng_state=True"),
     (_sets_data, [_ones, _ones], "move it out"),
     (_writes_inside, [_of_inference], "under torch.inference_mode()"),
     (_chooses, [_ones], "move it out"),

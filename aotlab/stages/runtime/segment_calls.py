@@ -119,15 +119,15 @@ class SegmentCalls:
         self._segment_class(number, len(values), hanging, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
+        own_nodes(
+            draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), [*names, *carriers]
+        )
         for edge, name in zip(carried, carriers, strict=True):
             self._pass_on(edge, name)
         for edge, i, name in zip(part.entries, positions, names, strict=False):
             source = trace.sources.get(edge)
             if source is not None and source.kind == "root" and i == trace.roots[source.index] >= len(trace.writes):
                 self._pass_on(edge, name)
-        own_nodes(
-            draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), [*names, *carriers]
-        )
 
     def _unwritten_input(self, edge: Edge) -> str | None:
         """Return the expression of the input at an edge, if it keeps its history."""
