@@ -1552,13 +1552,6 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-def eagers_random_numbers() -> AbstractContextManager[Any]:
-    """Let Inductor draw the numbers that eager draws."""
-    from torch._inductor import config
-
-    return config.patch(fallback_random=True)  # type: ignore[no-any-return]  # untyped in torch
-
-
 def recurrent_layers_captured() -> AbstractContextManager[Any]:
     """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
     from torch._dynamo import config

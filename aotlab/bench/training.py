@@ -189,7 +189,7 @@ def held(trained: Trained, wrap: Wrap, device: torch.device) -> int:
 @contextmanager
 def comparable() -> Iterator[None]:
     """Let Inductor draw eager's random numbers, that losses can be compared, and Dynamo take recurrent layers."""
-    with internals.eagers_random_numbers(), internals.recurrent_layers_captured(), warnings.catch_warnings():
+    with internals.eager_draws_by_inductor(), internals.recurrent_layers_captured(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
