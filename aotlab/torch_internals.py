@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -1746,6 +1747,22 @@ def _eager_optimizers() -> Iterator[None]:
     finally:
         for module, original in before:
             module._get_value = original
+
+
+def in_guard(frame: types.FrameType | None) -> bool:
+    """Tell whether a frame belongs to the check of a guard of Dynamo's, as opposed to the making of guards."""
+    from torch._dynamo import eval_frame, guards
+
+    machinery = os.path.dirname(guards.__file__)
+    inside = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if inside and file != guards.__file__:
+            # a check is called from C++, for whatever frame is about to run; the making of guards by other parts of Dynamo
+            return file == eval_frame.__file__ or os.path.dirname(file) != machinery
+        inside = file == guards.__file__
+        frame = frame.f_back
+    return inside
 
 
 def unmark_static(tensor: Tensor) -> None:

@@ -34,6 +34,7 @@ from aotlab.notebook.cell import CellCode, linked, take_apart
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
 from aotlab.notebook.graphs import wrong_device
+from aotlab.notebook.interrupts import never_lost
 from aotlab.notebook.names import named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
@@ -207,7 +208,7 @@ class Magic:
         # Errors of a repeated cell show the lines as they stand in the file that its code was compiled for.
         shell.compile.cache(source, number, raw_code=raw)
         try:
-            with cell.run(execution_count=number, cell_id=_cell_id(shell), again=again) as run:
+            with never_lost(), cell.run(execution_count=number, cell_id=_cell_id(shell), again=again) as run:
                 result = await self._execute(cell, run, file)
                 if cell.code.defines_only:
                     self._compile_functions(cell)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +14,7 @@ pytest.importorskip("IPython")
 
 import torch
 from IPython.core.interactiveshell import InteractiveShell
+from torch._dynamo import guards
 
 from aotlab import observe
 from aotlab.notebook import graphs
@@ -214,6 +218,39 @@ def test_an_interrupt_in_a_compiled_graph(shell: InteractiveShell, monkeypatch: 
     assert shell.user_ns["x"][0, 0].item() == 0.0
     execute(shell, cell("x.add_(1)\ny = x * 2"))
     assert shell.user_ns["y"][0, 0].item() == 2.0
+
+
+def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
+    """Dynamo drops what a guard raises, and would go on: the interrupt comes again when the guard has been checked."""
+    arrived: list[int] = []
+
+    def profile(frame: types.FrameType, event: str, _argument: object) -> None:
+        outside = frame.f_back is not None and frame.f_back.f_code.co_filename != guards.__file__
+        if event == "call" and frame.f_code.co_filename == guards.__file__ and outside and shell.user_ns["step"] == 3:
+            sys.setprofile(None)
+            arrived.append(shell.user_ns["step"])
+            signal.raise_signal(signal.SIGINT)
+
+    shell.user_ns["watch"] = lambda: sys.setprofile(profile)
+    before = process_state(), signal.getsignal(signal.SIGINT)
+    try:
+        error = failing(shell, cell("for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2"))
+    finally:
+        sys.setprofile(None)
+    assert arrived == [3]
+    assert isinstance(error, KeyboardInterrupt)
+    assert 3 <= shell.user_ns["step"] < 199_999
+    assert before == (process_state(), signal.getsignal(signal.SIGINT))
+
+
+def test_a_handler_that_a_cell_sets_stays(shell: InteractiveShell) -> None:
+    """As it does in Python: the cell is not only about tensors."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        execute(shell, cell("import signal\nmine = lambda *_: None\n_ = signal.signal(signal.SIGINT, mine)\ny = x * 2"))
+        assert signal.getsignal(signal.SIGINT) is shell.user_ns["mine"]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- two shells --------------------------------------------------------------------------------------------------
