@@ -1758,7 +1758,7 @@ def in_guard(frame: types.FrameType | None) -> bool:
     while frame is not None:
         file = frame.f_code.co_filename
         if inside and file != guards.__file__:
-            # a check is called from C++, for whatever frame is about to run; the making of guards by other parts of Dynamo
+            # a check is called from C++, for the frame that is about to run; guards are made by other parts of Dynamo
             return file == eval_frame.__file__ or os.path.dirname(file) != machinery
         inside = file == guards.__file__
         frame = frame.f_back
