@@ -476,7 +476,7 @@ def watches(
 class KeptItself:
     """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
 
-    ``sequences`` are those nodes' sequence numbers.
+    ``sequences`` are those nodes' sequence numbers. ``twice`` says that one of them keeps an alias besides.
 
     Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
     memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
@@ -487,6 +487,7 @@ class KeptItself:
     nodes: int = 0
     asking: int = 0
     alone: bool = True
+    twice: bool = False
     sequences: frozenset[int] = frozenset()
 
 
@@ -500,8 +501,10 @@ def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[
     leaves = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
     for node, bit in bits.items():
         given = internals.kept_by_checkpoint(node)
+        own_tensors, aliases = set[int](), set[int]()
         for kept in [*internals.saved_tensors_of(node), *given]:
             if id(kept) in found:
+                own_tensors.add(id(kept))
                 own, mask = found[id(kept)], 1 << bit
                 is_asked = id(kept) in asked or (id(kept) in leaves and any(kept is each for each in given))
                 asking = mask if is_asked and not internals.is_custom_function_node(node) else 0
@@ -514,6 +517,9 @@ def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[
             else:
                 for other in by_storage.get(internals.storage_key(kept), ()):
                     found[other] = replace(found[other], alone=False)
+                    aliases.add(other)
+        for both in own_tensors & aliases:
+            found[both] = replace(found[both], twice=True)
     return [found[id(t)] for t in tensors]
 
 

@@ -159,6 +159,8 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
     ends = any(step.target == "aten.view.dtype" for step in views or ())  # where gradients end by themselves
     if views == () and output.requires_grad and not is_new_leaf(output):
         return (ViewStep(target="aten.alias.default"),)
+    if views and lost and not ends and _DETACH not in views and internals.base_of(output) is not None:
+        return (_DETACH, *views)  # a view of what was detached, where a detached view is none
     if views == () or (lost and not ends and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
     # a compiler may have asked for an alias in its place, and what moved in place is none: what was detached is no view

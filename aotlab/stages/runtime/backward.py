@@ -68,6 +68,8 @@ class Backward:
         #: tried, whether the one for the usual strides does the same.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._tried: dict[tuple[Any, ...], bool] = {}
+        #: The pattern to look up, by strides that were met before.
+        self._of_strides: dict[tuple[Any, ...], tuple[bool | tuple[int, ...], ...]] = {}
         #: Backwards that draw random numbers, for gradients that are not all that there are.
         self._of_slots: dict[Any, Asked] = {}
         if full is not None:
@@ -110,6 +112,9 @@ class Backward:
         Where none can be had, they are copied, in the list, into the strides that the backward was traced with: equal
         values, but what is summed in another order may be rounded otherwise.
         """
+        strides = (pattern, casting, *[t.stride() if t.layout is torch.strided else None for t in tangents])
+        if strides in self._of_strides:
+            return self._of_strides[strides]
         places = [place for place, defined in enumerate(pattern) if defined]
         found = list(pattern)
         for place, tangent in zip(places, tangents, strict=True):
@@ -124,10 +129,9 @@ class Backward:
                 self._tried[key] = not casting and self._does_the_same(found)
                 if not self._tried[key]:
                     self._compiled[key] = self._compile(found)
-        if key in self._compiled:
-            return tuple(found)
-        if self._tried.get(key):
-            return pattern
+        if key in self._compiled or self._tried.get(key):
+            self._of_strides[strides] = tuple(found) if key in self._compiled else pattern
+            return self._of_strides[strides]
         for i, place in enumerate(places):
             if tangents[i].layout is not torch.strided or tangents[i].stride() != self.strides[place]:
                 tangents[i] = restride(tangents[i], self.strides[place])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import placeholders
+from aotlab.ir.metadata import OutputType
 from aotlab.recorder import RunEagerly
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -182,15 +183,22 @@ class Keeping:
         saved = {internals.storage_key(value) for value in own_saved}
         written = {write.index for write in trace.writes}
         found = {}
+        bases: dict[int, int] = {}
         for source, mask in trace.watch.items():
             if source.kind == "input":
                 own = trace.input_fakes[source.index]
                 noticed = source.index not in written and self._draft.base_with(source.index) is None
+            elif (n := self._intermediate(source)) is not None:
+                mask &= ~bases.get(n, 0)  # one of its views notices what is written to any
+                bases[n] = bases.get(n, 0) | mask
+                own, noticed = trace.forward_outputs[len(trace.writes) + len(trace.returned_outputs) + n], True
             elif not self._is_made(source):
                 continue  # what it is made from is watched
             else:
                 position = len(trace.writes) + trace.returned_outputs.index(source.index)
                 own, noticed = trace.forward_outputs[position], True
+            if not mask:
+                continue
             if not (noticed and internals.storage_key(own) in saved):
                 found[source] = mask
             elif source in trace.unread:  # nor is it among what a backward takes that goes by those nodes alone
@@ -219,15 +227,28 @@ class Keeping:
             own = any(n in partition.own for n in slots) and not reshaped
             nodes = kept.nodes if internals.storage_key(value) in places and not own else 0
             sure = bool(slots) and not reshaped and (kept.alone or self._are_told_apart(slots[0]))
+            if kept.twice and not self._has_alias(value):
+                sure = False  # the alias is made again in the backward, by the node that keeps the tensor too
             if kept.asking or nodes:
                 found[source] = f"{kept.asking}, {nodes}, {slots[0] if nodes and sure else None}"
         return found
+
+    def _has_alias(self, value: Tensor) -> bool:
+        """Tell whether a value is saved as an alias, too."""
+        saved = zip(self._draft.trace.saved_values, self._draft.parts.partition.saved, strict=True)
+        return any(each is value and record.is_alias for each, record in saved)
 
     def _are_told_apart(self, n: int) -> bool:
         """Tell whether it is known of all uses of a saved value for which autograd node they are."""
         backward = self._draft.parts.partition.backward
         users = [] if backward is None else placeholders(backward.graph)[n].users
         return all("seq_nr" in user.meta for user in users if user.op == "call_function")
+
+    def _intermediate(self, source: Source) -> int | None:
+        """Return the number of the intermediate base that an output is made from; None if from something else."""
+        info = None if source.kind == "input" else self._draft.meta.output_info[source.index]
+        of_user = OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
+        return info.base_idx if info and info.aliases_intermediate and info.output_type is not of_user else None
 
     def _is_made(self, source: Source) -> bool:
         """Tell whether this is an input, or an output that is not made from another or from an input."""
