@@ -5,7 +5,7 @@ each module around the op, the outermost first, to its path and its class::
 
     {"1403…": ("L['self'].layers", <class Layers>), "1404…": ("L['self'].layers.0", <class Linear>)}
 
-While any trace runs, `torch.nn.Module.__call__` notes what it calls; for threads that trace nothing it does no more
+While any trace runs, what `torch.nn.Module.__call__` calls is noted; for threads that trace nothing it does no more
 than before. An op of the backward gets the stack of the op that it differentiates, by autograd's sequence numbers.
 """
 
@@ -23,7 +23,7 @@ from aotlab.recorder.mode import noted
 _here = threading.local()
 _lock = threading.Lock()
 _tracing = 0
-_ordinary_call: Any = nn.Module.__call__
+_ordinary_call: Any = nn.Module._call_impl
 
 
 @contextmanager
@@ -54,11 +54,11 @@ def _change(by: int) -> None:
     global _tracing, _ordinary_call
     with _lock:
         if _tracing == 0:
-            _ordinary_call = nn.Module.__call__
-            nn.Module.__call__ = _call  # type: ignore[method-assign]  # put back with the last trace
+            _ordinary_call = nn.Module._call_impl
+            nn.Module._call_impl = _call  # type: ignore[method-assign]  # put back with the last trace
         _tracing += by
         if _tracing == 0:
-            nn.Module.__call__ = _ordinary_call  # type: ignore[method-assign]
+            nn.Module._call_impl = _ordinary_call  # type: ignore[method-assign]
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
