@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,21 +19,13 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder import questions
-from aotlab.recorder.after_writes import count_write, keep_strides, shapes_of_results, versions_before
 from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
-from aotlab.recorder.corrections import corrected
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
-    casting_ops_since,
-    casts_inside_since,
-    casts_since,
-    draws_since,
     note_checkpoint,
     note_random_state,
-    operations_so_far,
-    ordinary_values,
     strides_are_certain,
 )
 from aotlab.recorder.naming import called
@@ -52,7 +42,6 @@ from aotlab.recorder.reshaper import (
 )
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
-from aotlab.recorder.tape import tensors_in
 from aotlab.recorder.ways_around import (
     ESCAPES,
     TRAINING,
@@ -65,24 +54,14 @@ from aotlab.recorder.ways_around import (
     refuse_swap,
     spoken_name,
 )
+from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes
 from aotlab.recorder.writing import (
-    eager_misreads,
-    is_same_window,
-    keeps_dtype,
     op_name,
-    overlaps_itself,
-    refuse_casts,
-    refuse_overlaps,
     share_memory,
-    writes_by_other_ops,
-    writes_in_place,
     writes_lists,
-    written_part,
 )
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
-#: Writes of one value to all elements, by whatever way.
-_FILLS = frozenset((Tensor.fill_, torch.fill_, Tensor.__setitem__))
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 #: Called by torch's own code too, below Python, where nothing writes to what they make.
 _UNSAFE_VIEWS = frozenset(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"))
@@ -158,14 +137,14 @@ class EscapeGuard(TorchFunctionMode):
         self.sets_saved_hooks = False
         self.differentiates = False
         self._inference = torch.is_inference_mode_enabled()
-        self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
+        self._writes = Writes(self.grounds, self.looks, self.memory, self.reshapes, self.chronicle)
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
         if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
-            self._note_owner(args[0])
+            self._writes.note_owner(args[0])
             inside = args[0].is_inference() and internals.storage_key(args[0]) not in self.grounds
             if inside and not torch.is_inference_mode_enabled():
                 # of all aliases of an inference tensor it is the one that may be written outside
@@ -228,19 +207,19 @@ class EscapeGuard(TorchFunctionMode):
             self._check_strides(args[0])
         if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self.looks.unfold(func, args, kwargs or {})
-        if func in _SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+        if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
             sized = isinstance(given, torch.dtype) and given.itemsize != args[0].dtype.itemsize
-            if sized or func not in _VIEWS:
+            if sized or func not in VIEWS:
                 self._check_strides(args[0])  # of which a view as elements of another size demands things
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
-        inside = func in _VIEWS and torch.is_inference_mode_enabled() and not self._inference
+        inside = func in VIEWS and torch.is_inference_mode_enabled() and not self._inference
         if inside and _changes_dtype(args, kwargs):
             # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
             raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
-        return self._pass_writing(func, args, kwargs or {})
+        return self._writes.let_pass(func, args, kwargs or {})
 
     def _refuse(self, func: Any, args: tuple[Any, ...]) -> None:
         """Refuse what asks for a tensor's memory, or does to it what no op shows.
@@ -289,192 +268,6 @@ class EscapeGuard(TorchFunctionMode):
                 argument=self.reshapes.name_of(args[0]),
             )
 
-    def _pass_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let a function pass that may write: in place, into ``out``, or into the tensors of a list."""
-        written = kwargs.get("out")
-        in_place = writes_in_place(func) and bool(args)
-        if in_place:
-            written = args[0]
-        if not in_place and written is not None and eager_misreads(func, tensors_in((args, written))):
-            raise RunEagerly(
-                f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
-            )
-        correction = corrected(func)
-        if written is None:
-            count = operations_so_far()
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            if internals.any_autocast_enabled() and casts_inside_since(count):
-                raise RunEagerly(f"`{spoken_name(func)}` casts inside of its kernel under autocast, at {user_line()}")
-            if func in _SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-                self.looks.as_dtype(args[0], result)
-            return result
-        if not internals.any_autocast_enabled():
-            return self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
-        # autocast casts for ops that return new tensors, which is what functionalization puts for those that write
-        count, by_others = operations_so_far(), writes_by_other_ops(func, in_place=in_place)
-        with nullcontext() if by_others else internals.disable_autocast():
-            result = self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
-        if by_others and casting_ops_since(count):
-            raise RunEagerly(f"`{spoken_name(func)}` writes under autocast what other ops compute, at {user_line()}")
-        return result
-
-    def _pass_write(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Any,
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Let a function write ``written``: a tensor, or those of a list."""
-        if not isinstance(written, Tensor):
-            outs = written if "out" in kwargs and isinstance(written, list | tuple) else ()
-            if any(self.memory.ground(each) is not None for each in tensors_in(outs)):
-                raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
-            if outs and all(isinstance(each, Tensor) for each in outs):
-                refuse_overlaps(func, args, kwargs, outs, in_place=False)
-                return self._write(func, args, kwargs, outs, correction, in_place=False)
-            for each in tensors_in(written):
-                self.chronicle.writes(each)
-                if self.memory.ground(each) is not None:
-                    raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
-            self.looks.check_writes(tensors_in(written))
-            self.looks.note_writes(tensors_in(written))
-            versions, count = versions_before(written), operations_so_far()
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            count_write(versions)
-            for each in tensors_in(written):
-                refuse_casts(func, casts_since(count, each), each, in_place=in_place)
-            return result
-        in_memory = self.memory.ground(written) is not None
-        if in_memory and func is Tensor.__setitem__ and overlaps_itself(written):
-            args = (written_part(func, args), Ellipsis, args[2])
-            written = args[0]
-        if overlaps_itself(written):
-            raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
-        refuse_overlaps(func, args, kwargs, [written], in_place=in_place)
-        self._check_windows(written, tensors_in((args, kwargs)))
-        operands = [other for other in tensors_in((args[1:], kwargs)) if other is not written]
-        numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs.get("rounding_mode"))):
-            raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        if in_memory:
-            return self._write_memory(func, args, kwargs, written, correction, in_place=in_place)
-        return self._write(func, args, kwargs, [written], correction, in_place=in_place)
-
-    def _write_memory(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Tensor,
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
-        window = self.memory.window(written, of_one_value=op_name(func) in ("zero_", "fill_"))
-        version = internals.version_of(window)
-        if in_place:
-            args = (window, *args[1:])
-        else:
-            kwargs = {**kwargs, "out": window}
-        result = self._write(func, args, kwargs, [window], correction, in_place=in_place)
-        self.memory.wrote(written, window, version)
-        return written if result is window else result
-
-    def _write(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Sequence[Tensor],
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Run an op that writes tensors, and see to it that they keep their strides."""
-        of_inference = any(tensor.is_inference() or self.reshapes.is_inference(tensor) for tensor in written)
-        if of_inference and not torch.is_inference_mode_enabled():
-            # the op itself sees that of whole tensors only; the wrapper of an input is none
-            raise RunEagerly(f"an inference tensor is written outside of inference_mode, at {user_line()}")
-        differentiable = written[0].is_floating_point() or written[0].is_complex()
-        if func in _FILLS and torch.is_grad_enabled() and not differentiable:
-            values = tensors_in((args[1:], kwargs))
-            if any(
-                value.requires_grad for value in values
-            ):  # eager gives it a history, which no backward can go through
-                raise RunEagerly(f"integers are filled with what requires grad, at {user_line()}")
-        self.looks.check_writes(written)
-        self.looks.note_writes(written)
-        owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
-        kept = [(owner.shape, owner.stride()) for owner in owners]
-        own_strides = [tensor.stride() for tensor in written]
-        unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
-        shapes = [tensor.shape for tensor in written]
-        in_order = all(tensor.is_contiguous() for tensor in written)
-        before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
-        views = any(
-            tensor is not owner or self._is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
-        )
-        if "out" in kwargs and shapes != shapes_of_results(func, args, kwargs):
-            operands = {internals.storage_key(t) for t in tensors_in(args) if internals.is_functional(t)}
-            own = any(internals.storage_key(tensor) in operands for tensor in written)
-            filled = any(tensor.numel() and not self.reshapes.is_input(tensor) for tensor in written)
-            if views or own or filled:
-                # eager keeps the memory, which may be larger, be seen by others, or be what the op reads
-                raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
-        count = operations_so_far()
-        versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
-        ordinary = not any(tensor.is_inference() for tensor in written)
-        required = in_place and written[0].requires_grad
-        for tensor in written:
-            self.chronicle.writes(tensor)
-        with ordinary_values() if ordinary else nullcontext():
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            for tensor in written:
-                if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
-                    internals.sync(tensor)  # later, the value would be made where the function is by then
-        if in_place:
-            self.chronicle.wrote(func, args, kwargs, required_grad=required)
-        for tensor, version in zip(written, versions, strict=True):
-            unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
-            if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
-                raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
-            if version is not None and isinstance(kwargs.get("out"), (list, tuple)):
-                count_write([(tensor, version)])
-            refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
-        resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
-        if not in_place and draws_since(count) and (not in_order or any(resized)):
-            raise RunEagerly(f"`{spoken_name(func)}` draws into an `out` with other strides or sizes, at {user_line()}")
-        if in_place and any(resized):
-            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
-            raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
-        for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
-            if not internals.is_functional(owner):
-                continue
-            keep_strides(owner, *kept[n])
-            if tensor is not owner and not resized[n]:
-                keep_strides(tensor, shapes[n], own_strides[n])
-            for other in unknown:
-                keep_strides(*other)
-            self.reshapes.written(tensor)
-            if resized[n] and self.reshapes.is_input(tensor):
-                self.reshapes.written_out(tensor, shapes[n], before=before[n])
-        return result
-
-    def _check_windows(self, written: Tensor, operands: Sequence[Tensor]) -> None:
-        """Leave to eager a write to a window that an op reads by other strides, perhaps: that is an error of its."""
-        for operand in operands:
-            if operand is written or 1 not in written.shape or not is_same_window(written, operand):
-                continue
-            if not all(self.reshapes.is_input(each) or strides_are_certain(each) for each in (written, operand)):
-                raise RunEagerly(
-                    f"in-place write to a tensor that overlaps an operand, in part perhaps, at {user_line()}"
-                )
-
     def _check_strides(self, tensor: Tensor) -> None:
         """Leave to eager who reads strides that it may give otherwise."""
         if not self.reshapes.is_input(tensor) and not strides_are_certain(tensor):
@@ -483,28 +276,6 @@ class EscapeGuard(TorchFunctionMode):
                 f"a dimension has the size one, at {user_line()}",
                 suggestion="compute with the shape, or with contiguous tensors, to have it compiled",
             )
-
-    def _note_owner(self, tensor: Tensor) -> None:
-        """Note what an alias is made of that will not know it as its base."""
-        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
-            base = internals.base_of(tensor)
-            self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
-
-    def _owners_unknown_to(self, owners: Sequence[Tensor]) -> list[Tensor]:
-        """Return what `_note_owner` noted of the memory of tensors, as far as it is none of these."""
-        found = {}
-        for tensor in owners if self._owners else ():
-            noted = self._owners.get(internals.storage_key(tensor)) if internals.is_functional(tensor) else None
-            other = None if noted is None else noted()
-            if other is not None and not any(other is each for each in owners):
-                found[id(other)] = other
-        return list(found.values())
-
-    def _is_hidden(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` has the memory of an input without being it."""
-        if not internals.is_functional(tensor):
-            return False
-        return internals.storage_key(tensor) in self.grounds and not self.reshapes.is_input(tensor)
 
     def __enter__(self) -> EscapeGuard:
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
@@ -582,7 +353,7 @@ class EscapeGuard(TorchFunctionMode):
             if tensor.requires_grad and tensor.is_leaf:
                 # an error, or another end for the gradients that are still to come
                 raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
-            if tensor.requires_grad and torch.is_grad_enabled() and self._is_hidden(tensor):
+            if tensor.requires_grad and torch.is_grad_enabled() and self._writes.is_hidden(tensor):
                 raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
             if not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
                 self.chronicle.moves_unseen(tensor)
@@ -689,12 +460,6 @@ _CHANGES = frozenset(
         Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a getter
         Tensor.data.__get__,  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
     )
-)
-
-
-_VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
-_SEES_AS_DTYPE = _VIEWS | frozenset(
-    (torch.view_as_complex, torch.ops.aten.view_as_complex, torch.ops.aten.view_as_complex.default)
 )
 
 
