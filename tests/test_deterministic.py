@@ -106,3 +106,21 @@ def test_switched_from_call_to_call(program):
     f = compiled(PROGRAMS[program])
     for each in ("off", "on", "warns", "off", "fills nothing", "on"):
         assert outcome(PROGRAMS[program], each, "off") == outcome(f, each, "off")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_behind_dynamo(program):
+    """The same at the call and at the backward, from call to call."""
+    torch.compiler.reset()
+    f = torch.compile(PROGRAMS[program], backend="aotlab", options={"compiler": "eager"})
+    for forward, backward in (("off", "on"), ("on", "off"), ("warns", "on"), ("fills nothing", "off"), ("off", "on")):
+        assert outcome(PROGRAMS[program], forward, backward) == outcome(f, forward, backward)
+
+
+@pytest.mark.parametrize("program", FRESH)
+def test_fresh_memory_is_filled_behind_dynamo(program):
+    """With a nan, or the largest integer, where that is asked for by then."""
+    torch.compiler.reset()
+    f = torch.compile(FRESH[program], backend="aotlab", options={"compiler": "eager"})
+    for around in ("on", "warns"):
+        assert outcome(FRESH[program], around, "off", grad=False) == outcome(f, around, "off", grad=False)
