@@ -149,6 +149,7 @@ def canonical_base(tape: Tape, value: Tensor) -> Tensor:
 
 
 _DETACH = ViewStep(target="aten.detach.default")
+_ALIAS = ViewStep(target="aten.alias.default")
 
 
 def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
@@ -157,17 +158,17 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
         return views  # there they mirror it whatever the trace's own tensors say, and nothing is swallowed
     lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
     ends = any(step.target == "aten.view.dtype" for step in views or ())  # where gradients end by themselves
-    if views == () and output.requires_grad and not is_new_leaf(output):
-        return (ViewStep(target="aten.alias.default"),)
-    if views and lost and not ends and _DETACH not in views and internals.base_of(output) is not None:
+    is_view = internals.base_of(output) is not None
+    if views == () and (output.requires_grad or is_view) and not is_new_leaf(output):
+        return (_DETACH, _ALIAS) if lost else (_ALIAS,)
+    if views and lost and not ends and _DETACH not in views and is_view:
         return (_DETACH, *views)  # a view of what was detached, where a detached view is none
     if views == () or (lost and not ends and _DETACH not in views):  # type: ignore[operator]  # not None where lost
         return (*(views or ()), _DETACH)
     # a compiler may have asked for an alias in its place, and what moved in place is none: what was detached is no view
-    is_view = output.requires_grad or internals.base_of(output) is not None
-    if views and not is_view and views[-1].target not in ("aten.detach.default", "aten.view.dtype"):
-        return (*views, _DETACH)
-    return views
+    if not views or output.requires_grad or is_view or views[-1].target in ("aten.detach.default", "aten.view.dtype"):
+        return views
+    return (*views, _DETACH)
 
 
 _PARTS = ("aten.slice.Tensor", "aten.select.int")
