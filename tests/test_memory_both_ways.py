@@ -242,6 +242,41 @@ def _integers(a, b):
     return a * 2, b[1:]
 
 
+def _apart(a, b, x):
+    a.sub_(x)
+    return b * 2
+
+
+def _apart_and_unused(a, b, x):
+    a.sub_(x)
+    return a * 2
+
+
+def _written_by_a_function(a, b, x):
+    a.sub_(x)
+    return Scaled.apply(b)
+
+
+def _parts_of_a_buffer(x):
+    buffer = torch.arange(8.0)
+    return buffer[:3], buffer[5:], x[:3]
+
+
+class Scaled(torch.autograd.Function):
+    """A function that writes its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Write it."""
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Scale."""
+        return gradient * 3
+
+
 def _base_too(x):
     y = x + 0
     return y[:5], y[3:], y
@@ -257,6 +292,13 @@ OVERLAPS = {
     ),
     "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
     "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x + 0)),
+    "apart, one of which gets a history": Case(
+        program=_apart, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
+    ),
+    "apart, and the other is not used": Case(program=_apart_and_unused, arguments=_parts_of_a_buffer),
+    "apart, and a function writes the other": Case(
+        program=_written_by_a_function, arguments=_parts_of_a_buffer, eager=("training",), breaks=BOTH
+    ),
     "complex and real": Case(
         program=_numbers,
         arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x + 0),

@@ -33,6 +33,7 @@ from aotlab.recorder import (
     Warned,
     WarningTape,
     clocks_watched,
+    tensors_in,
     would_raise,
 )
 from aotlab.stages.capture import Call
@@ -130,6 +131,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
+        if call.state.counters:
+            _check_siblings(recorder, inputs)
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
@@ -166,6 +169,28 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         visible=len(leaves),
         held=held,
     )
+
+
+def _check_siblings(recorder: Recorder, inputs: Sequence[Entered]) -> None:
+    """Leave to eager views of one tensor that requires no grad, of which one gets a history from what it is written.
+
+    The tensor has it then, and with it all views of it. Those that share memory are windows of one base, and the trace
+    knows; of others it does not. It does no harm to those that the function does not use.
+    """
+    operations = recorder.tape.operations
+    for item in inputs:
+        owner = internals.base_of(item.real)
+        if owner is None or owner.requires_grad or not item.written_visibly:
+            continue
+        for other in inputs:
+            related = other.real is owner or internals.base_of(other.real) is owner
+            if other is item or not related or (item.base is not None and item.base is other.base):
+                continue
+            if any(tensor is other.fake for o in operations for tensor in tensors_in((o.args, o.kwargs))):
+                raise RunEagerly(
+                    f"`{other.name}` is a view of the tensor that `{item.name}` is a view of, which gets a history",
+                    suggestion="pass clones, or that tensor itself, to have it compiled",
+                )
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
