@@ -247,9 +247,9 @@ def _apart(a, b, x):
     return b * 2
 
 
-def _apart_and_unused(a, b, x):
+def _apart_and_asked(a, b, x):
     a.sub_(x)
-    return a * 2
+    return a * (2 if b.requires_grad else 3)
 
 
 def _written_by_a_function(a, b, x):
@@ -295,7 +295,9 @@ OVERLAPS = {
     "apart, one of which gets a history": Case(
         program=_apart, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
     ),
-    "apart, and the other is not used": Case(program=_apart_and_unused, arguments=_parts_of_a_buffer),
+    "apart, and the other is asked": Case(
+        program=_apart_and_asked, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
+    ),
     "apart, and a function writes the other": Case(
         program=_written_by_a_function, arguments=_parts_of_a_buffer, eager=("training",), breaks=BOTH
     ),

@@ -33,7 +33,6 @@ from aotlab.recorder import (
     Warned,
     WarningTape,
     clocks_watched,
-    tensors_in,
     would_raise,
 )
 from aotlab.stages.capture import Call
@@ -132,7 +131,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         if call.state.counters:
-            _check_siblings(recorder, inputs)
+            _check_siblings(inputs)
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
@@ -171,22 +170,19 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     )
 
 
-def _check_siblings(recorder: Recorder, inputs: Sequence[Entered]) -> None:
+def _check_siblings(inputs: Sequence[Entered]) -> None:
     """Leave to eager views of one tensor that requires no grad, of which one gets a history from what it is written.
 
     The tensor has it then, and with it all views of it. Those that share memory are windows of one base, and the trace
-    knows; of others it does not. It does no harm to those that the function does not use.
+    knows; of others it does not, and a function may ask.
     """
-    operations = recorder.tape.operations
     for item in inputs:
         owner = internals.base_of(item.real)
         if owner is None or owner.requires_grad or not item.written_visibly:
             continue
         for other in inputs:
             related = other.real is owner or internals.base_of(other.real) is owner
-            if other is item or not related or (item.base is not None and item.base is other.base):
-                continue
-            if any(tensor is other.fake for o in operations for tensor in tensors_in((o.args, o.kwargs))):
+            if other is not item and related and (item.base is None or item.base is not other.base):
                 raise RunEagerly(
                     f"`{other.name}` is a view of the tensor that `{item.name}` is a view of, which gets a history",
                     suggestion="pass clones, or that tensor itself, to have it compiled",
