@@ -34,15 +34,19 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
     """
     inputs = findings.inputs
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
-        if not info.moves_version:
-            continue
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
+        if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
+            continue
         late = findings.chronicle.views_used_late(internals.storage_key(item.wrapper)) if is_owned_leaf else []
+        if is_owned_leaf and not info.moves_version:
+            late += _older_outputs(findings, item)
         if item.is_over:  # views that the trace knows for such as require no grad have no history to be made anew
             late = [view for view in late if view.requires_grad]
         if late:
             # autograd makes the histories of its views anew from what it is a view of, which has none before the write
             raise RunEagerly(f"a view of `{info.name}`, a leaf that is a view, is used after that was written")
+        if not info.moves_version:
+            continue
         only_steps = bool(info.metadata_steps) and not info.mutates_data  # the epilogue takes the steps themselves
         is_view = internals.base_of(item.real) is not None and item.real.requires_grad and not item.real.is_leaf
         if item.base is None and not only_steps and is_view and not _stands_for_its_owner(findings, info, item, roots):
@@ -56,6 +60,15 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
             raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
 
 
+def _is_moved_by_others(findings: Findings, trace: Trace, item: Entered) -> bool:
+    """Tell whether another view of what an input is a view of was written, which counts for all of them."""
+    owner = internals.base_of(item.real)
+    return any(
+        info.moves_version and other is not item and (other.real is owner or internals.base_of(other.real) is owner)
+        for info, other in zip(trace.metadata.input_info, findings.inputs, strict=True)
+    )
+
+
 def _gives_others_a_history(item: Entered) -> bool:
     """Tell whether a write gave a history to what an input is a view of, and so to all other views of that."""
     is_view = internals.base_of(item.real) is not None
@@ -66,9 +79,14 @@ def _is_passed_by(findings: Findings, other: Entered, item: Entered) -> bool:
     """Tell whether an output is a view of another such input from before the write: its history then passes that by."""
     if other is item or internals.base_of(other.real) is not internals.base_of(item.real):
         return False
+    return bool(_older_outputs(findings, other))
+
+
+def _older_outputs(findings: Findings, item: Entered) -> list[Tensor]:
+    """Return the outputs that are views of an input from before a write that counts for it."""
     tensors = findings.outputs.tensors.values()
-    within = [t for t in tensors if t is not other.wrapper and internals.storage_key(t) == other.storage]
-    return any(findings.chronicle.is_older(tensor) for tensor in within)
+    within = [t for t in tensors if t is not item.wrapper and internals.storage_key(t) == item.storage]
+    return [tensor for tensor in within if findings.chronicle.is_older(tensor)]
 
 
 def _stands_for_its_owner(findings: Findings, info: InputAliasInfo, item: Entered, roots: Sequence[Edge]) -> bool:
