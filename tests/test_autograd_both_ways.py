@@ -180,6 +180,18 @@ def _hook_and_write(x):
     return y * y
 
 
+def _hook_and_step(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 3)
+    y.unsqueeze_(0)
+    return y * 2, y
+
+
+def _hook_on_what_moved(out):
+    return [lambda: out[1].register_hook(lambda gradient: gradient.clamp(max=1))]
+
+
 def _retained(x):
     y = x.sin()
     if y.requires_grad:
@@ -199,6 +211,9 @@ HOOKS = {
     "in the function": Case(program=_hook_inside),
     "on the input": Case(program=_hook_on_the_input),
     "before a write": Case(program=_hook_and_write, breaks=("training",)),
+    "before a step that moves it": Case(
+        program=_hook_and_step, before=_hook_on_what_moved, eager=("training",), breaks=("training",)
+    ),
     "retained": Case(program=_retained, breaks=("training",)),
     "of the caller": Case(program=_of_an_intermediate, before=_hooks, exact=False),
     "of the caller, on an argument": Case(program=_views, before=_hook_on_the_argument),

@@ -400,6 +400,8 @@ class EscapeGuard(TorchFunctionMode):
         if self.hooks.retains(tensor):  # of the history that it had when it was asked to
             how = "is detached" if func in DETACHES else "changes its sizes"
             raise RunEagerly(f"{self._called(tensor)} retains its gradient and {how}, at {user_line()}")
+        if func not in DETACHES and self.hooks.has(tensor):  # later hooks, of the caller's too, go with these in eager
+            raise RunEagerly(f"{self._called(tensor)} has a hook and changes its sizes, at {user_line()}")
         if func in DETACHES:
             self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):

@@ -53,6 +53,10 @@ class Hooks:
         """Tell whether ``tensor`` was asked to retain its gradient."""
         return any(hook.kind == "retain_grad" and hook.tensor is tensor for hook in self.all)
 
+    def has(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has a hook, of whatever history."""
+        return any(hook.tensor is tensor for hook in self.all)
+
     def has_older(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has hooks on a history that it had before a write."""
         edge = torch.autograd.graph.get_gradient_edge(tensor)
