@@ -38,7 +38,7 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
         late = findings.chronicle.views_used_late(internals.storage_key(item.wrapper)) if is_owned_leaf else []
-        if is_owned_leaf and not info.moves_version:
+        if is_owned_leaf and not info.mutates_data:
             late += _older_outputs(findings, item)
         if item.is_over:  # views that the trace knows for such as require no grad have no history to be made anew
             late = [view for view in late if view.requires_grad]
