@@ -235,6 +235,17 @@ def test_other_shapes_are_an_error_of_ours():
         y.sum().backward()
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_elements_of_its_own_for_an_expanded_tensor_are_an_error_of_ours(backend):
+    """The backward was compiled for one element that stands for several."""
+    f = aotlab.compile(Product.apply, backend=backend)
+    x, w = torch.ones(1, 3, requires_grad=True).expand(3, 3), torch.ones(3, 3, requires_grad=True)
+    y = f(x, w)
+    x.data = torch.ones(3, 3)
+    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("action", ["other memory", "transposed", "with gaps"])
 def test_kernels_are_given_the_strides_that_they_were_compiled_for(action):
     """Inductor's backwards take no others."""

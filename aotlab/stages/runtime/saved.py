@@ -311,11 +311,17 @@ def laid_out_as(
     Raises
     ------
     MetadataMutationError
-        It is of another shape or dtype.
+        It is of another shape or dtype, or has elements of its own where there was one for several.
     """
-    if value.shape != shape or value.dtype != dtype:
+    same = value.stride() == stride
+    if value.shape != shape or value.dtype != dtype or not (same or writable(shape, stride)):
         raise other_memory(what)
-    return value if value.stride() == stride else restride(value, stride)
+    return value if same else restride(value, stride)
+
+
+def writable(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether no dimension is expanded, so that a tensor of these strides can be filled element by element."""
+    return all(n < 2 or step for n, step in zip(shape, stride, strict=True))
 
 
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
