@@ -192,6 +192,18 @@ def _hook_on_what_moved(out):
     return [lambda: out[1].register_hook(lambda gradient: gradient.clamp(max=1))]
 
 
+def _moved_by_a_view(x):
+    x[:1].t_()
+    return x.sin() * x
+
+
+def _other_memory(out, x):
+    def act():
+        x.data = x.detach() * 2
+
+    return [act]
+
+
 def _retained(x):
     y = x.sin()
     if y.requires_grad:
@@ -208,6 +220,9 @@ def _hook_on_the_argument(out, x):
 
 
 HOOKS = {
+    "other memory for what was moved by a view": Case(
+        program=_moved_by_a_view, arguments=lambda x: ((x * 1)[:, ::2],), size=(2, 4), before=_other_memory
+    ),
     "in the function": Case(program=_hook_inside),
     "on the input": Case(program=_hook_on_the_input),
     "before a write": Case(program=_hook_and_write, breaks=("training",)),

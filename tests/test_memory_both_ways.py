@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.both_ways import BOTH, Case, both_ways
+from tests.both_ways import BOTH, Case, both_ways, check_direct
 from tests.functions import Viewed
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -257,6 +257,17 @@ def _written_by_a_function(a, b, x):
     return Scaled.apply(b)
 
 
+def _required_later(a, b, x):
+    v = b.view(-1)
+    a.mul_(2)
+    b.requires_grad_()
+    return v, x * 2
+
+
+def _parts_without_a_base(x):
+    return tuple(part.detach() for part in _parts_of_a_buffer(x)[:2]) + (x[:3],)
+
+
 def _parts_of_a_buffer(x):
     buffer = torch.arange(8.0)
     return buffer[:3], buffer[5:], x[:3]
@@ -322,3 +333,9 @@ CASES = {
 }
 
 test_called_directly, test_behind_dynamo = both_ways(CASES)
+
+
+@pytest.mark.parametrize("mode", BOTH)
+def test_made_to_require_grad_after_a_write_that_counts_for_it(mode):
+    """A view from before that write gets its history when it is looked at; behind Dynamo it is made after the write."""
+    check_direct(Case(program=_required_later, arguments=_parts_without_a_base, size=(8,), eager=BOTH), mode)

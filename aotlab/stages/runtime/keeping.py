@@ -225,7 +225,9 @@ class Keeping:
             saved = zip(trace.saved_values, partition.saved, strict=True)
             slots = [n for n, (each, record) in enumerate(saved) if each is value and not record.is_alias]
             own = any(n in partition.own for n in slots) and not reshaped
-            nodes = kept.nodes if internals.storage_key(value) in places and not own else 0
+            # what the graph overwrites is kept as a clone, of whatever input
+            may_be_kept = internals.storage_key(value) in places or None in trace.saved_values
+            nodes = kept.nodes if may_be_kept and not own else 0
             sure = bool(slots) and not reshaped and (kept.alone or self._are_told_apart(slots[0]))
             if kept.twice and not self._has_alias(value):
                 sure = False  # the alias is made again in the backward, by the node that keeps the tensor too

@@ -55,6 +55,9 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                     suggestion="pass use_reentrant=False",
                     pattern=r"checkpoint\w*\(",
                 ) from error
+            if "version_counter for inference tensor" in str(error):
+                # the trace's stand-in became one; the caller's tensor may have been none
+                raise RunEagerly("the backward takes what was written under inference_mode") from error
             if moved and not _is_autograds(error):
                 raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
             check_again(trace, number, error)

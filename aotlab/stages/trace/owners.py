@@ -34,6 +34,8 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
     """
     inputs = findings.inputs
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+        if info.requires_grad_set and not info.moves_version and _older_outputs(findings, item):
+            raise RunEagerly(f"`{info.name}` is made to require grad, and a view of it from before a write is returned")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
