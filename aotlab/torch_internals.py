@@ -658,6 +658,53 @@ def transforms_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+#: What Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation; another function of
+#: the same name in some versions.
+_OPENING = frozenset(
+    {
+        "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
+        "_enter_dual_level", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable", "set_inplace_requires_grad_allowed",
+    }
+)  # fmt: skip
+
+
+def opens_transform(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's changes which transforms are on, until another one is called."""
+    return getattr(target, "__name__", None) in _OPENING
+
+
+def is_enter_dual_level(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's opens a level of forward-mode differentiation."""
+    return getattr(target, "__name__", None) == "_enter_dual_level"
+
+
+def is_exit_dual_level(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's closes a level of forward-mode differentiation."""
+    return getattr(target, "__name__", None) == "_exit_dual_level"
+
+
+class TransformState:
+    """Which transforms are on now, to be put back after an error: Dynamo's graphs have no ``finally``."""
+
+    def __init__(self) -> None:
+        functorch = torch._C._functorch
+        self._depth = functorch.get_dynamic_layer_stack_depth()
+        self._forward_grad = torch._C._is_fwd_grad_enabled()
+        self._may_require_grad = functorch.get_inplace_requires_grad_allowed()
+        self._hooks_disabled = saved_tensor_hooks_disabled()
+
+    def restore(self, dual_levels: Sequence[int] = ()) -> None:
+        """Leave the levels that were opened since; ``dual_levels`` are those of forward-mode differentiation."""
+        functorch = torch._C._functorch
+        for level in reversed(dual_levels):
+            torch._C._exit_dual_level(level=level)
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._depth)
+        torch._C._set_fwd_grad_enabled(self._forward_grad)
+        functorch.set_inplace_requires_grad_allowed(self._may_require_grad)
+        if saved_tensor_hooks_disabled() and not self._hooks_disabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+
 def is_batched(tensor: Tensor) -> bool:
     """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
     functorch = torch._C._functorch
