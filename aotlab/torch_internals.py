@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -709,6 +709,79 @@ def is_batched(tensor: Tensor) -> bool:
     """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
     functorch = torch._C._functorch
     return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+class BatchLevel:
+    """A vmap that is running: of ``torch.func``, or the older one of ``is_grads_batched=True`` (``is_older``)."""
+
+    def __init__(self, level: int, *, is_older: bool) -> None:
+        self._level = level
+        self._is_older = is_older
+
+    def taken_apart(self, tensor: Tensor) -> Tensor | None:
+        """Return the samples that ``tensor`` stands for in this vmap, shape (samples, ...); None if it is the same one
+        in all of them.
+        """
+        if not self._is_older:
+            value, dimension = torch._C._functorch._unwrap_batched(tensor, self._level)
+            return None if dimension is None else value.movedim(dimension, 0)
+        if not torch._C._functorch.is_legacy_batchedtensor(tensor):
+            return None
+        # what has no samples at this level is expanded to as many as are asked for
+        samples, others = (torch._remove_batch_dim(tensor, self._level, n, 0) for n in (1, 2))
+        return None if samples.shape != others.shape else samples
+
+    def put_together(self, samples: Tensor) -> Tensor:
+        """Return a tensor that stands for ``samples``, shape (samples, ...), in this vmap."""
+        if self._is_older:
+            return torch._add_batch_dim(samples, 0, self._level)
+        added: Tensor = torch._C._functorch._add_batch_dim(samples, 0, self._level)
+        return added
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave the vmap for the length of a ``with`` block."""
+        if self._is_older:
+            torch._C._vmapmode_decrement_nesting()
+            try:
+                yield
+            finally:
+                torch._C._vmapmode_increment_nesting()
+        else:
+            with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
+                yield
+
+
+def older_batch_level() -> BatchLevel | None:
+    """Return the innermost vmap of the older kind that is running, None if there is none."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return BatchLevel(level, is_older=True) if level > 0 else None
+
+
+def batch_level() -> BatchLevel | None:
+    """Return the innermost transform of ``torch.func`` that is running if it is a vmap; None if it is another one."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is None or interpreter.key() != torch._C._functorch.TransformType.Vmap:
+        return None
+    return BatchLevel(interpreter.level(), is_older=False)
+
+
+@contextmanager
+def no_transforms() -> Iterator[None]:
+    """Leave all transforms of ``torch.func`` for the length of a ``with`` block."""
+    with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
+        yield
+
+
+def has_tangent(tensor: Tensor | None) -> bool:
+    """Tell whether forward-mode differentiation follows a tensor."""
+    return tensor is not None and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_older_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several in the older vmap."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def forward_ad_active() -> bool:
