@@ -182,7 +182,9 @@ class Higher:
 
         def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
             saved.keep(kept)
-            waiting = {edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None}
+            waiting = {
+                edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None
+            }
             return self._of(saved, given[: len(tangents)], waiting)
 
         return for_each_sample(of_one, values, self.name)
@@ -191,7 +193,7 @@ class Higher:
         self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]
     ) -> list[Tensor | None]:
         """Return the gradients of ``wanted``; ``came`` is what came into the midst."""
-        direct = {e: value for e, value in came.items() if e in self.slot_of and e not in self.level.part.inputs}
+        direct = {e: value for e, value in came.items() if e in self.slot_of and not self.level.part.sums(e)}
         extras = tuple(edge for edge in came if edge not in direct)
         pattern = tuple(t is not None for t in tangents)
         gradients: list[Tensor | None] = [None] * len(self.wanted)
@@ -366,7 +368,9 @@ class _Ends:
         edges = self._node.next_functions[-len(self._higher.wanted) :]
         node, number = edges[self._higher.slot_of[edge]]
         while node is not None and node.name() == _HANDS_ON:
-            node, number = node.next_functions[0]
+            node, number = node.next_functions[-1]  # the first is that of what it looks like
+        if node is None:
+            return None
         leaf = internals.leaf_of(node)
         if leaf is not None:
             return leaf
