@@ -663,7 +663,8 @@ def transforms_active() -> bool:
 _OPENING = frozenset(
     {
         "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
-        "_enter_dual_level", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable", "set_inplace_requires_grad_allowed",
+        "_enter_dual_level", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable",
+        "set_inplace_requires_grad_allowed",
     }
 )  # fmt: skip
 
@@ -719,9 +720,7 @@ class BatchLevel:
         self._is_older = is_older
 
     def taken_apart(self, tensor: Tensor) -> Tensor | None:
-        """Return the samples that ``tensor`` stands for in this vmap, shape (samples, ...); None if it is the same one
-        in all of them.
-        """
+        """Return the samples that ``tensor`` stands for, shape (samples, ...); None if it is one for all of them."""
         if not self._is_older:
             value, dimension = torch._C._functorch._unwrap_batched(tensor, self._level)
             return None if dimension is None else value.movedim(dimension, 0)
@@ -761,17 +760,31 @@ def older_batch_level() -> BatchLevel | None:
 
 def batch_level() -> BatchLevel | None:
     """Return the innermost transform of ``torch.func`` that is running if it is a vmap; None if it is another one."""
+    if not transforms_active():
+        return None
     interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is None or interpreter.key() != torch._C._functorch.TransformType.Vmap:
+    if interpreter.key() != torch._C._functorch.TransformType.Vmap:
         return None
     return BatchLevel(interpreter.level(), is_older=False)
 
 
 @contextmanager
-def no_transforms() -> Iterator[None]:
-    """Leave all transforms of ``torch.func`` for the length of a ``with`` block."""
-    with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
+def innermost_transform_left() -> Iterator[None]:
+    """Leave one transform of ``torch.func`` for the length of a ``with`` block."""
+    with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
         yield
+
+
+def below_innermost_transform(tensor: Tensor) -> Tensor | None:
+    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it.
+
+    Tensors that are made under one belong to it, also those that it does not differentiate.
+    """
+    if (tensor.requires_grad and is_transformed(tensor)) or (forward_ad_active() and has_tangent(tensor)):
+        return None
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    below: Tensor = torch._C._functorch._unwrap_for_grad(tensor, interpreter.level())
+    return below
 
 
 def has_tangent(tensor: Tensor | None) -> bool:

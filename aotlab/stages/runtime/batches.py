@@ -42,10 +42,11 @@ def for_each_sample(function: Function, values: list[Tensor | None], name: str) 
     if level is None:
         if not internals.transforms_active():
             return function(values)
-        if any(v is not None and internals.is_transformed(v) for v in values):
+        below = [None if value is None else internals.below_innermost_transform(value) for value in values]
+        if any((value is None) != (v is None) for value, v in zip(values, below, strict=True)):
             raise _other_transform(name)
-        with internals.no_transforms():
-            return function(values)
+        with internals.innermost_transform_left():
+            return for_each_sample(function, below, name)
     with_samples = [None if value is None else level.taken_apart(value) for value in values]
     counts = [len(samples) for samples in with_samples if samples is not None]
     with level.left():
