@@ -15,8 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aotlab import config, observe
-from aotlab.errors import GraphInvariantError, HooksError, RecompileLimitError, RefusedError, UntraceableError
-from aotlab.guards import CallState, difference, distance
+from aotlab.errors import (
+    GraphInvariantError,
+    HooksError,
+    RecompileLimitError,
+    RefusedError,
+    TransformError,
+    UntraceableError,
+)
+from aotlab.guards import CallState, difference, distance, transform_around
 from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
@@ -161,6 +168,8 @@ class CompiledFunction:
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
         self._warned: set[str] = set()
         self._said_limit = False
+        self._said_transform = False
+        self._told_of_transform = -1  # the audience that was told
         self.__name__ = self.__qualname__ = target.name
         self.__wrapped__ = getattr(target, "function", None)
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
@@ -269,6 +278,9 @@ class CompiledFunction:
         """Serve a call for which no entry holds; also say which entry served it in the end."""
         if is_tracing():
             return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
+        transform = transform_around()
+        if transform is not None:
+            return self._run_under_transform(transform, args, kwargs), None
         with self._lock:
             outcome = self._compile(args, kwargs)
         if isinstance(outcome, Entry):
@@ -430,6 +442,46 @@ class CompiledFunction:
             f"{text} and runs eagerly there: a compiled forward saves other values than eager; set "
             'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
         )
+        return result
+
+    def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run eagerly, because a transform is to see what the function does: a graph would hide it.
+
+        Raises
+        ------
+        TransformError
+            Nothing is to run eagerly, or whoever called sees to it.
+        """
+        told = self._on_refusal == "tell" and config.fallback == "auto"
+        eagerly = config.fallback != "error"
+        refusal = TransformError(
+            f"`{self._target.name}` is called under {transform}",
+            why="a compiled graph has no part in transforms of its caller's",
+            suggestion="" if eagerly else "call the original function there, or compile what calls the transform",
+        )
+        if observe.listening() and self._told_of_transform != observe.audience():
+            self._told_of_transform = observe.audience()
+            number = observe.next_entry()
+            observe.emit(
+                observe.CompileStarted(
+                    function=self._target.name,
+                    function_id=self._id,
+                    entry=number,
+                    frontend=self._target.frontend,
+                    backend=self._backend_name,
+                    reason=None,
+                )
+            )
+            self._failed(number, time.perf_counter_ns(), refusal, "ran eagerly" if eagerly else "raised")
+        if told or not eagerly:
+            raise refusal
+        result = self._run_eagerly(args, kwargs)
+        if not self._said_transform:
+            self._said_transform = True
+            self._warn(
+                f"`{self._target.name}` is called under {transform} and runs eagerly there: a compiled graph has no "
+                "part in transforms of its caller's"
+            )
         return result
 
     def _warn(self, text: str) -> None:

@@ -249,7 +249,7 @@ class PartialBackwardError(RefusedError):
 
 
 class TransformError(RefusedError):
-    """A compiled function was called under a ``torch.func`` transform or forward-mode AD."""
+    """A compiled function, or its backward, was called under a transform or mode that its graph has no part in."""
 
 
 class DoubleBackwardError(RefusedError):

@@ -327,6 +327,16 @@ def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, 
     return tuple(pairs)
 
 
+def transform_around() -> str | None:
+    """Say which transform a call stands under, None if there is none.
+
+    It is to see each op of the function, on its own tensors: a compiled function runs eagerly there.
+    """
+    if internals.transforms_active():
+        return "a torch.func transform"
+    return "forward-mode differentiation" if internals.forward_ad_active() else None
+
+
 def check_surroundings() -> int:
     """Refuse calls under modes that a compiled function could not respect; return the number of function modes.
 
@@ -335,12 +345,8 @@ def check_surroundings() -> int:
     TransformError
         Under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
     """
-    what = None
-    if internals.transforms_active():
-        what = "a torch.func transform"
-    elif internals.forward_ad_active():
-        what = "forward-mode differentiation"
-    elif internals.dispatch_mode_count():
+    what = transform_around()
+    if what is None and internals.dispatch_mode_count():
         what = "a torch dispatch mode"
     count = internals.function_mode_count()
     if what is None and count and not internals.only_default_devices():

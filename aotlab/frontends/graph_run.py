@@ -8,6 +8,9 @@ Dynamo writes a ``with`` block as a node that enters and a node that leaves::
 
 In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
 object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
+A transform of ``torch.func`` is such a pair of nodes as well (``_vmap_increment_nesting`` and
+``_vmap_decrement_nesting``), and what is between them names its level by number: left open, the next run of the same
+graph would find its tensors wrapped for another level.
 
 Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
 the checkpoint itself is called, whether the graph is recorded or runs eagerly. So is ``.data``, for which Dynamo writes
@@ -38,7 +41,11 @@ def needs_care(graph: fx.Graph) -> bool:
     """Tell whether a graph has to be run by a `GraphRun`: changes modes, has checkpoints, or assigns to ``.data``."""
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
     targets |= {internals.SETS_DATA, internals.FUNCTION_APPLY}
-    return any(node.target in targets for node in graph.nodes if node.op == "call_function")
+    return any(
+        node.target in targets or internals.opens_transform(node.target)
+        for node in graph.nodes
+        if node.op == "call_function"
+    )
 
 
 class _Applied(torch.autograd.Function):
@@ -121,19 +128,23 @@ class GraphRun(fx.Interpreter):
         self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
         self._line = line
         self._open: dict[int, tuple[Any, Any]] = {}  # what was entered: the object, and the function that leaves it
+        self._dual_levels: list[int] = []  # of forward-mode differentiation, those that are open
 
     def run(self, *args: Any, **settings: Any) -> Any:
         """Run the whole graph."""
         grad_mode = torch.is_grad_enabled()
+        transforms = internals.TransformState()
         try:
             return super().run(*args, **settings)
         except BaseException:
             for mode, leave in reversed(self._open.values()):
                 leave(mode)
+            transforms.restore(self._dual_levels)
             torch.set_grad_enabled(grad_mode)
             raise
         finally:
             self._open.clear()
+            self._dual_levels.clear()
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -163,6 +174,10 @@ class GraphRun(fx.Interpreter):
             args[0].data = args[1]  # the same
             return args[0]
         result = super().call_function(target, args, kwargs)
+        if internals.is_enter_dual_level(target):
+            self._dual_levels.append(result)
+        elif internals.is_exit_dual_level(target):
+            self._dual_levels.pop()
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])
         elif args:

@@ -333,6 +333,12 @@ class Recorder(TorchDispatchMode):
                 or tensor.dtype in _QUANTIZED
                 or tensor.device.type == "meta"
             ):
+                if internals.forward_ad_active():
+                    raise Untraceable(
+                        "forward-mode differentiation takes a number, or a tensor without a tangent, for a tensor of "
+                        f"zeros without memory, which a trace cannot represent, at {self._line()}; differentiate "
+                        "backwards (vjp, jacrev), or outside of the compiled function"
+                    )
                 raise Untraceable(
                     f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
                     f"{self._line()}; do that outside of the compiled function"

@@ -154,12 +154,36 @@ def test_complex_numbers():
     assert (g.calls.compiled, g.calls.eager) == (2, 0)
 
 
-def test_batched_gradients_are_refused_in_words():
-    """Kernels look for the memory of what they are given; the tensors of vmap have none."""
+def test_batched_gradients():
+    """Kernels look for the memory of what they are given; the tensors of vmap have none, so each sample goes alone."""
+    x = leaf(3)
+    f = lambda x: x.sin() * x  # noqa: E731
+    y, expected = aotlab.compile(f, backend="inductor")(x), f(x)
+    for create_graph in (False, True):
+        found, right = (
+            torch.autograd.grad(
+                each, x, torch.eye(3), is_grads_batched=True, retain_graph=True, create_graph=create_graph
+            )[0]
+            for each in (y, expected)
+        )
+        torch.testing.assert_close(found, right)
+    batch = torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(torch.eye(3))
+    torch.testing.assert_close(batch, found)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, right)))
+
+
+def test_a_dual_gradient_is_refused():
+    """Kernels know nothing of tangents, and would drop them."""
     x = leaf(3)
     y = aotlab.compile(lambda x: x.sin() * x, backend="inductor")(x)
-    with pytest.raises(TransformError, match="is_grads_batched"):
-        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(TransformError, match="dual tensor"):
+            torch.autograd.grad(y, x, dual, retain_graph=True)
+        assert torch.autograd.grad(y, x, torch.ones(3), retain_graph=True)[0].isfinite().all()
+    with pytest.raises(TransformError, match="under grad, vjp or jvp"):
+        torch.func.grad(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0].sum())(torch.ones(3))
+    torch.autograd.grad(y, x, torch.ones(3))
 
 
 def test_results_that_eager_has_apart_do_not_share_memory():

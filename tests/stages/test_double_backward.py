@@ -516,15 +516,18 @@ def test_checkpoint_around_and_saved_on_cpu():
 
 
 def test_batched():
-    """Under a transform a derivative of a derivative is an error of ours, and batched gradients without one work."""
+    """Batched gradients are eager's; with histories they are taken sample by sample, so some are rounded otherwise."""
     function = compiled(result_kept)
     x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
     y, expected = function(x, w), result_kept(x, w)
     tangents = torch.eye(9).reshape(9, 3, 3)
     (a,), (b,) = (grad(each, x, tangents, is_grads_batched=True, retain_graph=True) for each in (y, expected))
     assert torch.equal(a, b)
-    with pytest.raises(aotlab.errors.TransformError, match="create_graph"):
-        grad(y, x, tangents, is_grads_batched=True, create_graph=True)
+    found, right = (
+        grad(grad(each, x, tangents, is_grads_batched=True, create_graph=True)[0].square().sum(), (x, w))
+        for each in (y, expected)
+    )
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_left():

@@ -17,6 +17,7 @@ from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Asked, Askers, Derive
+from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.higher import Higher
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.live import Trace
@@ -174,7 +175,7 @@ class Backward:
         DoubleBackwardError
             Under ``create_graph=True``, where the derivative cannot be had.
         TransformError
-            With batched gradients, which kernels cannot take.
+            With gradients that a transform other than vmap follows, which kernels cannot take.
         Exception
             The error that differentiating the traced program raised.
         """
@@ -182,6 +183,28 @@ class Backward:
             higher = self._of_higher_order()
             if torch.is_grad_enabled() or higher.is_awaited(saved):
                 return higher(saved, tangents)
+        if not self._exact and (is_transformed(tangents) or internals.forward_ad_active()):
+            return self._by_samples(saved, tangents)
+        return self._of_first_order(saved, tangents)
+
+    def _by_samples(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Run kernels for each sample of batched gradients; they cannot take a tensor that stands for several."""
+        if internals.forward_ad_active() and any(map(internals.has_tangent, tangents)):
+            raise TransformError(
+                f"the backward of compiled `{self._name}` was called with a dual tensor",
+                why="compiled kernels have no forward mode",
+                suggestion='compile with backend="eager", or call the original function',
+            )
+        kept = saved.kept()
+
+        def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
+            saved.keep(kept)
+            return self._of_first_order(saved, given)
+
+        return for_each_sample(of_one, list(tangents), self._name)
+
+    def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients where nobody differentiates them."""
         pattern: tuple[bool | tuple[int, ...], ...] = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
@@ -231,18 +254,9 @@ class Backward:
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             self._nans.check(pattern, needs, arguments, autocast=bool(casting))
-        try:
-            if casting:
-                with internals.disable_autocast():
-                    gradients = compiled(arguments)
-            else:
+        if casting:
+            with internals.disable_autocast():
                 gradients = compiled(arguments)
-        except RuntimeError as error:
-            if "doesn't have storage" not in str(error):
-                raise
-            raise TransformError(
-                f"the backward of compiled `{self._name}` was given a gradient that has no memory of its own",
-                why="compiled kernels cannot take the tensors of vmap, as is_grads_batched=True makes them",
-                suggestion="take the gradients one by one, compile with backend='eager', or call the original function",
-            ) from error
+        else:
+            gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]

@@ -29,6 +29,7 @@ from aotlab.backends.base import Boxed
 from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
+from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.levels import Level
 
@@ -161,11 +162,38 @@ class Higher:
         ------
         DoubleBackwardError
             A derivative needs what was not kept.
+        TransformError
+            In grad mode, under a transform other than vmap.
         Exception
             Whatever the traced program's nodes raise.
         """
         came = saved.take_pending(id(self))
-        direct = {e: value for e, value in came.items() if e in self.slot_of and e not in self.level.part.inputs}
+        values = [*tangents, *came.values()]
+        create_graph = torch.is_grad_enabled()
+        if create_graph and internals.forward_ad_active() and any(map(internals.has_tangent, values)):
+            raise TransformError(
+                f"the backward of compiled `{self.name}` was called with create_graph=True and a dual tensor",
+                why="its derivatives have no forward mode",
+                suggestion="leave out create_graph, or call the original function",
+            )
+        if not (create_graph or not self._exact) or not is_transformed(values):
+            return self._of(saved, tangents, came)
+        kept = saved.kept()
+
+        def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
+            saved.keep(kept)
+            waiting = {
+                edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None
+            }
+            return self._of(saved, given[: len(tangents)], waiting)
+
+        return for_each_sample(of_one, values, self.name)
+
+    def _of(
+        self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]
+    ) -> list[Tensor | None]:
+        """Return the gradients of ``wanted``; ``came`` is what came into the midst."""
+        direct = {e: value for e, value in came.items() if e in self.slot_of and not self.level.part.sums(e)}
         extras = tuple(edge for edge in came if edge not in direct)
         pattern = tuple(t is not None for t in tangents)
         gradients: list[Tensor | None] = [None] * len(self.wanted)
@@ -193,12 +221,6 @@ class Higher:
         given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
         node = internals.current_node()
         create_graph = torch.is_grad_enabled()
-        if create_graph and (internals.transforms_active() or any(map(internals.is_batched, came))):
-            raise TransformError(
-                f"the backward of compiled `{self.name}` was called with create_graph=True under a transform",
-                why="as is_grads_batched=True and vectorize=True do it, which a compiled backward cannot take",
-                suggestion="take the gradients one by one, or call the original function",
-            )
         casting = autocast_state() if internals.any_autocast_enabled() else ()
         requires = tuple(t.requires_grad for t in given) if create_graph else None
         kind = (pattern, extras, tuple(strides), requires, casting, not self.is_first and _asks_for_all(node))
@@ -346,7 +368,9 @@ class _Ends:
         edges = self._node.next_functions[-len(self._higher.wanted) :]
         node, number = edges[self._higher.slot_of[edge]]
         while node is not None and node.name() == _HANDS_ON:
-            node, number = node.next_functions[0]
+            node, number = node.next_functions[-1]  # the first is that of what it looks like
+        if node is None:
+            return None
         leaf = internals.leaf_of(node)
         if leaf is not None:
             return leaf

@@ -289,6 +289,14 @@ class SavedValues:
             self._watched = []
             self._itself = []
 
+    def kept(self) -> tuple[Any, ...]:
+        """Say what is kept now, for `keep`."""
+        return self.released, self._values, self._watched, self._itself
+
+    def keep(self, kept: tuple[Any, ...]) -> None:
+        """Keep what was kept before a backward: it is run once more, for another sample."""
+        self.released, self._values, self._watched, self._itself = kept
+
 
 def other_memory(what: str) -> MetadataMutationError:
     """Make the error for a tensor that the backward cannot read as it is by then."""

@@ -1,0 +1,322 @@
+"""Compiled functions under the transforms of ``torch.func``: they run eagerly there, and say so once."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import (
+    functional_call,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    stack_module_state,
+    vjp,
+    vmap,
+)
+
+import aotlab
+from aotlab import config
+from aotlab.errors import TransformError
+from tests.engine_helpers import compiled
+from tests.func_helpers import MAKES, assert_same, numbers, outcome
+
+pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+def body(x):
+    """Compute something of the same shape."""
+    return x.sin() * x + 1
+
+
+def scalar(x):
+    """Compute a number."""
+    return (x.sin() * x).sum()
+
+
+def network():
+    """Make a small network."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def each_transform(make):
+    """Call what is compiled under each transform alone."""
+    x = numbers(4)
+    results = [
+        vmap(make(body))(numbers(3, 4)),
+        vmap(make(lambda x, y: (x * y, y)), in_dims=(1, None), out_dims=(1, 0))(numbers(3, 4), numbers(3)),
+        vmap(make(body), chunk_size=2)(numbers(5, 4)),
+        grad(make(scalar))(x),
+        grad(make(lambda x: (scalar(x), x.cos())), has_aux=True)(x),
+        grad_and_value(make(scalar))(x),
+        jvp(make(body), (x,), (x,)),
+        jacrev(make(body))(x),
+        jacfwd(make(body))(x),
+        hessian(make(scalar))(x),
+    ]
+    out, function = vjp(make(body), x)
+    results += [out, function(x)]
+    return results
+
+
+def nested(make):
+    """Call what is compiled under several transforms."""
+    return (
+        vmap(grad(make(scalar)))(numbers(3, 4)),
+        grad(lambda x: grad(make(scalar))(x).sum())(numbers(4)),
+        vmap(vmap(make(body)))(numbers(2, 3, 4)),
+        grad(lambda x: vmap(make(body))(x).sum())(numbers(3, 4)),
+        jvp(grad(make(scalar)), (numbers(4),), (numbers(4),)),
+    )
+
+
+def first_wrapped(make):
+    """Call it with tensors of a transform first, and with plain ones between."""
+    f = make(body)
+    return (
+        vmap(f)(numbers(3, 4)),
+        f(numbers(3, 4)),
+        vmap(f)(numbers(3, 4)),
+        f(numbers(3, 4)),
+        jvp(f, *[(numbers(4),)] * 2),
+    )
+
+
+def first_plain(make):
+    """Compile it before transforms come."""
+    f = make(body)
+    plain = f(numbers(3, 4))
+    return plain, vmap(f)(numbers(3, 4)), grad(lambda x: f(x).sum())(numbers(3, 4)), f(numbers(3, 4))
+
+
+def gradients_per_sample(make):
+    """Take the gradients of a compiled module for each sample."""
+    model = make(network())
+    parameters = {name: value.detach() for name, value in network().named_parameters()}
+
+    def loss(parameters, x, y):
+        return (functional_call(model, parameters, (x,)) - y).square().sum()
+
+    if not isinstance(model, (aotlab.AotModule, nn.Sequential)):  # an OptimizedModule has names of its own
+        parameters = {f"_orig_mod.{name}": value for name, value in parameters.items()}
+    return vmap(grad(loss), in_dims=(None, 0, 0))(parameters, numbers(3, 4), numbers(3, 2))
+
+
+def ensemble(make):
+    """Run several models at once."""
+    models = [network() for _ in range(3)]
+    parameters, buffers = stack_module_state(models)
+    base = copy.deepcopy(models[0])
+    call = make(lambda p, b, x: functional_call(base, (p, b), (x,)))
+    return vmap(call, in_dims=(0, 0, None))(parameters, buffers, numbers(5, 4))
+
+
+def written(make):
+    """Write what is batched, and what is not."""
+    x, y, captured = numbers(3, 4), numbers(4), torch.zeros(4)
+    first = make(lambda x: x.mul_(2).sin())
+    first(numbers(3, 4))
+
+    def writes(z):
+        captured.add_(1)
+        return z + captured
+
+    results = [vmap(first)(x), vmap(make(lambda x, y: x.add_(y)), in_dims=(0, None))(x, y)]
+    return [*results, vmap(make(writes))(numbers(3, 4)), x, y, captured, grad(make(lambda x: (x * 1).mul_(x).sum()))(y)]
+
+
+def captured_from_a_transform(make):
+    """Read a tensor of the transform that is no argument."""
+    held = {"w": numbers(4)}
+    f = make(lambda y: (y * held["w"]).sum())
+
+    def outer(x):
+        held["w"] = x
+        try:
+            return f(numbers(4)) + make(lambda y: (y * x).sum())(numbers(4))
+        finally:
+            held["w"] = numbers(4)
+
+    return vmap(outer)(numbers(3, 4)), grad(outer)(numbers(4))
+
+
+def only_plain_arguments(make):
+    """Give it none of the transform's tensors."""
+    f, ones = make(body), make(lambda: torch.ones(4))
+    f(numbers(4)), ones()
+    return grad(lambda x: (x * f(numbers(4)) * ones()).sum())(numbers(4)), vmap(lambda x: x * f(numbers(4)))(
+        numbers(3, 4)
+    )
+
+
+def differentiated_outside(make):
+    """Take gradients of what a transform gave."""
+    x = numbers(4).requires_grad_()
+    out, tangent = jvp(make(body), (x,), (numbers(4),))
+    return torch.autograd.grad((out + tangent).sum() + grad(make(scalar))(x).sum() + vmap(make(body))(x).sum(), x)
+
+
+PROGRAMS = (
+    each_transform, nested, first_wrapped, first_plain, gradients_per_sample, ensemble, written,
+    captured_from_a_transform, only_plain_arguments, differentiated_outside,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_is_eagers(program, make):
+    """Results are eager's, and torch's state after it; nothing stays of a transform in what is compiled."""
+    expected, _, state = outcome(program, lambda f: f)
+    found, _, state_after = outcome(program, make)
+    assert_same(expected, found)
+    assert state_after == state
+
+
+def writes_unbatched(make):
+    """Write to a tensor of which there is one what is different for each sample."""
+    y = numbers(4)
+    return vmap(make(lambda x, y: y.mul_(x)), in_dims=(0, None))(numbers(3, 4), y)
+
+
+def writes_captured(make):
+    """Write a captured tensor under grad, which torch forbids."""
+    captured = torch.zeros(4)
+
+    def f(x):
+        captured.add_(1)
+        return (x * captured).sum()
+
+    return grad(make(f))(numbers(4))
+
+
+def batch_statistics(make):
+    """Write unbatched statistics."""
+    model = make(nn.BatchNorm1d(4))
+    model(numbers(3, 4))
+    return vmap(model)(numbers(2, 3, 4))
+
+
+def raises(make):
+    """Raise an error of the user's."""
+
+    def f(x):
+        raise ValueError("mine")
+
+    return vmap(make(f))(numbers(3, 4))
+
+
+def asks_for_values(make):
+    """Ask for a value."""
+    return vmap(make(lambda x: x * x.sum().item()))(numbers(3, 4))
+
+
+@pytest.mark.parametrize("program", [writes_unbatched, writes_captured, batch_statistics, raises, asks_for_values])
+def test_errors_are_eagers(program):
+    """What eager raises under a transform is raised, and the transform is left."""
+    expected, _, state = outcome(program, lambda f: f)
+    found, _, state_after = outcome(program, compiled)
+    assert_same(expected, found)
+    assert state_after == state
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("randomness", ["error", "different", "same"])
+def test_random_ops(randomness, make):
+    """Under vmap random ops draw as vmap was told to; also where the function has no argument that would show it."""
+
+    def drop(make):
+        f = make(lambda x: torch.dropout(x, 0.5, True) + torch.rand(4))
+        return f(numbers(4)), vmap(f, randomness=randomness)(numbers(3, 4)), f(numbers(4))
+
+    def draw(make):
+        f = make(lambda: torch.rand(4))
+        return f(), vmap(lambda x: x + f(), randomness=randomness)(numbers(3, 4)), f()
+
+    for program in (drop, draw):
+        expected, _, state = outcome(program, lambda f: f)
+        found, _, state_after = outcome(program, make)
+        assert_same(expected, found, texts=make is compiled)  # Dynamo adds a page to the error
+        assert state_after == state
+
+
+def test_one_notice():
+    """It is said once for each function, whatever the transform; the report has the reason, of each recording."""
+    f, g = compiled(body), compiled(scalar)
+    with pytest.warns(RuntimeWarning, match="`body` is called under a torch.func transform and runs eagerly") as caught:
+        vmap(f)(numbers(3, 4))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vmap(f)(numbers(3, 4))
+        grad(lambda x: f(x).sum())(numbers(4))
+        with torch.autograd.forward_ad.dual_level():
+            f(numbers(4))
+        f(numbers(4))
+    with pytest.warns(RuntimeWarning, match="`scalar`"):
+        grad(g)(numbers(4))
+    assert (f.calls.compiled, f.calls.eager) == (1, 4)
+    for _ in range(2):
+        with aotlab.Report.record() as recording:
+            vmap(f)(numbers(3, 4))
+            jvp(f, (numbers(4),), (numbers(4),))
+            f(numbers(4))
+        (frame,) = recording.report().frames
+        assert (frame.calls.compiled, frame.calls.eager) == (1, 2)
+        assert [(each.error, each.outcome) for each in frame.refusals] == [("TransformError", "ran eagerly")]
+        assert "a torch.func transform" in frame.refusals[0].message
+
+
+def test_linearize():
+    """Linearize, which traces what it is given (and which Dynamo therefore refuses), gets eager's function."""
+
+    def use(make):
+        out, function = linearize(make(body), numbers(4))
+        return out, function(numbers(4))
+
+    expected, _, state = outcome(use, lambda f: f)
+    found, notices, state_after = outcome(use, compiled)
+    assert_same(expected, found)
+    assert state_after == state
+    assert len(notices) == 1
+
+
+def test_without_tensors():
+    """A function without arguments has no tensor whose guards would see the transform."""
+    f = compiled(lambda: torch.ones(4))
+    f()
+    with pytest.warns(RuntimeWarning, match="runs eagerly there"):
+        vmap(lambda x: x + f())(numbers(3, 4))
+    f()
+    assert (f.calls.compiled, f.calls.eager) == (2, 1)
+
+
+def test_asked_for_an_error():
+    """Where nothing is to run eagerly, a transform is an error of ours, and the transform is left."""
+    f = compiled(body)
+    f(numbers(4))
+    with config.patch(fallback="error"):
+        for use in (lambda: vmap(f)(numbers(3, 4)), lambda: jvp(f, (numbers(4),), (numbers(4),))):
+            with pytest.raises(TransformError, match=r"is called under a torch\.func transform"):
+                use()
+        f(numbers(4))
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    assert (f.calls.compiled, f.calls.eager) == (2, 0)
+
+
+def test_inside_of_a_trace():
+    """A compiled function under a transform of another compiled function becomes part of that one."""
+    inner = compiled(body)
+    outer = compiled(lambda x: vmap(inner)(x) + grad(lambda y: inner(y).sum())(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = outer(numbers(3, 4))
+    assert torch.equal(found, vmap(body)(numbers(3, 4)) + grad(lambda y: body(y).sum())(numbers(3, 4)))
+    assert outer.calls.compiled == 1
