@@ -265,7 +265,7 @@ def _required_later(a, b, x):
 
 
 def _parts_without_a_base(x):
-    return tuple(part.detach() for part in _parts_of_a_buffer(x)[:2]) + (x[:3],)
+    return (*tuple(part.detach() for part in _parts_of_a_buffer(x)[:2]), x[:3])
 
 
 def _parts_of_a_buffer(x):
