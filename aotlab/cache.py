@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aotlab import config, observe
+from aotlab.compiling import compiling
 from aotlab.errors import GraphInvariantError, HooksError, RecompileLimitError, RefusedError, UntraceableError
 from aotlab.guards import CallState, difference, distance
 from aotlab.recorder import is_tracing
@@ -270,17 +271,13 @@ class CompiledFunction:
         if is_tracing():
             return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
         with self._lock:
-            outcome = self._compile(args, kwargs)
+            served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
+            outcome = self._compile(args, kwargs) if served is None else None
+        if served is not None:
+            return served
         if isinstance(outcome, Entry):
-            try:
-                result = outcome.run(args, kwargs)
-            except ForwardFailed as failure:
-                error: Exception | None = failure.error
-            else:
-                error = None
-            if error is not None:  # not above: the error that eager raises has nothing to do with this one
-                return self._run_again(error, args, kwargs), None
-            if result is MISS:
+            served = self._serve_by((outcome,), args, kwargs)
+            if served is None:
                 # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
                 text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
                 if config.debug_assert:
@@ -288,13 +285,33 @@ class CompiledFunction:
                 result = self._run_eagerly(args, kwargs)
                 self._warn(text)
                 return result, None
-            outcome.calls += 1
-            self._recent.append((time.perf_counter_ns(), outcome.number))
-            return result, outcome.number
+            return served
         result = self._run_eagerly(args, kwargs)
         if isinstance(outcome, str):
             self._warn(outcome)
         return result, None
+
+    def _serve_by(
+        self, entries: tuple[Entry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int | None] | None:
+        """Serve a call by one of some entries; say which it was; None if no guards hold.
+
+        No other thread traces meanwhile: while a module is traced, its parameters are not in their places.
+        """
+        error: Exception | None = None
+        with compiling():
+            for entry in entries:
+                try:
+                    result = entry.run(args, kwargs)
+                except ForwardFailed as failure:
+                    error = failure.error
+                    break
+                if result is not MISS:
+                    entry.calls += 1
+                    self._recent.append((time.perf_counter_ns(), entry.number))
+                    return result, entry.number
+        # not above: the error that eager raises has nothing to do with this one
+        return None if error is None else (self._run_again(error, args, kwargs), None)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | str | None:
         """Make an entry; or return a sentence to warn with, or None, if the call has to run eagerly."""
@@ -329,7 +346,8 @@ class CompiledFunction:
 
         started = time.perf_counter_ns()
         try:
-            entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
+            with compiling():
+                entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
         except RefusedError as error:
             told = config.fallback == "auto" and self._on_refusal == "tell"
             eager = told or config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
