@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import operator
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from aotlab import config, observe
@@ -165,6 +168,7 @@ class CompiledFunction:
         self.__name__ = self.__qualname__ = target.name
         self.__wrapped__ = getattr(target, "function", None)
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
+        self.__module__ = getattr(self.__wrapped__, "__module__", None) or type(self).__module__
 
     def __repr__(self) -> str:
         return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
@@ -239,6 +243,22 @@ class CompiledFunction:
             warn=self._warns,
             accept=self._accept,
         )
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
+        module = sys.modules.get(str(self.__module__))
+        try:
+            if operator.attrgetter(self.__qualname__)(module) is self:
+                return self.__qualname__
+        except AttributeError:
+            pass
+        settings = {"on_refusal": self._on_refusal, "backend_name": self._backend_name, "warn": self._warns}
+        return partial(CompiledFunction, accept=self._accept, **settings), (self._target, self._compile_call)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""
+        target = copy.deepcopy(self._target, memo)
+        return self if target is self._target else self.for_target(target)
 
     @property
     def number(self) -> int:

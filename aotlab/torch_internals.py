@@ -224,7 +224,10 @@ def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
 # --- modules -----------------------------------------------------------------------------------------------------
 
 #: The dictionaries in which a module keeps its tensors and submodules, and the set of names that it does not save.
-MODULE_DICTIONARIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+MODULE_DICTIONARIES = (
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
 
 
 def parameters_held(module: torch.nn.Module) -> dict[str, Tensor | None]:
