@@ -249,11 +249,17 @@ class CompiledFunction:
         module = sys.modules.get(str(self.__module__))
         try:
             if operator.attrgetter(self.__qualname__)(module) is self:
-                return self.__qualname__
+                return str(self.__qualname__)
         except AttributeError:
             pass
-        settings = {"on_refusal": self._on_refusal, "backend_name": self._backend_name, "warn": self._warns}
-        return partial(CompiledFunction, accept=self._accept, **settings), (self._target, self._compile_call)
+        make = partial(
+            CompiledFunction,
+            on_refusal=self._on_refusal,
+            backend_name=self._backend_name,
+            warn=self._warns,
+            accept=self._accept,
+        )
+        return make, (self._target, self._compile_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""

@@ -62,7 +62,7 @@ class AotModule(nn.Module):
         return self.compiled(*args, **kwargs)
 
     @property
-    def training(self) -> bool:  # type: ignore[override]  # an attribute in nn.Module
+    def training(self) -> bool:
         """The flag of the original."""
         return bool(self.__dict__["orig_module"].training)
 

@@ -469,8 +469,6 @@ class Recorder(TorchDispatchMode):
         )
 
 
-
-
 class _Here(threading.local):
     """The recorders that are running in this thread, the innermost last: another thread's calls are none of theirs."""
 
@@ -547,7 +545,9 @@ def casts_inside_since(count: int) -> bool:
 
 def casting_ops_since(count: int) -> bool:
     """Tell whether the running recorder has since written an op whose arguments autocast casts."""
-    return bool(_here.active) and any(internals.autocast_knows(o.target) for o in _here.active[-1].tape.operations[count:])
+    return bool(_here.active) and any(
+        internals.autocast_knows(o.target) for o in _here.active[-1].tape.operations[count:]
+    )
 
 
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:

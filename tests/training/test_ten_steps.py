@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector
 
+from aotlab.errors import DataDependentError
 from tests.training.steps import both, check, everything
 
 
@@ -37,7 +39,7 @@ def loss_of(out):
 
 
 def accumulated(compile_):
-    """Gradients of four small batches are added up before each step."""
+    """Add up the gradients of four small batches before each step."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -55,7 +57,7 @@ def accumulated(compile_):
 
 
 def accumulated_at_once(compile_):
-    """The losses of four small batches are added up, and one backward goes through four calls."""
+    """Add up the losses of four small batches, and go back through four calls at once."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -70,7 +72,7 @@ def accumulated_at_once(compile_):
 
 
 def clipped_by_norm(compile_):
-    """The norm of all gradients is held below a bound."""
+    """Hold the norm of all gradients below a bound."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -86,7 +88,7 @@ def clipped_by_norm(compile_):
 
 
 def clipped_by_value(compile_):
-    """Each number in a gradient is held below a bound."""
+    """Hold each number in a gradient below a bound."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -100,7 +102,7 @@ def clipped_by_value(compile_):
 
 
 def two_losses(compile_):
-    """Two losses of one output go back one after the other, the first with ``retain_graph``."""
+    """Go back from two losses of one output, one after the other, the first with ``retain_graph``."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -130,7 +132,7 @@ class Twofold(nn.Module):
 
 
 def two_heads(compile_):
-    """Two results of a call go back one after the other, the first with ``retain_graph``."""
+    """Go back from two results of a call, one after the other, the first with ``retain_graph``."""
     model = Twofold()
     run, optimizer = compile_(model), sgd(model)
 
@@ -148,7 +150,7 @@ def two_heads(compile_):
 
 
 def averaged(compile_):
-    """A running average of parameters and buffers is kept, and looked at."""
+    """Keep a running average of parameters and buffers, and evaluate it."""
     model = Net(nn.BatchNorm1d(8))
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
@@ -187,7 +189,7 @@ class Codebook(nn.Module):
 
 
 def averages_within(compile_):
-    """The module itself keeps a running average in its buffers; now and then it is evaluated."""
+    """Let the module itself keep a running average in its buffers; evaluate it now and then."""
     model = Codebook()
     run, optimizer = compile_(model), sgd(model)
 
@@ -203,8 +205,8 @@ def averages_within(compile_):
 
 
 def batch_statistics(compile_):
-    """Batch norm counts and averages; momentum None makes it a plain average of all batches."""
-    model = Net(nn.BatchNorm1d(8), nn.BatchNorm1d(8, momentum=None), nn.BatchNorm1d(8, track_running_stats=False))
+    """Let batch norm count and average, with running statistics and without."""
+    model = Net(nn.BatchNorm1d(8), nn.BatchNorm1d(8, track_running_stats=False))
     run, optimizer = compile_(model), sgd(model)
 
     def step(n):
@@ -218,7 +220,7 @@ def batch_statistics(compile_):
 
 
 def frozen_statistics(compile_):
-    """Batch norm in evaluation inside of a module in training, as when a trained one is tuned."""
+    """Keep batch norm in evaluation inside of a module in training, as when a trained one is tuned."""
     model = Net(nn.BatchNorm1d(8), nn.Dropout(0.3))
     model.between[0].eval().requires_grad_(False)
     run, optimizer = compile_(model), sgd(model)
@@ -245,7 +247,7 @@ class Tied(nn.Module):
 
 
 def tied(compile_):
-    """A weight that is in two places is trained as one; halfway it is untied."""
+    """Train a weight that is in two places as one; untie it halfway."""
     model = Tied()
     run, optimizer = compile_(model), sgd(model)
 
@@ -263,7 +265,7 @@ def tied(compile_):
 
 
 def frozen(compile_):
-    """Layers are frozen and thawed between steps; gradients that were there stay there."""
+    """Freeze and thaw layers between steps; gradients that were there stay there."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -281,7 +283,7 @@ def frozen(compile_):
 
 
 def all_frozen(compile_):
-    """Where nothing requires grad the result does not either; then one layer is tuned."""
+    """Tune one layer of a module in which at first nothing requires grad."""
     model = Net().requires_grad_(False)
     run, optimizer = compile_(model), sgd(model)
 
@@ -311,9 +313,7 @@ def zeroed(to_none):
             before = [None if p.grad is None else p.grad for p in model.parameters()]
             one, two = run(torch.randn(3, 4))
             (one if n % 2 else one + two).backward()
-            seen.extend(
-                old is None or old is p.grad for old, p in zip(before, model.parameters(), strict=True)
-            )
+            seen.extend(old is None or old is p.grad for old, p in zip(before, model.parameters(), strict=True))
             optimizer.step()
             return seen
 
@@ -323,7 +323,7 @@ def zeroed(to_none):
 
 
 def scaled(compile_):
-    """A loss is scaled, and a step left out where a gradient is not finite."""
+    """Scale a loss, and leave a step out where a gradient is not finite."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -344,7 +344,7 @@ def scaled(compile_):
 
 
 def scheduled(compile_):
-    """The learning rate is another one at each step."""
+    """Take another learning rate at each step."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=10)
@@ -360,7 +360,7 @@ def scheduled(compile_):
 
 
 def switched(compile_):
-    """The module is evaluated between the steps: dropout and batch norm do something else then."""
+    """Evaluate the module between the steps: dropout and batch norm do something else then."""
     model = Net(nn.BatchNorm1d(8), nn.Dropout(0.5))
     run, optimizer = compile_(model), sgd(model)
     held_out = torch.randn(5, 4)
@@ -381,7 +381,7 @@ def switched(compile_):
 
 
 def penalized(compile_):
-    """Weight decay is written into the loss, so that parameters get gradients from inside and from outside."""
+    """Write weight decay into the loss, so that parameters get gradients from inside and from outside."""
     model = Net()
     run, optimizer = compile_(model), sgd(model)
 
@@ -396,7 +396,7 @@ def penalized(compile_):
 
 
 def followed(compile_):
-    """A copy of the module follows it slowly, and gives the targets, as in learning without labels."""
+    """Let a copy of the module follow it slowly, and give the targets, as in learning without labels."""
     model = Net(nn.BatchNorm1d(8))
     teacher = copy.deepcopy(model).requires_grad_(False)
     run, run_teacher, optimizer = compile_(model), compile_(teacher), sgd(model)
@@ -416,7 +416,7 @@ def followed(compile_):
 
 
 def unequal(compile_):
-    """The last batch of each round is smaller."""
+    """Take a smaller batch at the end of each round."""
     model = Net(nn.BatchNorm1d(8))
     run, optimizer = compile_(model), sgd(model)
 
@@ -453,8 +453,46 @@ TRAININGS = {
 }
 
 
+#: Why some are compiled more than once, called directly: what the reasons say of each.
+COMPILED_AGAIN = {
+    "averages within": ["`training`.* is False"],
+    "batch statistics": ["`training`.* is False"],
+    "tied": ["`head.weight` and `embed.weight` are two tensors"],
+    "frozen": ["`first.weight` has requires_grad=False", *["`last.bias` has requires_grad=False"] * 2],
+    "all frozen": ["`last.weight` has requires_grad=True"],
+    "switched": ["grad mode is False", "inference mode is True"],
+    "unequal": [r"`x` has shape \(2, 4\)"],
+}
+
+
 @both
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ten_steps(name, way):
     """Losses, parameters, gradients, buffers, what the optimizer keeps and the generator are eager's."""
-    check(TRAININGS[name], way)
+    found = check(TRAININGS[name], way)
+    if way == "direct":
+        patterns = COMPILED_AGAIN.get(name, [])
+        assert len(found.recompiles) == len(patterns), found.recompiles
+        for pattern, reason in zip(patterns, found.recompiles, strict=True):
+            assert re.search(pattern, reason), reason
+    assert found.said == []
+
+
+def plain_average(compile_):
+    """Let batch norm take the plain average of all batches, for which it asks how many there were."""
+    model = Net(nn.BatchNorm1d(8, momentum=None))
+    run, optimizer = compile_(model), sgd(model)
+
+    def step(n):
+        optimizer.zero_grad()
+        loss_of(run(torch.randn(3, 4))).backward()
+        optimizer.step()
+
+    return step, everything(model, optimizer)
+
+
+def test_a_plain_average_of_all_batches():
+    """The number of batches is a value in Python: behind Dynamo the graph breaks there, a direct call is refused."""
+    check(plain_average, "dynamo")
+    with pytest.raises(DataDependentError, match=r"asks for the value of `self.between.0.num_batches_tracked`"):
+        check(plain_average, "direct")
