@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -325,7 +326,8 @@ def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
     namespace = dict(code.globals)
     exec(compile(code.src, name, "exec"), namespace)
-    call: Callable[[list[Any]], Any] = functools.partial(namespace["forward"], module)
+    weakref.finalize(namespace["forward"], linecache.cache.pop, name, None).atexit = False
+    call: Callable[[list[Any]], Any] = functools.partial(namespace.pop("forward"), module)
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
     return call
 
