@@ -224,6 +224,9 @@ def test_memory_is_freed_as_early_as_in_eager(program, what, way):
 # --- no growth ---------------------------------------------------------------------------------------------------
 
 
+MANY = 1000
+
+
 def in_use():
     """Count the objects that the garbage collector knows, by type, and the resident memory in MiB."""
     gc.collect()
@@ -249,7 +252,7 @@ def test_a_thousand_steps_leave_nothing(sizes, way):
 
         steps(40)
         objects, resident = in_use()
-        steps(1000)
+        steps(MANY)
         later, resident_later = in_use()
     grown = {name: later[name] - objects[name] for name in later if later[name] > objects[name]}
     assert sum(grown.values()) < 100, grown
