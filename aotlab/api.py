@@ -6,7 +6,6 @@ code written for those runs on these after changing the import.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -21,11 +20,12 @@ from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.frontends.dynamo import compile_by_dynamo
+from aotlab.modules import AotModule
 from aotlab.nesting import is_container
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import MODULE_DICTIONARIES, OpOverload
+from aotlab.torch_internals import OpOverload
 
 __all__ = [
     "AotModule",
@@ -190,50 +190,6 @@ def aot_function(
     )
 
 
-class AotModule(nn.Module):
-    """A module that computes what another one does, compiled, on the same parameters, buffers and submodules.
-
-    Parameters, buffers, ``state_dict`` keys and attributes are those of the original, which stays usable as
-    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``.
-    """
-
-    def __init__(self, module: nn.Module, compiled: CompiledFunction) -> None:
-        super().__init__()
-        object.__setattr__(self, "orig_module", module)
-        self.__dict__["compiled"] = compiled
-        # the very dictionaries of the original, so that neither can have what the other has not
-        for name in MODULE_DICTIONARIES:
-            self.__dict__[name] = module.__dict__[name]
-        self.training = module.training
-        self.__dict__["__doc__"] = module.__doc__
-
-    def __repr__(self) -> str:
-        """Show the module within."""
-        inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
-        return f"AotModule(\n  (orig_module): {inner}\n)"
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled form."""
-        return self.compiled(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> AotModule:
-        """Set the mode of both."""
-        super().train(mode)
-        self.orig_module.train(mode)
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AotModule:
-        """Copy the module; the copy compiles for itself."""
-        module = copy.deepcopy(self.orig_module, memo)
-        return AotModule(module, self.compiled.for_target(ModuleTarget(module)))
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["orig_module"], name)
-
-
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     """Trace a module and its gradient ahead of time and compile both.
 
@@ -385,7 +341,7 @@ def compile(
     Returns
     -------
     callable
-        A `CompiledFunction`, an `AotModule`, or what `torch.compile` makes of it.
+        A `CompiledFunction`; of a module an `AotModule`; of a function with Dynamo what `torch.compile` makes of it.
 
     Raises
     ------
@@ -425,7 +381,8 @@ def compile(
         raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
     chosen = partitioner or default_partition
     if frontend == "dynamo":
-        return compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
+        made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
+        return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
     _check_static(dynamic, None)
     resolved = resolve(backend)
     if isinstance(fn_or_module, nn.Module):

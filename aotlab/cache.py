@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import operator
 import sys
 import threading
 import time
@@ -12,9 +14,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from aotlab import config, observe
+from aotlab.compiling import compiling
 from aotlab.errors import (
     GraphInvariantError,
     HooksError,
@@ -173,6 +177,7 @@ class CompiledFunction:
         self.__name__ = self.__qualname__ = target.name
         self.__wrapped__ = getattr(target, "function", None)
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
+        self.__module__ = getattr(self.__wrapped__, "__module__", None) or type(self).__module__
 
     def __repr__(self) -> str:
         return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
@@ -248,6 +253,28 @@ class CompiledFunction:
             accept=self._accept,
         )
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
+        module = sys.modules.get(str(self.__module__))
+        try:
+            if operator.attrgetter(self.__qualname__)(module) is self:
+                return str(self.__qualname__)
+        except AttributeError:
+            pass
+        make = partial(
+            CompiledFunction,
+            on_refusal=self._on_refusal,
+            backend_name=self._backend_name,
+            warn=self._warns,
+            accept=self._accept,
+        )
+        return make, (self._target, self._compile_call)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""
+        target = copy.deepcopy(self._target, memo)
+        return self if target is self._target else self.for_target(target)
+
     @property
     def number(self) -> int:
         """What events call it, unique in the process."""
@@ -282,17 +309,13 @@ class CompiledFunction:
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
         with self._lock:
-            outcome = self._compile(args, kwargs)
+            served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
+            outcome = self._compile(args, kwargs) if served is None else None
+        if served is not None:
+            return served
         if isinstance(outcome, Entry):
-            try:
-                result = outcome.run(args, kwargs)
-            except ForwardFailed as failure:
-                error: Exception | None = failure.error
-            else:
-                error = None
-            if error is not None:  # not above: the error that eager raises has nothing to do with this one
-                return self._run_again(error, args, kwargs), None
-            if result is MISS:
+            served = self._serve_by((outcome,), args, kwargs)
+            if served is None:
                 # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
                 text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
                 if config.debug_assert:
@@ -300,13 +323,33 @@ class CompiledFunction:
                 result = self._run_eagerly(args, kwargs)
                 self._warn(text)
                 return result, None
-            outcome.calls += 1
-            self._recent.append((time.perf_counter_ns(), outcome.number))
-            return result, outcome.number
+            return served
         result = self._run_eagerly(args, kwargs)
         if isinstance(outcome, str):
             self._warn(outcome)
         return result, None
+
+    def _serve_by(
+        self, entries: tuple[Entry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int | None] | None:
+        """Serve a call by one of some entries; say which it was; None if no guards hold.
+
+        No other thread traces meanwhile: while a module is traced, its parameters are not in their places.
+        """
+        error: Exception | None = None
+        with compiling():
+            for entry in entries:
+                try:
+                    result = entry.run(args, kwargs)
+                except ForwardFailed as failure:
+                    error = failure.error
+                    break
+                if result is not MISS:
+                    entry.calls += 1
+                    self._recent.append((time.perf_counter_ns(), entry.number))
+                    return result, entry.number
+        # not above: the error that eager raises has nothing to do with this one
+        return None if error is None else (self._run_again(error, args, kwargs), None)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | str | None:
         """Make an entry; or return a sentence to warn with, or None, if the call has to run eagerly."""
@@ -341,7 +384,8 @@ class CompiledFunction:
 
         started = time.perf_counter_ns()
         try:
-            entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
+            with compiling():
+                entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
         except RefusedError as error:
             told = config.fallback == "auto" and self._on_refusal == "tell"
             eager = told or config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")

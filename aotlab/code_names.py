@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
-import functools
 import types
 from dataclasses import dataclass
+
+from aotlab.by_code import ByCode
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
@@ -29,9 +30,16 @@ class CodeNames:
     by_string: bool
 
 
-@functools.lru_cache(maxsize=4096)
+_known: ByCode[CodeNames] = ByCode()
+
+
 def names_in(code: types.CodeType) -> CodeNames:
     """Read the names off ``code`` and the code of functions that are defined in it."""
+    known = _known.get(code)
+    return _known.put(code, _read(code)) if known is None else known
+
+
+def _read(code: types.CodeType) -> CodeNames:
     found: dict[str, None] = {}
     attributes: set[str] = set()
     imports: dict[str, None] = {}

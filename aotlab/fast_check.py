@@ -138,5 +138,7 @@ def _written(
     body = ["    try:", *("        " + line for line in lines), "        return True"]
     source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])
     exec(compile(source, "<aotlab reached>", "exec"), namespace)
-    check: Callable[[], bool] = namespace["check"]
+    check: Callable[[], bool] = namespace.pop(
+        "check"
+    )  # else it would be part of a cycle, and so would all that it asks
     return check

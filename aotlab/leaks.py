@@ -24,9 +24,10 @@ from aotlab.torch_internals import is_functional
 
 #: So many items are looked at; a watch is no walk through a data set.
 _LIMIT = 20_000
+_PLAIN = (str, bytes, int, float, complex, type(None))
 _OPAQUE = (
     Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
-    str, bytes, int, float, complex, type(None),
+    *_PLAIN,
 )  # fmt: skip
 _COLLECTIONS = (dict, list, tuple, set, frozenset, collections.deque)
 
@@ -50,9 +51,14 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, _COLLECTIONS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
+def _of_key(key: Any) -> str:
+    """Name a key; a tensor, as in an optimizer's state, or any other object is not asked for its text."""
+    return repr(key) if isinstance(key, _PLAIN) else f"a {type(key).__name__}"
+
+
 def _items(container: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(container, dict):
-        yield from ((f"[{key!r}]", value) for key, value in list(container.items()))
+        yield from ((f"[{_of_key(key)}]", value) for key, value in list(container.items()))
     elif isinstance(container, (list, tuple, collections.deque)):
         yield from ((f"[{i}]", value) for i, value in enumerate(container))
     elif isinstance(container, (set, frozenset)):
@@ -108,7 +114,7 @@ class Watch:
                     container.clear()
                     (container.update if isinstance(container, set) else container.extend)(before)
             elif isinstance(container, dict):
-                if list(container) != list(before) or any(value is not before[key] for key, value in container.items()):
+                if _identities(container) != _identities(before):
                     container.clear()
                     container.update(before)
             else:
@@ -117,6 +123,11 @@ class Watch:
                         delattr(container, key)
                     elif value is not before[key]:
                         setattr(container, key, before[key])
+
+
+def _identities(items: dict[Any, Any]) -> list[tuple[int, int]]:
+    """Say which objects a dictionary holds; keys that are tensors cannot be compared by their values."""
+    return [(id(key), id(value)) for key, value in items.items()]
 
 
 def _holds_traced(value: Any, depth: int) -> bool:

@@ -18,6 +18,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -225,7 +226,10 @@ def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
 # --- modules -----------------------------------------------------------------------------------------------------
 
 #: The dictionaries in which a module keeps its tensors and submodules, and the set of names that it does not save.
-MODULE_DICTIONARIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+MODULE_DICTIONARIES = (
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
 
 
 def parameters_held(module: torch.nn.Module) -> dict[str, Tensor | None]:
@@ -323,7 +327,8 @@ def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
     namespace = dict(code.globals)
     exec(compile(code.src, name, "exec"), namespace)
-    call: Callable[[list[Any]], Any] = functools.partial(namespace["forward"], module)
+    weakref.finalize(namespace["forward"], linecache.cache.pop, name, None).atexit = False
+    call: Callable[[list[Any]], Any] = functools.partial(namespace.pop("forward"), module)
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
     return call
 

@@ -7,6 +7,7 @@ what is not). A function that changes any of that is refused, and what a trace c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -107,6 +108,15 @@ class FunctionTarget:
         qualified = str(getattr(function, "__qualname__", type(function).__qualname__))
         self.name = qualified.split(".")[-1] if isinstance(function, BuiltinFunctionType) else qualified
         self.line = line_of_function(function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the function."""
+        return FunctionTarget, (self.function,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionTarget:
+        """Copy what the function is a method of, if it is one; a function is its own copy."""
+        function = copy.deepcopy(self.function, memo)
+        return self if function is self.function else FunctionTarget(function)
 
     def lifted(self) -> Sequence[Tensor]:
         """Lift nothing."""
@@ -280,6 +290,14 @@ class ModuleTarget:
         for (name, _), tensor in zip(self._names, self.lifted(), strict=True):
             if isinstance(tensor, internals.FakeTensor):
                 raise UsageError(f"`{name}` is a fake tensor; give aot_module a module with real parameters")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the module."""
+        return ModuleTarget, (self.module,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTarget:
+        """Copy the module."""
+        return ModuleTarget(copy.deepcopy(self.module, memo))
 
     def _find(self) -> None:
         """List where the parameters and buffers are kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -145,14 +146,14 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         """Start recording."""
-        _active.append(self)
+        _here.active.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-        _active.pop()
+        _here.active.pop()
 
     def _decomposition(self, op: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         if op not in self._decomposes:
@@ -474,13 +475,20 @@ class Recorder(TorchDispatchMode):
         )
 
 
-_active: list[Recorder] = []
+class _Here(threading.local):
+    """The recorders that are running in this thread, the innermost last: another thread's calls are none of theirs."""
+
+    def __init__(self) -> None:
+        self.active: list[Recorder] = []
+
+
+_here = _Here()
 
 
 @contextmanager
 def values_only() -> Iterator[None]:
     """Let decompositions in the block compute no vectors: what is called there does not look at them."""
-    recorder = _active[-1] if _active else None
+    recorder = _here.active[-1] if _here.active else None
     if recorder is None:
         yield
         return
@@ -494,7 +502,7 @@ def values_only() -> Iterator[None]:
 @contextmanager
 def ordinary_values() -> Iterator[None]:
     """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
-    recorder = _active[-1] if _active else None
+    recorder = _here.active[-1] if _here.active else None
     if recorder is None or not torch.is_inference_mode_enabled():
         yield
         return
@@ -515,7 +523,7 @@ def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
 @contextmanager
 def noted(meta: dict[str, Any]) -> Iterator[None]:
     """Let the running recorder write ``meta`` with the ops in the block."""
-    recorder = _active[-1] if _active else None
+    recorder = _here.active[-1] if _here.active else None
     if recorder is None:
         yield
         return
@@ -528,22 +536,24 @@ def noted(meta: dict[str, Any]) -> Iterator[None]:
 
 def operations_so_far() -> int:
     """Count what the running recorder has written."""
-    return len(_active[-1].tape.operations) if _active else 0
+    return len(_here.active[-1].tape.operations) if _here.active else 0
 
 
 def draws_since(count: int) -> bool:
     """Tell whether the running recorder has written a random op after so many."""
-    return bool(_active) and any(operation.draws_as for operation in _active[-1].tape.operations[count:])
+    return bool(_here.active) and any(operation.draws_as for operation in _here.active[-1].tape.operations[count:])
 
 
 def casts_inside_since(count: int) -> bool:
     """Tell whether the running recorder has since written an op whose kernel casts under autocast."""
-    return bool(_active) and any(o.target in _CAST_INSIDE for o in _active[-1].tape.operations[count:])
+    return bool(_here.active) and any(o.target in _CAST_INSIDE for o in _here.active[-1].tape.operations[count:])
 
 
 def casting_ops_since(count: int) -> bool:
     """Tell whether the running recorder has since written an op whose arguments autocast casts."""
-    return bool(_active) and any(internals.autocast_knows(o.target) for o in _active[-1].tape.operations[count:])
+    return bool(_here.active) and any(
+        internals.autocast_knows(o.target) for o in _here.active[-1].tape.operations[count:]
+    )
 
 
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
@@ -551,9 +561,9 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
 
     It casts whatever an op in place or with ``out=`` results in; eager casts some, and refuses the rest.
     """
-    if not _active or not internals.is_functional(written):
+    if not _here.active or not internals.is_functional(written):
         return []
-    tape = _active[-1].tape
+    tape = _here.active[-1].tape
     candidates = tape.operations[count:]
     if internals.base_of(written) is None:
         internals.sync(written)
@@ -582,14 +592,14 @@ def _written_below(operation: Operation) -> Tensor | None:
 
 def strides_are_certain(wrapper: Tensor) -> bool:
     """Tell whether a traced tensor has eager's strides; see `aotlab.recorder.strides`."""
-    return not _active or are_certain(_active[-1].tape, internals.from_functional(wrapper), _written_below)
+    return not _here.active or are_certain(_here.active[-1].tape, internals.from_functional(wrapper), _written_below)
 
 
 def note_random_state(name: str, state: Tensor) -> None:
     """Note that torch's checkpoint took or set the random generator's state, by the function ``name``."""
-    if not _active:
+    if not _here.active:
         return
-    recorder = _active[-1]
+    recorder = _here.active[-1]
     if name == "get_rng_state":
         recorder.states.taken(state, in_forward=recorder.phase == "forward")
     elif name == "set_rng_state" and recorder.phase == "backward":
@@ -598,23 +608,23 @@ def note_random_state(name: str, state: Tensor) -> None:
 
 def note_checkpoint() -> None:
     """Note that torch's checkpoint begins to run its function."""
-    if _active:
-        _active[-1].has_checkpoints = True
+    if _here.active:
+        _here.active[-1].has_checkpoints = True
 
 
 def is_exact() -> bool:
     """Tell whether the running recorder's graphs are to compute bit for bit what eager does."""
-    return bool(_active) and _active[-1].exact
+    return bool(_here.active) and _here.active[-1].exact
 
 
 def is_tracing() -> bool:
     """Tell whether a recorder is running."""
-    return bool(_active)
+    return bool(_here.active)
 
 
 def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
     """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
     located(place)
-    if _active:
-        _active[-1].place = place
-        _active[-1].meta = meta
+    if _here.active:
+        _here.active[-1].place = place
+        _here.active[-1].meta = meta

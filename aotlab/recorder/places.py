@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 
 import torch
 
+from aotlab.by_code import ByCode
 from aotlab.errors import UserLine
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -55,19 +56,21 @@ class Place:
         )
 
 
-_traces: dict[tuple[CodeType, int], str] = {}
+_traces: ByCode[dict[int, str]] = ByCode()
 
 
 def stack_trace(place: Place) -> str:
     """Write a place as one frame of a traceback, as fx graphs carry it; each place is looked up once."""
-    key = (place.code, place.instruction)
-    if key not in _traces:
+    known = _traces.get(place.code)
+    if known is None:
+        known = _traces.put(place.code, {})
+    if place.instruction not in known:
         line = place()
-        _traces[key] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
-    return _traces[key]
+        known[place.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
+    return known[place.instruction]
 
 
-_is_user_code: dict[CodeType, bool] = {}
+_is_user_code: ByCode[bool] = ByCode()
 
 
 def user_place() -> Place | None:
@@ -88,7 +91,7 @@ def is_users(code: CodeType) -> bool:
         known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
         if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
             known = False
-        _is_user_code[code] = known
+        _is_user_code.put(code, known)
     return known
 
 

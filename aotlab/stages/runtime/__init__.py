@@ -33,9 +33,10 @@ from __future__ import annotations
 
 import linecache
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from aotlab import torch_internals as internals
@@ -77,14 +78,43 @@ def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[st
     """Write, compile and return the function that serves one entry's calls.
 
     It takes ``args`` and ``kwargs`` and returns what the user's function would, or `MISS` if the guards do not hold.
+
+    It has globals of its own. Among them are functions that lead to the caller's parameters and closures; in those of
+    the classes for autograd they would be part of a cycle, for a class refers to itself, and a model that was dropped
+    would live until the garbage collector comes.
     """
     source, namespace = generate(parts)
     safe = re.sub(r"[^\w.]+", "_", parts.call.target.name)
     name = f"<aotlab {safe} entry {parts.entry}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace["shown"] = shown = _Shown()
+    weakref.finalize(shown, linecache.cache.pop, name, None).atexit = False
     exec(compile(source, name, "exec"), namespace)
+    made = namespace["run"]
+    served = FunctionType(made.__code__, dict(namespace), made.__name__)
+    needed = {"shown", "__builtins__"}
     for each in list(namespace.values()):
-        backward = getattr(each, "backward", None) if isinstance(each, type) else None
-        if isinstance(backward, FunctionType) and backward.__code__.co_filename == name:
-            internals.unseen_by_dynamo(backward)
-    return RuntimeRecord(name=name, source=source), namespace["run"]
+        own = _functions_of(each, name) if isinstance(each, type) else []
+        for function in own:
+            needed.update(_globals_in(function.__code__))
+            if function.__name__ == "backward":
+                internals.unseen_by_dynamo(function)
+    for unneeded in namespace.keys() - needed:
+        del namespace[unneeded]
+    return RuntimeRecord(name=name, source=source), served
+
+
+class _Shown:
+    """Stands for the source: that is shown in tracebacks for as long as a function from it is there."""
+
+
+def _functions_of(made: type, name: str) -> list[FunctionType]:
+    """Return the functions of a class that the source with this name defines."""
+    own = (each.__func__ for each in vars(made).values() if isinstance(each, staticmethod))
+    return [each for each in own if isinstance(each, FunctionType) and each.__code__.co_filename == name]
+
+
+def _globals_in(code: CodeType) -> set[str]:
+    """Return the names that code, and code within it, may look up among its globals."""
+    inner = (_globals_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)

@@ -12,6 +12,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis.kept_values import named_node, stem, with_node
 from aotlab.backends.base import Boxed
+from aotlab.compiling import compiling
 from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
@@ -83,6 +84,14 @@ class Backward:
         with internals.disable_autocast():
             self._compiled[pattern] = self._compile(pattern)
 
+    def _compile_once(self, pattern: Pattern, casting: tuple[Any, ...]) -> Compiled:
+        """Compile the backward for a pattern, if no other thread does."""
+        with compiling():
+            known = self._compiled.get((*pattern, *casting))
+            if known is None:
+                known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
+            return known
+
     def _compile_or_say_why(self, pattern: Pattern) -> Compiled:
         """Compile the backward for a pattern; what raises names the caller's autograd nodes and not the trace's."""
         try:
@@ -122,14 +131,9 @@ class Backward:
             if tangent.layout is torch.strided and tangent.stride() != self.strides[place]:
                 found[place] = tangent.stride()
         key = (*found, *casting)
-        is_new = key not in self._compiled and key not in self._tried
-        if self._exact and is_new and len(self._tried) < _MOST_LAYOUTS:
-            self._tried[key] = False
-            # what it needs may not have been saved for the usual strides; another error comes again for these
-            with suppress(PartialBackwardError, RuntimeError):
-                self._tried[key] = not casting and self._does_the_same(found)
-                if not self._tried[key]:
-                    self._compiled[key] = self._compile(found)
+        if self._exact and key not in self._compiled and key not in self._tried:
+            with compiling():
+                self._try_strides(key, found, casting)
         if key in self._compiled or self._tried.get(key):
             self._of_strides[strides] = tuple(found) if key in self._compiled else pattern
             return self._of_strides[strides]
@@ -137,6 +141,18 @@ class Backward:
             if tangents[i].layout is not torch.strided or tangents[i].stride() != self.strides[place]:
                 tangents[i] = restride(tangents[i], self.strides[place])
         return pattern
+
+    def _try_strides(self, key: tuple[Any, ...], found: Pattern, casting: tuple[Any, ...]) -> None:
+        """Note that the usual backward does for these strides, or compile one for them; if it is not done yet."""
+        if key in self._compiled or key in self._tried or len(self._tried) >= _MOST_LAYOUTS:
+            return
+        does = False
+        # what it needs may not have been saved for the usual strides; another error comes again for these
+        with suppress(PartialBackwardError, RuntimeError):
+            does = not casting and self._does_the_same(found)
+            if not does:
+                self._compiled[key] = self._compile(found)
+        self._tried[key] = does
 
     def _of_what_is_asked(
         self, saved: SavedValues, mask: int, pattern: Pattern, tangents: list[Any]
@@ -149,7 +165,7 @@ class Backward:
             It stands in the way of those too.
         """
         asked = None
-        with suppress(Exception):  # then what stands in the way is the error
+        with suppress(Exception), compiling():  # then what stands in the way is the error
             slots = self._askers.slots()
             asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
         return None if asked is None else self._compute(asked, saved, tangents)
@@ -164,7 +180,9 @@ class Backward:
     def _of_higher_order(self) -> Higher:
         """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
         if self._higher is None:
-            self._higher = self._make_higher(self)
+            with compiling():
+                if self._higher is None:
+                    self._higher = self._make_higher(self)
         return self._higher
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -224,12 +242,14 @@ class Backward:
             # eager runs, and lets draw, what is on the way to the gradients that are asked for
             key = (slots, pattern, casting)
             if key not in self._of_slots:
-                self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
+                with compiling():
+                    if key not in self._of_slots:
+                        self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
             return self._compute(self._of_slots[key], saved, inputs)
         known = self._compiled.get((*pattern, *casting))
         if known is None:
             try:
-                known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
+                known = self._compile_once(pattern, casting)
             except RuntimeError:
                 found = self._of_what_is_asked(saved, mask, pattern, inputs)
                 if found is None:
@@ -253,7 +273,8 @@ class Backward:
         arguments += inputs
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            self._nans.check(pattern, needs, arguments, autocast=bool(casting))
+            with compiling():
+                self._nans.check(pattern, needs, arguments, autocast=bool(casting))
         if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)

@@ -26,6 +26,7 @@ from aotlab.analysis.history import Edge, edges_behind
 from aotlab.analysis.late_reads import only_read_late
 from aotlab.analysis.views import root_among
 from aotlab.backends.base import Boxed
+from aotlab.compiling import compiling
 from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
@@ -226,8 +227,10 @@ class Higher:
         kind = (pattern, extras, tuple(strides), requires, casting, not self.is_first and _asks_for_all(node))
         plan = self._plans.get(kind)
         if plan is None:
-            with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                plan = self._plans[kind] = self._make(kind)
+            with compiling(), internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+                plan = self._plans.get(kind)
+                if plan is None:
+                    plan = self._plans[kind] = self._make(kind)
         arguments = saved.use(plan.mask, plan.takes, plan.late)
         for place, n in enumerate(plan.takes):
             if n in self._layouts:

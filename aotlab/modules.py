@@ -1,0 +1,158 @@
+"""A compiled module: the same parameters, buffers and submodules, and all that the original's class can do besides.
+
+    model = aotlab.compile(Net())
+    model.load_state_dict(torch.load(path))     # the original's keys, by the original's own method
+    model.temperature = 2.0                     # for the original to read
+    copy.deepcopy(model); pickle.dumps(model)   # compile for themselves
+
+Whoever has the compiled module has no need of the original. Only its call is another one; and hooks that are registered
+on it are called around the compiled call, not inside, so that those on its backward work, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from aotlab.torch_internals import MODULE_DICTIONARIES
+
+#: What every module has in its dictionary: here hooks and the like, which are its own.
+_PLAIN = frozenset(vars(nn.Module())) - {"training"}
+#: What keeps its meaning although the original's class defines it.
+_OWN = frozenset(("forward", "extra_repr", "_get_name", "_call_impl", "_wrapped_call_impl"))
+#: What Python looks up in classes alone.
+_SPECIAL = frozenset(
+    ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__", "__reversed__", "__bool__")
+)
+
+
+class AotModule(nn.Module):
+    """A module that computes what another one does, compiled, on the same parameters, buffers and submodules.
+
+    Parameters, buffers, ``state_dict`` keys, attributes and methods are those of the original, which stays usable as
+    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``, or what `torch.compile` made. Copies
+    and pickles have an original of their own and compile for themselves.
+    """
+
+    def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:
+        """Make an object of a class that has the methods of ``module``'s."""
+        made: AotModule = super().__new__(_class_like(type(module)))
+        return made
+
+    def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
+        self.__dict__["orig_module"] = module
+        super().__init__()
+        # the very dictionaries of the original, so that neither can have what the other has not
+        for name in MODULE_DICTIONARIES:
+            self.__dict__[name] = module.__dict__[name]
+        self.__dict__["__doc__"] = module.__doc__
+        self.__dict__["compiled"] = compiled
+
+    def __repr__(self) -> str:
+        """Show the module within."""
+        inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
+        return f"AotModule(\n  (orig_module): {inner}\n)"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled form."""
+        return self.compiled(*args, **kwargs)
+
+    @property
+    def training(self) -> bool:
+        """The flag of the original."""
+        return bool(self.__dict__["orig_module"].training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "compiled" in self.__dict__:  # else nn.Module sets it, which begins in training
+            self.orig_module.training = mode
+
+    def train(self, mode: bool = True) -> AotModule:
+        """Set the mode of the original."""
+        self.orig_module.train(mode)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> AotModule:
+        """Call ``fn`` with the original and all that is in it."""
+        self.orig_module.apply(fn)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the original's."""
+        return self.orig_module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load it into the original."""
+        return self.orig_module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # asked of it as a part of another module
+        self.orig_module._load_from_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["orig_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or name == "training":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.orig_module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self.orig_module, name)
+
+    def _own(self) -> dict[str, Any]:
+        """Return what it does not share with the original: its hooks."""
+        return {name: self.__dict__[name] for name in _PLAIN.difference(MODULE_DICTIONARIES) & self.__dict__.keys()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AotModule:
+        """Copy the module; the copy compiles for itself."""
+        made = AotModule(copy.deepcopy(self.orig_module, memo), copy.deepcopy(self.compiled, memo))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self._own(), memo))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the module and how it is compiled."""
+        return AotModule, (self.orig_module, self.compiled), self._own()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the hooks of a copied or pickled one."""
+        self.__dict__.update(state)
+
+
+def _class_like(kind: type[nn.Module]) -> type[AotModule]:
+    """Return a class whose objects do what those of ``kind`` do, by asking the original."""
+    names = set()
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for name, value in vars(each).items():
+            is_method = callable(value) or isinstance(value, (staticmethod, classmethod))
+            is_dunder = name.startswith("__") and name.endswith("__")
+            if is_method and (name in _SPECIAL or (hasattr(nn.Module, name) and not is_dunder and name not in _OWN)):
+                names.add(name)
+    return _class_with(frozenset(names)) if names else AotModule
+
+
+@functools.cache
+def _class_with(names: frozenset[str]) -> type[AotModule]:
+    return type("AotModule", (AotModule,), {name: _asking(name) for name in names})
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    """Make a method that asks the original, and that returns the compiled module where that returns itself."""
+
+    def method(self: AotModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.orig_module, name)(*args, **kwargs)
+        return self if result is self.orig_module else result
+
+    method.__name__ = name
+    return method
