@@ -289,8 +289,8 @@ class Higher:
         """Compute gradients by an autograd node whose backward is the next level's."""
         call = _Call(plan, arguments, given, ends)
         results: tuple[Tensor, ...] = Derivative.apply(call, _anchor(), *call.through)  # type: ignore[no-untyped-call]  # untyped in torch
-        for result in results[:-1] if len(plan.roots) > 1 else ():
-            internals.give_own_node(result)
+        if len(plan.roots) > 1:
+            results = tuple([internals.with_own_node(result) for result in results[:-1]])
         gradients = call.others
         for slot, result in zip(plan.roots, results, strict=False):
             gradients[slot] = result
@@ -331,7 +331,8 @@ class _Ends:
         if not self._hanging:
             raise self._nowhere("the call was made under saved_tensors_hooks")
         if entry in level.own and len(self._hanging) >= len(level.own):
-            return End(tensor=self._hanging[level.own.index(entry)])
+            kept = self._saved.kept_result(edge) if higher.is_first else None
+            return End(tensor=self._hanging[level.own.index(entry)] if kept is None else kept)
         return End(tensor=self._hanging[-1], node=self._node, edge=edge, backwards=higher)
 
     def _nowhere(self, why: str) -> DoubleBackwardError:
