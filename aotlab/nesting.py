@@ -416,33 +416,47 @@ def unflatten(
     made: Callable[[Any, tuple[Step, ...] | None], None] | None = None,
 ) -> Any:
     """Fill a tree with leaves; ``given`` finds the caller's objects, ``made`` is told of each part and its place."""
-    following = iter(leaves)
-    numbered: dict[int, Any] = {}
+    return _Fill(leaves, given, made).fill(tree, ())
 
-    def fill(tree: Tree, place: tuple[Step, ...] | None) -> Any:
+
+class _Fill:
+    """Fills one tree. A function that called itself would be a cycle, and keep what it made until it is collected."""
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        given: Callable[[Given], Any] | None,
+        made: Callable[[Any, tuple[Step, ...] | None], None] | None,
+    ) -> None:
+        self._following = iter(leaves)
+        self._given = given
+        self._made = made
+        self._numbered: dict[int, Any] = {}
+
+    def fill(self, tree: Tree, place: tuple[Step, ...] | None) -> Any:
+        """Return what stands for a tree, or a part of it at some place."""
+        made = self._made
         if isinstance(tree, Leaf):
-            leaf = next(following)
+            leaf = next(self._following)
             if made is not None:
                 made(leaf, place)
             return leaf
         if isinstance(tree, Again):
-            return numbered[tree.number]
+            return self._numbered[tree.number]
         if isinstance(tree, Given):
-            assert given is not None
-            return given(tree)
+            assert self._given is not None
+            return self._given(tree)
         inner = tree.steps() if made is not None else [None] * len(tree.children)
         children = [
-            fill(child, None if place is None or step is None else (*place, step))
+            self.fill(child, None if place is None or step is None else (*place, step))
             for child, step in zip(tree.children, inner, strict=True)
         ]
         container = _put_together(tree, children)
         if tree.number is not None:
-            numbered[tree.number] = container
+            self._numbered[tree.number] = container
         if made is not None:
             made(container, place)
         return container
-
-    return fill(tree, ())
 
 
 def is_container(value: Any) -> bool:

@@ -995,12 +995,11 @@ def unseen_by_dynamo(function: _Function) -> _Function:
 
 
 class _OwnNode(torch.autograd.Function):
-    """Hangs a node behind a tensor as a write in place does."""
+    """Hangs a node behind a tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.mark_dirty(tensor)
-        return tensor
+        return tensor.detach()
 
     @staticmethod
     @unseen_by_dynamo
@@ -1008,14 +1007,16 @@ class _OwnNode(torch.autograd.Function):
         return gradient
 
 
-def give_own_node(tensor: Tensor) -> None:
-    """Put an autograd node of its own behind the very tensor that is given."""
-    if not tensor.is_complex():
-        torch.ops.aten.lift.default(tensor)
-        return
-    version = tensor._version  # `lift` has no derivative for complex numbers
-    _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
-    set_version(tensor, version)
+def with_own_node(tensor: Tensor) -> Tensor:
+    """Return a new tensor, that nobody else has yet, behind an autograd node of its own."""
+    if tensor.is_complex():  # `lift` has no derivative for complex numbers
+        found: Tensor = _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
+        return found
+    return _lift(tensor)  # type: ignore[no-any-return]  # this very tensor
+
+
+#: Hangs a node behind a tensor, in place.
+_lift: Any = torch.ops.aten.lift.default._op
 
 
 class _CommonNode(torch.autograd.Function):
@@ -1039,6 +1040,32 @@ def give_common_node(*tensors: Tensor) -> None:
     _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
     for tensor, version in zip(tensors, versions, strict=True):
         set_version(tensor, version)
+
+
+class _KeptNode(torch.autograd.Function):
+    """Hangs a node behind results that it keeps, as the node of an op like ``exp`` keeps what it made."""
+
+    @staticmethod
+    def forward(ctx: Any, note: Callable[[Any], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        results = tuple([tensor.detach() for tensor in tensors])
+        ctx.to_save = results
+        note(ctx)
+        return results
+
+    @staticmethod
+    @unseen_by_dynamo
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *gradients
+
+
+def with_kept_node(note: Callable[[Any], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors behind one autograd node, of which `outputs_saved_by` finds them; ``note`` is given it.
+
+    Only a weak reference to it may be kept, if what is kept can be reached from the tensors.
+    """
+    found: tuple[Tensor, ...] = _KeptNode.apply(note, *tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    return found
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:

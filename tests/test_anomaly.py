@@ -249,3 +249,71 @@ def test_the_words():
         _complain(Step(name="LogBackward0", line=line, returned=()), 1)
     with pytest.warns(UserWarning, match="No forward pass information"), pytest.raises(RuntimeError):
         _complain(Step(name="LogBackward0", line=None, returned=()), 0)
+
+
+def slope_of_a_root(x):
+    """Take a root, whose second derivative at zero is infinite."""
+    y = x * 2
+    return y.sqrt().sum()  # the line
+
+
+def slope_of_a_power(x):
+    """Take a power that has two derivatives at zero and no third."""
+    y = x * 1
+    return y.pow(2.5).sum()  # the line
+
+
+def slopes(function, order):
+    """Differentiate as often, in anomaly mode; return the error and the warnings, and what was found before."""
+    x, found = torch.tensor([0.0, 1.0], requires_grad=True), []
+    out = None
+    with warnings.catch_warnings(record=True) as caught, torch.autograd.detect_anomaly():
+        warnings.simplefilter("always")
+        out = function(x)
+        try:
+            for _ in range(order):
+                (g,) = torch.autograd.grad(out, x, create_graph=True)  # the call
+                found.append(g.detach())
+                out = (g * torch.tensor([0.0, 1.0])).sum()
+        except RuntimeError as error:
+            return str(error), [str(each.message) for each in caught], found
+    raise AssertionError("there is no nan")
+
+
+def marked(function, mark):
+    """Return what is shown of the line of a function that bears a mark."""
+    with open(__file__) as file:
+        lines = file.read().splitlines()
+    start = function.__code__.co_firstlineno
+    return f'test_anomaly.py", line {next(n for n in range(start, start + 20) if mark in lines[n - 1])}, in'
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize(("program", "order"), [(slope_of_a_root, 2), (slope_of_a_power, 3)])
+def test_derivatives_of_derivatives(program, order, frontend):
+    """The error names eager's node; warnings name the calls that made it, and the line of the function."""
+    expected, told, before = slopes(program, order)
+    error, warned, found = slopes(compiled(program, frontend=frontend), order)
+    assert error == expected
+    assert len(found) == len(before) == order - 1
+    assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
+    begin = next(n for n, each in enumerate(warned) if "Error detected" in each)
+    ours, eagers = warned[begin : begin + order], told[-order:]
+    assert [each.split(".")[0] for each in ours] == [each.split(".")[0] for each in eagers]  # the nodes' names
+    places = [marked(slopes, "# the call")] * (order - 1) + [marked(program, "# the line")]
+    assert all(place in each for place, each in zip(places, eagers, strict=True))
+    assert all(place in each for place, each in zip(places, ours, strict=True))
+    assert not any("No forward pass" in each for each in warned)
+
+
+def test_derivatives_without_a_nan():
+    """Where there is none, anomaly mode changes nothing, though the call was made without it."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    found = []
+    for function in (slope_of_a_root, compiled(slope_of_a_root)):
+        out = function(x)
+        with torch.autograd.detect_anomaly(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (g,) = torch.autograd.grad(out, x, create_graph=True)
+            found.append((g.detach(), *torch.autograd.grad(g.sum() + out, x)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

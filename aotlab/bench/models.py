@@ -233,7 +233,7 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
             name="LSTM",
             description="an LSTM of two layers with dropout, over embedded tokens",
             model=lambda: Tagger(tokens, width, 2),
-            batch=_text(4, length, tokens, "tokens"),
+            batch=_text(4, min(length, 32), tokens, "tokens"),  # Inductor gets every step as ops of its own
         ),
         Trained(
             name="U-Net",

@@ -4,6 +4,7 @@ Three questions. *Is it eager's?* On the eager backend all losses and parameters
 for bit; on Inductor the largest error of a loss stands beside that of ``torch.compile``, in units of float32's
 precision. *What does it keep?* The bytes that are held between forward and backward beyond what was there before: what
 was saved, and what the model returns. *How long does a step take?* Both compilers take turns with eager in one run.
+What breaks a promise is a problem: another loss, or more bytes than upstream's min-cut or eager.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +34,9 @@ from aotlab.bench.timing import Case, compare
 from aotlab.report.model import Report
 
 STEPS = 10
+
+#: Our min-cut may hold so many times what upstream's does.
+MOST = 1.02
 
 #: Of a module makes what is called in its place.
 Wrap = Callable[[nn.Module], Callable[..., Any]]
@@ -54,6 +58,10 @@ class Course:
         pairs = zip(self.losses, reference.losses, strict=True)
         return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs) / torch.finfo(torch.float32).eps
 
+    def is_near(self, reference: Course) -> bool:
+        """Tell whether all losses are as near to another's as ``torch.testing.assert_close`` asks for."""
+        return torch.allclose(torch.tensor(self.losses), torch.tensor(reference.losses), rtol=1.3e-6, atol=1e-5)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigure:
@@ -71,12 +79,16 @@ class ModelFigure:
     same
         Whether ten steps on the eager backend were eager's bit for bit.
     our_error, stock_error
-        The largest relative error of a loss on Inductor beside eager, in units of float32's precision.
+        The largest relative error of a loss on Inductor beside eager, in units of float32's precision; ours with
+        either partitioner.
+    within
+        Whether all losses on Inductor are as near to eager's as ``torch.testing.assert_close`` asks for, or their
+        error is at most twice that of ``torch.compile``.
     eager_bytes, our_bytes, our_min_cut_bytes, stock_bytes
         What is held between forward and backward: in eager, by our default and min-cut partitions, and by
         ``torch.compile``, whose partition is upstream's min-cut.
     step, step_p10, step_p90
-        The time of a step on Inductor over that of ``torch.compile``, with the spread over the rounds.
+        The time of a step on Inductor with our min-cut over that of ``torch.compile``, with the spread over the rounds.
     over_eager
         The same over eager.
     again
@@ -97,6 +109,7 @@ class ModelFigure:
     same: bool | None = None
     our_error: float = math.nan
     stock_error: float = math.nan
+    within: bool | None = None
     eager_bytes: float = math.nan
     our_bytes: float = math.nan
     our_min_cut_bytes: float = math.nan
@@ -130,7 +143,6 @@ class Training:
     """A model, its optimizer and its data, which start the same each time."""
 
     def __init__(self, trained: Trained, wrap: Wrap, device: torch.device) -> None:
-        torch.compiler.reset()
         torch.manual_seed(0)
         self._trained = trained
         self._device = device
@@ -161,6 +173,14 @@ class Training:
         losses = tuple([self.step(self.batch()).item() for _ in range(steps)])
         return Course(losses=losses, state={name: t.clone() for name, t in self.module.state_dict().items()})
 
+    def held(self) -> int:
+        """Return the bytes held between forward and backward; the batch, weights and optimizer are not counted.
+
+        Some steps were taken before: they compiled, and made the optimizer's state and the gradients.
+        """
+        batch = self.batch()
+        return measure_memory(lambda: self.forward(batch), device=self._device).kept_bytes
+
 
 def train(trained: Trained, wrap: Wrap, device: torch.device | str = "cpu", steps: int = STEPS) -> Course:
     """Train a model from its beginning.
@@ -174,16 +194,8 @@ def train(trained: Trained, wrap: Wrap, device: torch.device | str = "cpu", step
     device, steps
         Where, and how long.
     """
+    torch.compiler.reset()
     return Training(trained, wrap, torch.device(device)).course(steps)
-
-
-def held(trained: Trained, wrap: Wrap, device: torch.device) -> int:
-    """Return the bytes that are held between forward and backward, the batch, weights and optimizer not counted."""
-    training = Training(trained, wrap, device)
-    batch = training.batch()
-    for _ in range(2):
-        training.step(batch)  # compiles, and makes the optimizer's state and the gradients
-    return measure_memory(lambda: training.forward(batch), device=device).kept_bytes
 
 
 @contextmanager
@@ -194,17 +206,25 @@ def comparable() -> Iterator[None]:
         yield
 
 
-def figure(trained: Trained, device: torch.device, *, inductor: bool, rounds: int) -> ModelFigure:
-    """Measure one model; without ``inductor`` only what the eager backend shows."""
+def figure(
+    trained: Trained, device: torch.device, *, inductor: bool, rounds: int, say: Callable[[str], None]
+) -> ModelFigure:
+    """Measure one model; without ``inductor`` only what the eager backend shows. ``say`` hears what comes next."""
     with comparable():
-        reference = train(trained, eagerly, device)
+        say("eager")
+        torch.compiler.reset()
+        eager = Training(trained, eagerly, device)
+        reference = eager.course()
+        eager_bytes = eager.held()
+        say("aotlab, eager backend")
         with Report.record() as recording:
-            ours = train(trained, partial(by_ours, backend="eager"), device)
+            exact = Training(trained, partial(by_ours, backend="eager"), device)
+            ours = exact.course()
         report = recording.report()
         row: dict[str, Any] = {
             "model": trained.name,
             "description": trained.description,
-            "parameters": sum(p.numel() for p in Training(trained, eagerly, device).module.parameters()),
+            "parameters": sum(p.numel() for p in eager.module.parameters()),
             "graphs": len(report.calls.groupby(["frame", "graph"])) if len(report.calls) else 0,
             "breaks": len(report.graph_breaks),
             "eager_calls": int((~report.calls["compiled"].astype(bool)).sum()) if len(report.calls) else 0,
@@ -212,49 +232,85 @@ def figure(trained: Trained, device: torch.device, *, inductor: bool, rounds: in
             "first_loss": reference.losses[0],
             "last_loss": reference.losses[-1],
             "same": ours.is_same(reference),
-            "eager_bytes": held(trained, eagerly, device),
+            "eager_bytes": eager_bytes,
         }
-        if not row["same"]:
-            row["problem"] = f"on the eager backend {ours.losses}, in eager {reference.losses}"
+        problems = [] if row["same"] else [f"on the eager backend {ours.losses}, in eager {reference.losses}"]
         if inductor:
-            row |= _on_inductor(trained, reference, device, rounds)
+            row |= _on_inductor(trained, reference, eager, device, rounds, say)
         else:
-            row["our_bytes"] = held(trained, partial(by_ours, backend="eager"), device)
-            row["our_min_cut_bytes"] = held(trained, partial(by_ours, backend="eager", min_cut=True), device)
-    return ModelFigure(**row)
+            row["our_bytes"] = exact.held()
+            torch.compiler.reset()
+            cut = Training(trained, partial(by_ours, backend="eager", min_cut=True), device)
+            cut.course(2)
+            row["our_min_cut_bytes"] = cut.held()
+    return ModelFigure(**row, problem="; ".join([*problems, *_broken_promises(row)]))
 
 
-def _on_inductor(trained: Trained, reference: Course, device: torch.device, rounds: int) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "our_error": train(trained, by_ours, device).error(reference),
-        "stock_error": train(trained, by_stock, device).error(reference),
-        "our_bytes": held(trained, by_ours, device),
-        "our_min_cut_bytes": held(trained, partial(by_ours, min_cut=True), device),
-        "stock_bytes": held(trained, by_stock, device),
-    }
-    ways: dict[str, Wrap] = {"eager": eagerly, "aotlab": partial(by_ours, min_cut=True), "torch.compile": by_stock}
-    trainings = {}
+def _broken_promises(row: dict[str, Any]) -> list[str]:
+    """Say what was promised of a model's errors and bytes and is not so."""
+    found = []
+    if row.get("within") is False:
+        found.append(f"error {row['our_error']:.1f} on Inductor, that of torch.compile {row['stock_error']:.1f}")
+    for name, limit, other in (("our_bytes", 1, "eager"), ("our_min_cut_bytes", 1, "eager")):
+        if row[name] > limit * row["eager_bytes"]:
+            found.append(f"{name} is {row[name]}, that of {other} {row['eager_bytes']}")
+    if row["our_min_cut_bytes"] > MOST * row.get("stock_bytes", math.inf):
+        found.append(f"our_min_cut_bytes is {row['our_min_cut_bytes']}, that of torch.compile {row['stock_bytes']}")
+    return found
+
+
+def _on_inductor(
+    trained: Trained,
+    reference: Course,
+    eager: Training,
+    device: torch.device,
+    rounds: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train by Inductor, three times; then let our min-cut, torch.compile and eager take turns."""
+    torch.compiler.reset()
+    courses, nbytes, trainings = {}, {}, {"eager": eager}
+    ways: dict[str, Wrap] = {"default": by_ours, "torch.compile": by_stock, "aotlab": partial(by_ours, min_cut=True)}
     for name, wrap in ways.items():
+        say({"default": "aotlab on Inductor", "aotlab": "aotlab on Inductor, min-cut"}.get(name, name))
         trainings[name] = Training(trained, wrap, device)
-        batch = trainings[name].batch()
-        for _ in range(3):
-            trainings[name].step(batch)
+        courses[name] = trainings[name].course()
+        nbytes[name] = trainings[name].held()
+    stock = courses.pop("torch.compile")
+    stock_error, our_error = stock.error(reference), max(each.error(reference) for each in courses.values())
+    say("steps in turns")
+    del trainings["default"]
+    batch = eager.batch()
     cases = [Case(name=name, call=partial(training.step, batch)) for name, training in trainings.items()]
-    result = compare(cases, rounds=rounds, warmup=1, sample_ns=50_000_000, device=device, again="aotlab")
+    result = compare(cases, rounds=rounds, warmup=3, sample_ns=50_000_000, device=device, again="aotlab")
     ratio = result.ratio("aotlab", "torch.compile")
     assert result.noise is not None
-    row |= {"step": ratio.median, "step_p10": ratio.p10, "step_p90": ratio.p90}
-    return row | {"over_eager": result.ratio("aotlab", "eager").median, "again": result.noise.median}
+    return {
+        "our_error": our_error,
+        "stock_error": stock_error,
+        "within": our_error <= 2 * stock_error or all(each.is_near(reference) for each in courses.values()),
+        "our_bytes": nbytes["default"],
+        "our_min_cut_bytes": nbytes["aotlab"],
+        "stock_bytes": nbytes["torch.compile"],
+        "step": ratio.median,
+        "step_p10": ratio.p10,
+        "step_p90": ratio.p90,
+        "over_eager": result.ratio("aotlab", "eager").median,
+        "again": result.noise.median,
+    }
 
 
 def measure(
     models: Sequence[Trained], device: torch.device, *, inductor: bool, rounds: int, say: Callable[[str], None]
 ) -> Iterator[ModelFigure]:
     """Measure the models in turn; ``say`` hears what comes next."""
-    for trained in models:
-        say(f"{trained.name}: {trained.description}")
+    for number, trained in enumerate(models, 1):
+
+        def say_of_it(text: str, where: str = f"{number}/{len(models)} {trained.name}") -> None:
+            say(f"{where}: {text}")
+
         try:
-            yield figure(trained, device, inductor=inductor, rounds=rounds)
+            yield figure(trained, device, inductor=inductor, rounds=rounds, say=say_of_it)
         except Exception as error:  # noqa: BLE001  # whatever is raised is a result, not the benchmark's end
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
             yield ModelFigure(model=trained.name, description=trained.description, problem=problem)
@@ -262,6 +318,7 @@ def measure(
 
 def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
     """Lay out the figures: memory in MiB, errors in units of float32's precision."""
+    words = {True: "yes", False: "NO", None: None}
     return pd.DataFrame(
         [
             {
@@ -271,13 +328,14 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
                 "breaks": f.breaks,
                 "ran eagerly": f.eager_calls,
                 "loss": f"{f.first_loss:.3f} → {f.last_loss:.3f}",
-                "as eager": {True: "yes", False: "NO", None: "-"}[f.same],
+                "as eager": words[f.same],
                 "error": f.our_error,
                 "stock's": f.stock_error,
+                "within": words[f.within],
                 "held MiB: eager": f.eager_bytes / 2**20,
-                "stock": f.stock_bytes / 2**20,
-                "default": f.our_bytes / 2**20,
-                "min-cut": f.our_min_cut_bytes / 2**20,
+                "upstream's min-cut": f.stock_bytes / 2**20,
+                "our default": f.our_bytes / 2**20,
+                "our min-cut": f.our_min_cut_bytes / 2**20,
                 "step / stock's": f.step,
                 "p10": f.step_p10,
                 "p90": f.step_p90,
@@ -289,18 +347,31 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
     )
 
 
-def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: TextIO) -> None:
+def markdown(shown: pd.DataFrame) -> str:
+    """Write a table as markdown, numbers to the right."""
+    cells = [
+        ["-" if pd.isna(value) else f"{value:.2f}" if isinstance(value, float) else str(value) for value in row]
+        for row in shown.itertuples(index=False)
+    ]
+    lines = ["---:" if pd.api.types.is_numeric_dtype(dtype) else "---" for dtype in shown.dtypes]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(shown.columns), lines, *cells])
+
+
+def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: TextIO, *, as_markdown: bool) -> None:
     """Print the table, under what was compared and where, and above what went wrong or ran eagerly."""
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
         f"\n{STEPS} steps of AdamW each. 'as eager': losses and state on the eager backend are eager's bit for bit.\n"
-        "'error': of a loss on Inductor beside eager, in units of float32's precision; Inductor draws eager's random\n"
-        "numbers. 'held': MiB between forward and backward, on Inductor where that was measured; torch.compile's\n"
-        "partition is upstream's min-cut. Steps took turns in this run; A/A is ours against itself.\n",
+        "'error': the largest of a loss on Inductor beside eager, in units of float32's precision; Inductor draws\n"
+        "eager's random numbers. 'within': assert_close's defaults, or twice the error of torch.compile. 'held': MiB\n"
+        "between forward and backward, on Inductor where that was measured; torch.compile's partition is upstream's\n"
+        "min-cut. Steps (ours: min-cut) took turns in one run; p10 and p90 are of the first ratio; A/A is ours\n"
+        "against itself.\n",
         file=out,
     )
     shown = table(figures).dropna(axis=1, how="all")
-    print(shown.to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-"), file=out)
+    text = shown.to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-")
+    print(markdown(shown) if as_markdown else text, file=out)
     for f in figures:
         for reason in f.why:
             print(f"\n{f.model} ran eagerly: {reason}", file=out)
@@ -317,18 +388,33 @@ def to_json(figures: Sequence[ModelFigure], where: dict[str, str]) -> str:
     return json.dumps({"machine": where, "models": rows}, indent=2) + "\n"
 
 
+def from_json(texts: Sequence[str]) -> list[ModelFigure]:
+    """Read figures that `to_json` wrote, in several runs; of a model that is there twice, the last."""
+    rows = {row["model"]: row for text in texts for row in json.loads(text)["models"]}
+    floats = {each.name for each in fields(ModelFigure) if each.type == "float"}
+    found = []
+    for row in rows.values():
+        given = {key: math.nan if value is None and key in floats else value for key, value in row.items()}
+        found.append(ModelFigure(**given | {"why": tuple(row["why"])}))
+    return found
+
+
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
-    """Run ``aotlab bench models ARGV``; return 0 if all was measured and the eager backend computed what eager does."""
+    """Run ``aotlab bench models ARGV``; return 0 if all was measured and nothing that is promised is broken."""
     known = [trained.name for trained in trained_models()]
     parser = argparse.ArgumentParser(prog="aotlab bench models", description="Train real models beside eager.")
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=known, help=", ".join(known))
     parser.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="default: inductor")
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of timing (default: 20)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well")
+    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well, after each model")
+    parser.add_argument(
+        "--with", type=Path, metavar="PATH", nargs="+", default=[], dest="others",
+        help="show the figures of other runs' JSON as well; models that are there are not measured again",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     options = parser.parse_args(argv)
-    models = [m for m in trained_models(small=options.small) if options.only is None or m.name in options.only]
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -337,9 +423,25 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     from aotlab.bench.suite import machine
 
     device, inductor = torch.device(options.device), options.backend == "inductor"
-    figures = list(measure(models, device, inductor=inductor, rounds=options.rounds, say=say))
+    figures = from_json([path.read_text() for path in options.others])
+    there = {each.model for each in figures}
+    models = [
+        trained
+        for trained in trained_models(small=options.small)
+        if trained.name not in there and (options.only is None or trained.name in options.only)
+    ]
     where = machine(device)
-    print_figures(figures, where, sys.stdout if out is None else out)
-    if options.json is not None:
-        options.json.write_text(to_json(figures, where))
-    return 1 if any(f.problem for f in figures) else 0
+    is_whole = True
+    try:
+        for each in measure(models, device, inductor=inductor, rounds=options.rounds, say=say):
+            figures.append(each)
+            if options.json is not None:
+                options.json.write_text(to_json(figures, where))
+    except KeyboardInterrupt:
+        is_whole = False
+        say("interrupted; what was measured so far:")
+    figures.sort(key=lambda each: known.index(each.model))
+    print_figures(figures, where, sys.stdout if out is None else out, as_markdown=options.markdown)
+    if not is_whole:
+        return 130
+    return 1 if any(each.problem for each in figures) else 0

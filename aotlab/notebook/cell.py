@@ -27,8 +27,8 @@ from typing import Any, Literal
 from aotlab.notebook.classify import (
     COMPOUND,
     Scope,
+    batches_derivatives,
     bound_names,
-    differentiates_twice,
     looks_at_tracebacks,
     own_nodes,
 )
@@ -147,7 +147,7 @@ def take_apart(
             functions=tuple(each.name for each in definitions),
         )
     splitter = _Splitter(
-        Scope(namespace, exact=exact, twice=differentiates_twice(tree)), file, looks_at_tracebacks(tree), compile_tree
+        Scope(namespace, exact=exact, batched=batches_derivatives(tree)), file, looks_at_tracebacks(tree), compile_tree
     )
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
     return CellCode(

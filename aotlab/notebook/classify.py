@@ -66,6 +66,7 @@ _CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta,
 LEFT_OUT = ("which compiled graphs do not have yet", "whose captured form rounds otherwise than eager")
 
 _DERIVATIVES = frozenset({"hessian", "hvp", "jvp", "vhp"})
+_BATCHED = frozenset({"is_grads_batched", "vectorize"})
 _TRACEBACKS = frozenset({"__traceback__", "exc_info", "format_exc", "print_exc", "traceback"})
 
 #: Statements that hold others, which can be run by Python while what they hold is compiled.
@@ -111,14 +112,14 @@ class Scope:
         The notebook's variables.
     exact
         Whether results have to be eager's bit for bit.
-    twice
-        Whether the cell takes derivatives of derivatives.
+    batched
+        Whether the cell takes several derivatives of derivatives at once.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, twice: bool = False) -> None:
+    def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False) -> None:
         self._namespace = namespace
         self._exact = exact
-        self._twice = twice
+        self._batched = batched
         self.kinds: dict[str, Kind] = {}
         self._imported: dict[str, object] = {}
 
@@ -185,8 +186,8 @@ class Scope:
         in_loop
             Whether Python runs it round by round of a loop.
         """
-        if self._twice:
-            return f"is part of a cell that takes derivatives of derivatives, {LEFT_OUT[0]}"
+        if self._batched:
+            return f"is part of a cell that takes several derivatives of derivatives at once, {LEFT_OUT[0]}"
         value = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(value, ast.Attribute) and value.attr == "grad":
             return "looks at a gradient"
@@ -198,7 +199,7 @@ class Scope:
         In ``y = (x + 1).sum().item()`` that is ``(x + 1).sum()``: it is what is evaluated first.
         """
         value = statement.value if isinstance(statement, ast.Assign | ast.Expr) else None
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not self._twice:
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not self._batched:
             value = value.func.value
             if isinstance(value, ast.Name | ast.Attribute):
                 return None
@@ -337,18 +338,24 @@ def bound_names(statements: Sequence[ast.AST]) -> dict[str, None]:
     return found
 
 
-def differentiates_twice(tree: ast.Module) -> bool:
-    """Tell whether the text of a cell asks for derivatives that can be differentiated again."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "create_graph":
-            never = isinstance(node.value, ast.Constant) and node.value.value is False
-            if not never:
-                return True
-        if isinstance(node, ast.Attribute | ast.alias):
-            name = node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
-            if name in _DERIVATIVES:
-                return True
-    return False
+def batches_derivatives(tree: ast.Module) -> bool:
+    """Tell whether the text of a cell asks for several derivatives of derivatives at once.
+
+    Or rather for derivatives that can be differentiated again, and, somewhere, for several at once.
+    """
+    named = {name for node in ast.walk(tree) for name in _asked(node)}
+    return bool(named & _BATCHED) and bool(named & {"create_graph", *_DERIVATIVES})
+
+
+def _asked(node: ast.AST) -> Iterator[str]:
+    """Name what a part of a text asks for: the keywords that are not False, and the attributes."""
+    if isinstance(node, ast.keyword) and node.arg is not None:
+        if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+            yield node.arg
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.alias):
+        yield node.name.rpartition(".")[2]
 
 
 def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:

@@ -86,3 +86,52 @@ def test_a_failing_model_ends_nothing():
     (row,) = training.measure([broken], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
     assert "TypeError" in row.problem
     assert math.isnan(row.eager_bytes)
+
+
+def measured(name, **values):
+    """Make a row."""
+    return training.ModelFigure(model=name, description="", **values)
+
+
+def test_markdown_and_resumed(tmp_path, monkeypatch):
+    """Figures of other runs are shown beside new ones, in the models' order, and not measured again."""
+    path, out, asked = tmp_path / "before.json", io.StringIO(), []
+    path.write_text(training.to_json([measured("Llama", graphs=1, same=True, our_bytes=2.0**20)], {}))
+
+    def measure(models, device, **settings):
+        asked.extend(trained.name for trained in models)
+        yield measured("ViT", graphs=2, same=False)
+
+    monkeypatch.setattr(training, "measure", measure)
+    assert training.main(["--only", "Llama", "ViT", "--with", str(path), "--markdown"], out=out) == 0
+    assert asked == ["ViT"]
+    *_, head, rule, first, second = out.getvalue().strip().splitlines()
+    assert head.startswith("| model | parameters | graphs | breaks | ran eagerly | loss | as eager |")
+    assert rule.startswith("| --- | ---: | ---: |")
+    assert first.startswith("| ViT | 0 | 2 | 0 | 0 |")
+    assert "| NO |" in first
+    assert first.endswith("| - |")
+    assert second.endswith("| 1.00 |")
+
+
+def test_an_interrupt_shows_what_there_is(monkeypatch, tmp_path):
+    """What was measured before Ctrl-C is printed and was written, and the command says that it was interrupted."""
+
+    def measure(models, device, **settings):
+        yield measured("U-Net", graphs=3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "measure", measure)
+    out, path = io.StringIO(), tmp_path / "figures.json"
+    assert training.main(["--json", str(path)], out=out) == 130
+    assert "U-Net" in out.getvalue()
+    assert [each.graphs for each in training.from_json([path.read_text()])] == [3]
+
+
+def test_broken_promises():
+    """More bytes than in eager or, but for 2 %, than upstream's min-cut keeps, and larger errors, are problems."""
+    fine = {"our_bytes": 100, "our_min_cut_bytes": 51, "eager_bytes": 100, "stock_bytes": 50, "within": True}
+    assert training._broken_promises(fine) == []
+    errors = {"our_error": 3.0, "stock_error": 1.0}
+    for name, value in (("our_bytes", 101), ("our_min_cut_bytes", 52), ("stock_bytes", 49), ("within", False)):
+        assert len(training._broken_promises({**fine, **errors, name: value})) == 1, name

@@ -1202,7 +1202,52 @@ _cell(
     """,
     setup="import torch\nw = torch.tensor([1., 2.], requires_grad=True)",
     after="print(g, h)",
-    refused="double backward",
+)
+_cell(
+    "a second derivative in a later cell",
+    """
+    y = (w ** 3).sin().sum()
+    g, = torch.autograd.grad(y, w, create_graph=True)
+    z = (g * g + w).sum()
+    """,
+    setup="import torch\nw = torch.tensor([1., 2.], requires_grad=True)",
+    after=("z.backward()", "print(w.grad, g, y)"),
+)
+_cell(
+    "gradient penalty",
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        x = data.clone().requires_grad_()
+        score = model(x).tanh().sum()
+        g, = torch.autograd.grad(score, x, create_graph=True)
+        loss = score.square() + ((g.norm(2, 1) - 1) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """,
+    setup=_TRAIN,
+    after="print(loss, [p.grad for p in model.parameters()], list(model.parameters()))",
+)
+_cell(
+    "Hessians",
+    """
+    y = x.sin() * 2
+    h = torch.autograd.functional.hessian(lambda v: (v.sin() * v).sum(), x)
+    p = torch.autograd.functional.hvp(lambda v: (v.sin() * v).sum(), x, y)
+    """,
+    setup=_X,
+    after="print(h, p)",
+)
+_cell(
+    "Hessians, all rows at once",
+    """
+    y = x.sin() * 2
+    h = torch.autograd.functional.hessian(lambda v: (v.sin() * v).sum(), x, vectorize=True)
+    """,
+    setup=_X,
+    after="print(h, y)",
+    refused="batched gradients of gradients",
 )
 _cell(
     "torch.func.grad and vmap",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.notebook.classify import LONGEST_UNROLLED, Scope, bound_names, differentiates_twice
+from aotlab.notebook.classify import LONGEST_UNROLLED, Scope, batches_derivatives, bound_names
 
 
 @pytest.fixture(scope="module")
@@ -156,22 +156,23 @@ def test_optimizers_that_round_otherwise_when_captured(namespace: dict[str, Any]
     assert Scope(namespace, exact=True).refusal(statement("opt.step()"), in_loop=False) is None
 
 
-def test_derivatives_of_derivatives(namespace: dict[str, Any]) -> None:
-    """A cell that takes them is left to Python, for compiled graphs cannot be differentiated twice."""
+def test_batched_derivatives_of_derivatives(namespace: dict[str, Any]) -> None:
+    """A cell that takes them is left to Python, for compiled graphs cannot take batches there."""
     for text, expected in {
-        "torch.autograd.grad(x.sum(), x, create_graph=True)": True,
-        "torch.autograd.grad(x.sum(), x, create_graph=False)": False,
-        "torch.autograd.grad(x.sum(), x)": False,
-        "grad(x, w, create_graph=False)\ngrad(x, w, create_graph=True)": True,
-        "y.backward(create_graph=n)": True,
-        "torch.autograd.functional.hessian(f, x)": True,
-        "torch.autograd.functional.jacobian(f, x)": False,
-        "from torch.func import hessian": True,
+        "torch.autograd.grad(x.sum(), x, create_graph=True)": False,
+        "torch.autograd.grad(x, x, v, create_graph=True, is_grads_batched=True)": True,
+        "torch.autograd.grad(x, x, v, create_graph=True, is_grads_batched=False)": False,
+        "torch.autograd.grad(x, x, v, create_graph=False, is_grads_batched=True)": False,
+        "jacobian(f, x, create_graph=n, vectorize=n)": True,
+        "torch.autograd.functional.hessian(f, x)": False,
+        "torch.autograd.functional.hessian(f, x, vectorize=True)": True,
+        "from torch.autograd.functional import hessian\nhessian(f, x, vectorize=True)": True,
+        "torch.autograd.functional.jacobian(f, x, vectorize=True)": False,
         "y = x + 1": False,
     }.items():
-        assert expected == differentiates_twice(ast.parse(text)), text
-    assert "derivatives of derivatives" in str(
-        Scope(namespace, twice=True).refusal(statement("y = x + 1"), in_loop=False)
+        assert expected == batches_derivatives(ast.parse(text)), text
+    assert "several derivatives of derivatives at once" in str(
+        Scope(namespace, batched=True).refusal(statement("y = x + 1"), in_loop=False)
     )
 
 

@@ -80,18 +80,20 @@ class ForwardCall:
         with self._mutations.requiring_grad(), shrunk_again(draft):
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
-        own_nodes(draft, entries, [names[i] for i in trace.roots])
-        others = [names[i] for i in self._others()] + ["saved"] * self._keeping.is_told
+        nodes = OwnNodes(draft, 0, entries)
+        told = self._keeping.is_told or nodes.are_noted
+        others = [names[i] for i in self._others()] + ["saved"] * told
         if others:
             w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
-        self._function_class(len(inputs), hanging, anchored=anchored)
+        nodes.write([names[i] for i in trace.roots])
+        self._function_class(len(inputs), hanging, anchored=anchored, told=told)
 
     def _others(self) -> list[int]:
         """Return the forward outputs that cannot be differentiated."""
         return [i for i in range(len(self.trace.forward_outputs)) if i not in self.trace.roots]
 
-    def _function_class(self, inputs: int, hanging: tuple[int, ...] | None, *, anchored: bool) -> None:
-        """Write the autograd.Function; ``hanging`` is as `hung_on` says."""
+    def _function_class(self, inputs: int, hanging: tuple[int, ...] | None, *, anchored: bool, told: bool) -> None:
+        """Write the autograd.Function; ``hanging`` is as `hung_on` says; ``told``: its saved values come back."""
         draft, trace = self.draft, self.trace
         (backward,) = draft.parts.backward
         draft.w.namespace.update(Function=torch.autograd.Function, SavedValues=SavedValues, backward=backward)
@@ -105,7 +107,7 @@ class ForwardCall:
                 lines.append(f"{indent}out = forward({listed})")
         lines.append(f"        ctx.values = SavedValues({self._keeping.expression()})")
         boxed = [f"out[{i}]{'.detach()' if draft.needs_detach(i) else ''}" for i in self._others()]
-        boxed += ["ctx.values"] * self._keeping.is_told
+        boxed += ["ctx.values"] * told
         if boxed_inputs or boxed:
             lines.append(f"        box[:] = [{', '.join(boxed)}]")
         returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]
@@ -229,40 +231,97 @@ def anchor(draft: Draft) -> str:
     return draft.w.constant("anchor", torch.empty(0, requires_grad=True))
 
 
-def own_nodes(draft: Draft, entries: Sequence[tuple[Edge, int | None]], names: Sequence[str]) -> None:
-    """Write what gives outputs that the caller gets as they are autograd nodes like those that they have in eager.
+class OwnNodes:
+    """Gives outputs that the caller gets as they are autograd nodes like those that they have in eager.
 
-    A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the
-    others; and autograd's bookkeeping of a tensor that was detached fails if gradients are retained before a write.
-    The former matters to bases of outputs too, if the function has hooks on them.
+    A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the others; so
+    does one with a single output when a gradient of a gradient passes only the midst of the call. And autograd's
+    bookkeeping of a tensor that was detached fails if gradients are retained before a write. The former matters to
+    bases of outputs too, if the function has hooks on them.
 
-    ``entries`` are where gradients come into the node that was just called, each with the position of the forward
-    output that it is, None for a carrier; ``names`` are their expressions.
+    Where the traced program's own node keeps an output, gradients of gradients come in at that, and are to pass these
+    nodes and their hooks as well: so the saved values know them.
+
+    Parameters
+    ----------
+    draft, segment
+        The segment whose node was called.
+    entries
+        Where gradients come into it, each with the position of the forward output that it is, None for a carrier.
     """
-    first = len(draft.trace.writes)
-    last = first + len(draft.trace.returned_outputs)
-    hooked = {draft.trace.roots[source.index] for _, source, _ in draft.trace.hooks if source.kind == "root"}
-    together: dict[Any, list[str]] = {}
-    own = []
-    for ((node, _), i), name in zip(entries, names, strict=True):
-        if i is None or i >= last:
-            together.setdefault(node, []).append(name)
-            if i in hooked and len(entries) > 1:
-                own.append((node, name))
-            continue
-        if i < first or draft.function_view(i) is not None:  # the latter eager's own rules forbid to write
-            continue
-        function = draft.meta.output_info[draft.trace.returned_outputs[i - first]].made_by
-        if function is not None:  # a view of which autograd knows that nobody may write it
-            view = draft.w.constant(function, internals.viewing_function(function))
-            draft.with_grad(f"{name} = {view}({name})")
-            continue
-        together.setdefault(node, []).append(name)
-        if len(entries) > 1 or draft.trace.is_view(i):
-            own.append((node, name))
-    groups = {node: group for node, group in together.items() if len(group) > 1 and any(node is n for n, _ in own)}
-    lines = [f"common_node({', '.join(group)})" for group in groups.values()]
-    lines += [f"own_node({name})" for node, name in own if node not in groups]
-    if lines:
-        draft.w.namespace.update(own_node=internals.give_own_node, common_node=internals.give_common_node)
-        draft.with_grad("; ".join(lines))
+
+    def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
+        self._draft = draft
+        self._entries = entries
+        trace = draft.trace
+        kept = kept_entries(trace.segments[segment], trace.bits)
+        self._kept = {entries[n][0] for n in kept}
+        passes_by = not kept and any(value is not None for value in trace.saved_values)
+        self._is_shared = len(entries) > 1 or passes_by
+        #: In anomaly mode autograd would name such a node for a nan that comes in.
+        self._unless_anomalous = len(entries) == 1 and passes_by and not trace.is_view(entries[0][1] or 0)
+        #: The outputs in need of nodes, by their numbers; those of one node of the traced program's together.
+        self._groups = self._grouped()
+        self.are_noted = any(self._edges(group) & self._kept for group in self._groups)
+
+    def _grouped(self) -> list[list[int]]:
+        draft, trace = self._draft, self._draft.trace
+        first = len(trace.writes)
+        last = first + len(trace.returned_outputs)
+        hooked = {trace.roots[source.index] for _, source, _ in trace.hooks if source.kind == "root"}
+        together: dict[Any, list[int]] = {}
+        own: list[int] = []
+        for n, ((node, _), i) in enumerate(self._entries):
+            if i is None or i >= last:
+                together.setdefault(node, []).append(n)
+                if i in hooked and self._is_shared:
+                    own.append(n)
+                continue
+            # eager's own rules forbid to write the latter, and what is viewed by a function has the view's node
+            if i < first or draft.function_view(i) is not None or self._viewed_by(i) is not None:
+                continue
+            together.setdefault(node, []).append(n)
+            if self._is_shared or trace.is_view(i):
+                own.append(n)
+        groups = [group for group in together.values() if len(group) > 1 and any(n in own for n in group)]
+        return groups + [[n] for n in own if not any(n in group for group in groups)]
+
+    def _viewed_by(self, i: int) -> str | None:
+        """Return the function that made the view which the forward output ``i`` is and that nobody may write."""
+        trace = self._draft.trace
+        place = i - len(trace.writes)
+        if not 0 <= place < len(trace.returned_outputs):
+            return None
+        return self._draft.meta.output_info[trace.returned_outputs[place]].made_by
+
+    def _edges(self, group: Sequence[int]) -> set[Edge]:
+        return {self._entries[n][0] for n in group}
+
+    def write(self, names: Sequence[str]) -> None:
+        """Write it; ``names`` are the expressions of the entries."""
+        draft = self._draft
+        for (_, i), name in zip(self._entries, names, strict=True):
+            function = None if i is None else self._viewed_by(i)
+            if function is not None and i is not None and draft.function_view(i) is None:
+                view = draft.w.constant(function, internals.viewing_function(function))
+                draft.with_grad(f"{name} = {view}({name})")
+        lines = []
+        for group in self._groups:
+            listed = ", ".join(names[n] for n in group)
+            if self._edges(group) & self._kept:
+                draft.w.namespace["with_kept_node"] = internals.with_kept_node
+                edges = draft.w.constant("edges", tuple(self._entries[n][0] for n in group))
+                comma = "," if len(group) == 1 else ""
+                lines.append(f"{listed}{comma} = with_kept_node(saved.noting({edges}), {listed})")
+            elif len(group) > 1:
+                draft.w.namespace["common_node"] = internals.give_common_node
+                lines.append(f"common_node({listed})")
+            else:
+                draft.w.namespace["own_node"] = internals.with_own_node
+                if self._unless_anomalous:
+                    draft.w.namespace["is_anomaly_enabled"] = torch.is_anomaly_enabled
+                    lines.append(f"{listed} = {listed} if is_anomaly_enabled() else own_node({listed})")
+                else:
+                    lines.append(f"{listed} = own_node({listed})")
+        if lines:
+            draft.with_grad("; ".join(lines))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,18 +31,13 @@ from aotlab.compiling import compiling
 from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.stages.partition import Split
+from aotlab.stages.runtime.anomaly import NanFinderAbove, Write, made_at
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.levels import Level
 
 #: Compiles the graph of a backward, for a pattern of defined tangents.
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
-
-#: Writes the graph that computes values from those of the saved ones that it needs, whose numbers it returns, and from
-#: what came in; None if that is not possible.
-Write = Callable[
-    [Split, Sequence[Tensor | None], Sequence[tuple[str, Tensor]]], tuple[fx.GraphModule, tuple[int, ...]] | None
-]
 
 #: Which tangents are defined; what comes into the midst; the strides of all of these; which of them require grad, under
 #: ``create_graph``; the autocast that is on; whether all gradients there are were asked for.
@@ -151,6 +147,7 @@ class Higher:
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
         self.is_shared = _arrivals(level) if is_first else {}
         self._plans: dict[_Kind, _Plan] = {}
+        self._nans = NanFinderAbove(level, split, write)
 
     def is_awaited(self, saved: SavedValues) -> bool:
         """Tell whether something came into the midst, in the backward that is being run."""
@@ -231,10 +228,12 @@ class Higher:
                 plan = self._plans.get(kind)
                 if plan is None:
                     plan = self._plans[kind] = self._make(kind)
-        arguments = saved.use(plan.mask, plan.takes, plan.late)
-        for place, n in enumerate(plan.takes):
-            if n in self._layouts:
-                arguments[place] = laid_out_as(arguments[place], *self._layouts[n])
+        arguments = self._used(saved, plan, plan.takes, plan.late)
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            use = partial(self._used, saved, plan)
+            where = () if self.is_first else made_at(node)
+            with compiling():
+                self._nans.check(pattern, extras, tuple(strides), given, use, autocast=bool(casting), made_at=where)
         ends = _Ends(self, node, saved, given, plan).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
@@ -246,6 +245,14 @@ class Higher:
         for slot, n in plan.same_as.items():
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
+
+    def _used(self, saved: SavedValues, plan: _Plan, takes: tuple[int, ...], late: frozenset[int]) -> list[Tensor]:
+        """Return saved values, with the strides for which the backward was compiled."""
+        found = saved.use(plan.mask, takes, late)
+        for place, n in enumerate(takes):
+            if n in self._layouts:
+                found[place] = laid_out_as(found[place], *self._layouts[n])
+        return found
 
     def _make(self, kind: _Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
@@ -314,8 +321,8 @@ class Higher:
         """Compute gradients by an autograd node whose backward is the next level's."""
         call = _Call(plan, arguments, given, ends)
         results: tuple[Tensor, ...] = Derivative.apply(call, _anchor(), *call.through)  # type: ignore[no-untyped-call]  # untyped in torch
-        for result in results[:-1] if len(plan.roots) > 1 else ():
-            internals.give_own_node(result)
+        if len(plan.roots) > 1:
+            results = tuple([internals.with_own_node(result) for result in results[:-1]])
         gradients = call.others
         for slot, result in zip(plan.roots, results, strict=False):
             gradients[slot] = result
@@ -356,7 +363,8 @@ class _Ends:
         if not self._hanging:
             raise self._nowhere("the call was made under saved_tensors_hooks")
         if entry in level.own and len(self._hanging) >= len(level.own):
-            return End(tensor=self._hanging[level.own.index(entry)])
+            kept = self._saved.kept_result(edge) if higher.is_first else None
+            return End(tensor=self._hanging[level.own.index(entry)] if kept is None else kept)
         return End(tensor=self._hanging[-1], node=self._node, edge=edge, backwards=higher)
 
     def _nowhere(self, why: str) -> DoubleBackwardError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -104,13 +104,16 @@ class SavedValues:
     ``pending`` are the gradients that wait for a backward to come by, since they belong into its midst; ``hooked`` says
     that there are hooks.
 
+    ``nodes`` are the autograd nodes behind results that the function's own nodes keep, by the edges of the traced
+    program; dead ones are those of results that nobody has any more.
+
     ``lent`` are the numbers of values that a backward may read as they are by then, ``loose`` of those that autograd
     would not keep: neither hooks nor version checks are for these.
     """
 
     __slots__ = (
-        "_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "hooked", "pending",
-        "released"
+        "_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "hooked", "nodes",
+        "pending", "released"
     )  # fmt: skip
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
@@ -118,6 +121,7 @@ class SavedValues:
         self.released = 0
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
+        self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
         self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool]] = []
         self._hooks = hooks
@@ -156,6 +160,22 @@ class SavedValues:
         if self._hooks is None:
             place = (tensor.data_ptr(), _layout(tensor)) if nodes else None
             self._itself.append((weakref.ref(tensor), asking, nodes, place, n, tensor.is_leaf))
+
+    def noting(self, edges: Sequence[Any]) -> Callable[[Any], None]:
+        """Return what notes the autograd node behind the results at some edges; no strong reference leads back."""
+
+        def note(node: Any) -> None:
+            if self.nodes is None:
+                self.nodes = {}
+            self.nodes.update((edge, (weakref.ref(node), place)) for place, edge in enumerate(edges))
+
+        return note
+
+    def kept_result(self, edge: Any) -> Tensor | None:
+        """Return the result at an edge that the function's own node keeps, behind the node that was put there."""
+        reference, place = (self.nodes or {}).get(edge, (None, 0))
+        node = None if reference is None else reference()
+        return None if node is None else internals.outputs_saved_by(node)[place]
 
     def keep_in(
         self,

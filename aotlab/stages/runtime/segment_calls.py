@@ -23,7 +23,7 @@ from aotlab.analysis.history import Edge, Exit
 from aotlab.analysis.sums import in_order_of_nodes
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
-from aotlab.stages.runtime.forward_call import anchor, call_forward, graph_inputs, hang, hung_on, own_nodes
+from aotlab.stages.runtime.forward_call import OwnNodes, anchor, call_forward, graph_inputs, hang, hung_on
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.outputs import Outputs
@@ -119,9 +119,8 @@ class SegmentCalls:
         self._segment_class(number, len(values), hanging, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
-        own_nodes(
-            draft, list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True)), [*names, *carriers]
-        )
+        entries = list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True))
+        OwnNodes(draft, number, entries).write([*names, *carriers])
         for edge, name in zip(carried, carriers, strict=True):
             self._pass_on(edge, name)
         for edge, i, name in zip(part.entries, positions, names, strict=False):

@@ -16,7 +16,9 @@ values of the forward, as for any backward. A level is differentiated like the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,7 +158,8 @@ class Level:
         same_as: dict[int, int] = {}
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
-        with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph):
+        noting = _noting_parents if create_graph and torch.is_anomaly_enabled() else nullcontext  # it is off in a trace
+        with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph), noting():
             if everything:
                 _raise_errors(part, tangents)
             found = differentiate(part, tangents, create_graph=create_graph)
@@ -240,6 +243,17 @@ def first_level(trace: Trace, segment: int) -> Level:
         saved=(),
         own=kept_entries(part, trace.bits),
     )
+
+
+@contextmanager
+def _noting_parents() -> Iterator[None]:
+    """Let autograd note which node makes which, as it does in anomaly mode; there are no values to look at.
+
+    Nodes are run one by one by stopping autograd with an exception, of which it would warn.
+    """
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
