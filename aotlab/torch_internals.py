@@ -1914,6 +1914,16 @@ def _eager_optimizers() -> Iterator[None]:
             module._get_value = original
 
 
+def module_call() -> Callable[..., Any]:
+    """Return what ``torch.nn.Module.__call__`` calls; a class's own ``__call__`` is dear to replace."""
+    return torch.nn.Module._call_impl
+
+
+def set_module_call(call: Callable[..., Any]) -> None:
+    """Let ``torch.nn.Module.__call__`` call something else."""
+    torch.nn.Module._call_impl = call  # type: ignore[method-assign]
+
+
 def in_guard(frame: types.FrameType | None) -> bool:
     """Tell whether a frame belongs to the check of a guard of Dynamo's, as opposed to the making of guards."""
     from torch._dynamo import eval_frame, guards

@@ -157,11 +157,13 @@ def test_a_tensor_at_the_address_of_another():
     address = id(held[0])
     assert known.holds(held)
     reused = 0
-    for _ in range(50):
+    for _ in range(10_000):  # mostly at once; after a lot else, memory may have been given to others first
         held.clear()
         held.append(torch.ones(3))
         reused += id(held[0]) == address
         assert not known.holds(held)
+        if reused:
+            break
     assert reused
 
 

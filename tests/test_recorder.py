@@ -472,7 +472,7 @@ def test_the_stack_of_recorders_is_empty_afterwards():
     for program in (lambda x: x * 2, lambda x: x.sum().item(), lambda x: 1 / 0):
         with contextlib.suppress(Exception):  # only what is left behind matters
             compiled(program)(torch.ones(2))
-        assert mode._active == []
+        assert mode._here.active == []
 
 
 # --- places ------------------------------------------------------------------------------------------------------

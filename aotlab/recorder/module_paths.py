@@ -18,12 +18,13 @@ from typing import Any
 
 from torch import nn
 
+from aotlab import torch_internals as internals
 from aotlab.recorder.mode import noted
 
 _here = threading.local()
 _lock = threading.Lock()
 _tracing = 0
-_ordinary_call: Any = nn.Module._call_impl
+_ordinary_call: Any = internals.module_call()
 
 
 @contextmanager
@@ -54,11 +55,11 @@ def _change(by: int) -> None:
     global _tracing, _ordinary_call
     with _lock:
         if _tracing == 0:
-            _ordinary_call = nn.Module._call_impl
-            nn.Module._call_impl = _call  # type: ignore[method-assign]  # put back with the last trace
+            _ordinary_call = internals.module_call()
+            internals.set_module_call(_call)  # put back with the last trace
         _tracing += by
         if _tracing == 0:
-            nn.Module._call_impl = _ordinary_call  # type: ignore[method-assign]
+            internals.set_module_call(_ordinary_call)
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

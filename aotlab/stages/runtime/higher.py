@@ -198,7 +198,9 @@ class Higher:
         if True in pattern or extras:
             given = [*(t for t in tangents if t is not None), *(came[edge] for edge in extras)]
             strides = [stride for stride, is_defined in zip(self._strides, pattern, strict=True) if is_defined]
-            strides += [self.level.extra_strides(edge, came[edge]) for edge in extras]
+            if extras:
+                with compiling():  # it may make a fake tensor
+                    strides += [self.level.extra_strides(edge, came[edge]) for edge in extras]
             gradients = self._gradients(saved, pattern, extras, given, strides)
         for edge, value in direct.items():
             place = self.slot_of[edge]
