@@ -467,6 +467,21 @@ def disable_autocast() -> AbstractContextManager[None]:
     return torch._C._DisableAutocast()
 
 
+def autocast_nesting() -> int:
+    """Return how many autocast blocks are open; what they cast of weights is kept until there are none."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def restore_autocast_nesting(depth: int) -> None:
+    """Close the autocast blocks that were left open, and let go of what they cast; or open those that were closed."""
+    while autocast_nesting() > depth:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+    while autocast_nesting() < depth:
+        torch.autocast_increment_nesting()
+
+
 #: What Dynamo's graphs enter modes with, and what leaves them again.
 MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,

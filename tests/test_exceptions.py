@@ -12,8 +12,10 @@ import torch
 
 import aotlab
 from aotlab import config
+from aotlab import torch_internals as internals
 from aotlab.errors import (
     AotlabError,
+    EscapeError,
     GraphInvariantError,
     OutputError,
     PythonValueError,
@@ -214,6 +216,7 @@ def test_side_effects_on_a_module_happen_once():
 
 def test_interrupt_leaves_everything():
     """Ctrl-C while tracing: the arguments, the modes, and torch's patched functions are what they were."""
+    compiled(lambda x: x * 2)(torch.ones(2))  # what is imported for it sets filters and functions of its own
     functions = [torch.manual_seed, torch.get_rng_state, torch.utils.dlpack.to_dlpack, torch._C._swap_tensor_impl]
     kernels = dict(torch.ops.aten.upsample_nearest2d.vec.py_kernels)
     kept = []
@@ -229,7 +232,7 @@ def test_interrupt_leaves_everything():
         warnings.simplefilter("ignore")
         raise KeyboardInterrupt
 
-    filters = list(warnings.filters)
+    filters, nesting = list(warnings.filters), internals.autocast_nesting()
     for x in (torch.ones(2), leaf(2) * 1):
         before, values = global_torch_state(), x.tolist()
         with pytest.raises(KeyboardInterrupt):
@@ -238,10 +241,31 @@ def test_interrupt_leaves_everything():
         assert x.tolist() == values
     assert kept == []
     assert list(warnings.filters) == filters
+    assert internals.autocast_nesting() == nesting
     assert functions == [
         torch.manual_seed, torch.get_rng_state, torch.utils.dlpack.to_dlpack, torch._C._swap_tensor_impl,
     ]  # fmt: skip
     assert dict(torch.ops.aten.upsample_nearest2d.vec.py_kernels) == kernels
+
+
+def test_an_autocast_block_that_is_left_open_is_closed():
+    """Else the next blocks would go on with casts of weights that were trained since."""
+    model = torch.nn.Linear(2, 2)
+
+    def f(x):
+        torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+        return x * 2
+
+    with pytest.raises(EscapeError, match="autocast"):
+        aotlab.compile(f)(torch.ones(2))
+    assert internals.autocast_nesting() == 0
+    results = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            results.append(model(torch.ones(1, 2)).tolist())
+            model.weight.mul_(2)
+            model.bias.zero_()
+    assert results[0] != results[1]
 
 
 def test_interrupt_in_the_compiler():

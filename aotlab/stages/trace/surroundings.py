@@ -48,10 +48,12 @@ class WorldUnchanged:
     def __enter__(self) -> None:
         self._settings = global_state()
         self._random_state = _RandomState()
+        self._autocast_nesting = internals.autocast_nesting()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if internals.any_autocast_enabled():
             torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+        internals.restore_autocast_nesting(self._autocast_nesting)
         drew = self._random_state.restore()
         now = global_state()
         changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
