@@ -252,11 +252,15 @@ def test_a_thousand_steps_leave_nothing(sizes, way):
 
         steps(40)
         objects, resident = in_use()
-        steps(MANY)
-        later, resident_later = in_use()
+        growth = []
+        for _ in range(3):
+            steps(MANY // 3)
+            later, resident_later = in_use()
+            growth.append(resident_later - resident)
+            resident = resident_later
     grown = {name: later[name] - objects[name] for name in later if later[name] > objects[name]}
     assert sum(grown.values()) < 100, grown
-    assert resident_later - resident < 8
+    assert min(growth) < 2.5, growth  # a leak shows each time, what the allocator takes in advance once
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
