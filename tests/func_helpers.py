@@ -81,3 +81,13 @@ def assert_same(expected: Any, found: Any, *, exact: bool = True, texts: bool = 
             assert torch.equal(one[5].nan_to_num(7), other[5].nan_to_num(7)), (one[5], other[5])
         else:
             torch.testing.assert_close(other[5], one[5], rtol=1e-5, atol=1e-5)
+
+
+def body(x):
+    """Compute something of the same shape."""
+    return x.sin() * x + 1
+
+
+def scalar(x):
+    """Compute a number."""
+    return (x.sin() * x).sum()

@@ -26,19 +26,9 @@ import aotlab
 from aotlab import config
 from aotlab.errors import TransformError
 from tests.engine_helpers import compiled
-from tests.func_helpers import MAKES, assert_same, numbers, outcome
+from tests.func_helpers import MAKES, assert_same, body, numbers, outcome, scalar
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-def body(x):
-    """Compute something of the same shape."""
-    return x.sin() * x + 1
-
-
-def scalar(x):
-    """Compute a number."""
-    return (x.sin() * x).sum()
 
 
 def network():

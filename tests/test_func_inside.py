@@ -22,19 +22,9 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
 from tests.engine_helpers import compiled
-from tests.func_helpers import MAKES, assert_same, behind_dynamo, numbers, outcome
+from tests.func_helpers import MAKES, assert_same, behind_dynamo, body, numbers, outcome, scalar
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-def body(x):
-    """Compute something of the same shape."""
-    return x.sin() * x + 1
-
-
-def scalar(x):
-    """Compute a number."""
-    return (x.sin() * x).sum()
 
 
 def network(weights, x):
