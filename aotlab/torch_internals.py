@@ -1940,19 +1940,12 @@ def set_module_call(call: Callable[..., Any]) -> None:
 
 
 def in_guard(frame: types.FrameType | None) -> bool:
-    """Tell whether a frame belongs to the check of a guard of Dynamo's, as opposed to the making of guards."""
-    from torch._dynamo import eval_frame, guards
+    """Tell whether a frame belongs to the making or the check of a guard of Dynamo's."""
+    from torch._dynamo import guards
 
-    machinery = os.path.dirname(guards.__file__)
-    inside = False
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if inside and file != guards.__file__:
-            # a check is called from C++, for the frame that is about to run; guards are made by other parts of Dynamo
-            return file == eval_frame.__file__ or os.path.dirname(file) != machinery
-        inside = file == guards.__file__
+    while frame is not None and frame.f_code.co_filename != guards.__file__:
         frame = frame.f_back
-    return inside
+    return frame is not None
 
 
 def unmark_static(tensor: Tensor) -> None:

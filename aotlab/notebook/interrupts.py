@@ -4,7 +4,8 @@
         x = x * 1      # before each call, Dynamo asks whether the code that it compiled still holds
 
 Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too: it compiles
-anew and goes on, and who pressed the button waits for ever. So, while a cell runs, an interrupt that finds Python there
+anew and goes on, and who pressed the button waits for ever; or, when it tries the guards that it has just made, it
+raises an AssertionError, or measures them and says nothing. So, while a cell runs, an interrupt that finds Python there
 is put off by a moment, as often as it takes.
 """
 
@@ -19,7 +20,7 @@ from types import FrameType
 
 from aotlab import torch_internals as internals
 
-#: Seconds until an interrupt is tried again; guards take some microseconds.
+#: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
 _MOMENT = 0.002
 
 

@@ -243,6 +243,32 @@ def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
     assert before == (process_state(), signal.getsignal(signal.SIGINT))
 
 
+@pytest.mark.parametrize("tried_by", ["check", "__init__"])
+def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tried_by: str) -> None:
+    """Dynamo tries its new guards, where an interrupt would become an error; it measures them, where one would be lost."""
+    arrived: list[str] = []
+
+    def profile(frame: types.FrameType, event: str, _argument: object) -> None:
+        caller = frame.f_back
+        if event == "call" and frame.f_code.co_name == "fn" and frame.f_code.co_filename == guards.__file__:
+            assert caller is not None
+            if (caller.f_code.co_filename, caller.f_code.co_name) == (guards.__file__, tried_by):
+                sys.setprofile(None)
+                arrived.append(frame.f_code.co_name)
+                signal.raise_signal(signal.SIGINT)
+
+    shell.user_ns["watch"] = lambda: sys.setprofile(profile)
+    before = process_state(), signal.getsignal(signal.SIGINT)
+    try:
+        error = failing(shell, cell("watch()\ny = x.sin()\nfor step in range(200_000):\n    z = y * 2"))
+    finally:
+        sys.setprofile(None)
+    assert arrived == ["fn"]
+    assert isinstance(error, KeyboardInterrupt)
+    assert shell.user_ns.get("step", 0) < 199_999
+    assert before == (process_state(), signal.getsignal(signal.SIGINT))
+
+
 def test_a_handler_that_a_cell_sets_stays(shell: InteractiveShell) -> None:
     """As it does in Python: the cell is not only about tensors."""
     before = signal.getsignal(signal.SIGINT)

@@ -251,16 +251,16 @@ def test_a_thousand_steps_leave_nothing(sizes, way):
                 optimizer.step()
 
         steps(40)
-        objects, resident = in_use()
-        growth = []
+        before, growth, grown = in_use(), [], []
         for _ in range(3):
             steps(MANY // 3)
-            later, resident_later = in_use()
-            growth.append(resident_later - resident)
-            resident = resident_later
-    grown = {name: later[name] - objects[name] for name in later if later[name] > objects[name]}
-    assert sum(grown.values()) < 100, grown
-    assert min(growth) < 2.5, growth  # a leak shows each time, what the allocator takes in advance once
+            after = in_use()
+            growth.append(after[1] - before[1])
+            grown.append({name: count - before[0][name] for name, count in after[0].items() if count > before[0][name]})
+            before = after
+    # A leak shows each time; what the allocator takes in advance and what others drop or cache meanwhile, once.
+    assert min(sum(each.values()) for each in grown) < 50, grown
+    assert min(growth) < 2.5, growth
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
