@@ -245,7 +245,7 @@ def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
 
 @pytest.mark.parametrize("tried_by", ["check", "__init__"])
 def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tried_by: str) -> None:
-    """Dynamo tries its new guards, where an interrupt would become an error; it measures them, where one would be lost."""
+    """Dynamo tries new guards, where an interrupt would become an error, and measures them, where it would be lost."""
     arrived: list[str] = []
 
     def profile(frame: types.FrameType, event: str, _argument: object) -> None:
