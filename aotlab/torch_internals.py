@@ -1414,6 +1414,16 @@ def gradients_checked() -> bool:
     return node is not None and _CHECKED in node.metadata
 
 
+def is_copy_slices(node: Any) -> bool:
+    """Tell whether an autograd node is that of a write to a view."""
+    return type(node).__name__ == "CopySlices"
+
+
+def accumulates(node: Any) -> bool:
+    """Tell whether an autograd node adds to a leaf's gradient."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
 def is_svd_node(node: Any) -> bool:
     """Tell whether an autograd node is that of a singular value decomposition."""
     return str(node.name()).startswith("LinalgSvdBackward")

@@ -154,7 +154,10 @@ def check_passed(
     early = {
         edge_of(outputs.tensors[info.index])
         for info in outputs.infos
-        if info.precedes_write and info.base_idx is not None and inputs[info.base_idx].base is not None
+        if info.precedes_write
+        and info.requires_grad
+        and info.base_idx is not None
+        and inputs[info.base_idx].base is not None
     }
     for i, edge in _ways_back(outputs, inputs) if early else ():
         if edge in early and not _is_made_through(i, edge, outputs, made_through):

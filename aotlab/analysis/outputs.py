@@ -149,7 +149,11 @@ def read_outputs(
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        return output.requires_grad and not steps and chronicle.precedes_a_write(output)
+        if output.requires_grad or steps:
+            return not steps and chronicle.precedes_a_write(output)
+        # the caller may let its base require grad, which then asks for its history
+        differentiable = output.is_floating_point() or output.is_complex()
+        return differentiable and not item.wrapper.requires_grad and not item.steps and chronicle.is_older(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -170,7 +174,7 @@ def read_outputs(
                 early_ones = {i for i in own if early(leaves[i], inputs[k])}
                 _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
         else:
-            _read_intermediate_group(tape, leaves, values, names, members, read, roots, info)
+            _read_intermediate_group(tape, leaves, values, names, members, read, roots, chronicle, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
 
@@ -459,6 +463,7 @@ def _read_intermediate_group(
     members: Sequence[int],
     read: Outputs,
     roots: Sequence[Tensor],
+    chronicle: Chronicle,
     info: Callable[..., None],
 ) -> None:
     """Classify outputs that share the storage of one intermediate.
@@ -555,7 +560,9 @@ def _read_intermediate_group(
                 why="its views cannot be replayed",
                 suggestion="return a clone",
             )
-        info(i, first, where, with_detach(views, leaves[i], root), no_grad_views=no_grad_views.get(i, 0))
+        by_sizes = leaves[i].requires_grad and i not in no_grad_views and chronicle.older.is_anew(leaves[i])
+        views = None if by_sizes else with_detach(views, leaves[i], root)
+        info(i, first, where, views, no_grad_views=no_grad_views.get(i, 0))
         first = following
 
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.recorder.older_views import OlderViews
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
@@ -47,6 +48,11 @@ class Chronicle:
         The inputs that autograd takes for views of another tensor each, though they have their memory to themselves.
     owners
         The inputs that are views in the trace only, of the memory that they share with others.
+
+    Attributes
+    ----------
+    older
+        The views that a write made older, of inputs and all else.
     """
 
     def __init__(
@@ -70,11 +76,13 @@ class Chronicle:
         self._fragile: set[int] = set()
         self._viewed_unseen: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
+        self.older = OlderViews()
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
         if isinstance(result, tuple | list) and _are_several_views(result):
             self._several.append((result, self._moment(result[0])))
+        self.older.made(result)
         if not self._storages:
             return
         for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):

@@ -130,6 +130,7 @@ class Writes:
             result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
             count_write(versions)
             for each in tensors_in(written):
+                self._chronicle.older.wrote(each if (base := internals.base_of(each)) is None else base)
                 refuse_casts(func, casts_since(count, each), each, in_place=in_place)
             return result
         in_memory = self._memory.ground(written) is not None
@@ -223,6 +224,8 @@ class Writes:
                     internals.sync(tensor)  # later, the value would be made where the function is by then
         if in_place:
             self._chronicle.wrote(func, args, kwargs, required_grad=required)
+        for owner in owners:
+            self._chronicle.older.wrote(owner)
         for tensor, version in zip(written, versions, strict=True):
             unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
             if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):

@@ -124,7 +124,8 @@ class Mutations:
         base = self.draft.base_with(k)
         together = (k,) if base is None else base.members
         for output in self.draft.meta.output_info:
-            if output.precedes_write and output.base_idx in together:
+            # a write to another view of a buffer may count for the input, too
+            if output.precedes_write and (output.base_idx in together or not output.requires_grad):
                 self._outputs.expression(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:

@@ -113,7 +113,10 @@ def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequenc
     """Leave to the graph the writes that it can do as eager does."""
     inputs = findings.inputs
     # views from before the write have to be made before it, and the graph runs first
-    viewed = {info.base_idx for info in findings.outputs.infos if info.precedes_write}
+    early = [info for info in findings.outputs.infos if info.precedes_write]
+    if not all(info.requires_grad for info in early):
+        return found  # before the writes to others, too
+    viewed = {info.base_idx for info in early}
     # a write in the graph moves the version counter; where eager's does not, the epilogue writes
     infos = tuple(
         replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None and k not in viewed else i
