@@ -184,6 +184,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--grad", action="store_true", help="only programs with something to differentiate")
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
     fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
+    fuzz.add_argument("--related", action="store_true", help="short programs about two inputs that share something")
     fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
     fuzz.add_argument(
         "--save",
@@ -286,6 +287,8 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
+    if options.related and options.grad:
+        raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
     if options.min_cut and options.engine != "aotlab":
         raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     try:
@@ -306,6 +309,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         grad=options.grad,
         dynamo=options.dynamo,
         min_cut=options.min_cut,
+        related=options.related,
     )
     return run(
         plan,

@@ -75,6 +75,7 @@ class Chronicle:
         self._counted: set[int] = set()
         self._fragile: set[int] = set()
         self._viewed_unseen: set[int] = set()
+        self._viewed: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
         self.older = OlderViews()
 
@@ -93,6 +94,7 @@ class Chronicle:
                 known = self._made.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+                    self._viewed.add(internals.storage_key(tensor))
                     if not torch.is_grad_enabled():
                         self._viewed_unseen.add(internals.storage_key(tensor))
                     if not internals.keeps_through_writes(tensor):
@@ -101,6 +103,10 @@ class Chronicle:
     def has_fragile_views(self, storage: int) -> bool:
         """Tell whether views of an input were made that must not be used once its version has moved."""
         return storage in self._fragile
+
+    def was_viewed(self, storage: int) -> bool:
+        """Tell whether views of an input were made."""
+        return storage in self._viewed
 
     def was_viewed_unseen(self, storage: int) -> bool:
         """Tell whether views of an input were made without autograd; they require grad if its base does."""

@@ -12,6 +12,7 @@ one number, expanded. So what their last node returns is copied into the strides
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class OlderViews:
 def _last_node(view: Tensor, stop: Any) -> Any:
     """Return the last of the nodes that lead from a view to its base; None where ``as_strided`` has no part in it."""
     try:
-        node = view.grad_fn
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            node = view.grad_fn  # which is looked at for the first time outside, where the ops have histories
     except RuntimeError:  # one of several views, or made under no_grad: it must not be used any more
         return None
     while node is not None and not str(node.name()).startswith(_SAID_BY_THEIR_OPS):

@@ -86,7 +86,10 @@ class Edges:
                 draft.w.add(f"{target}.retain_grad()")
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
-                draft.w.add(f"{target}.{method}({self._hook(n, function)})")
+                hook = self._hook(n, function)
+                # torch before 2.15 crashes where a view whose history is to be made anew is not looked at first
+                draft.w.add(f"{target}.grad_fn")
+                draft.w.add(f"{target}.{method}({hook})")
 
     def give_to_hooks(self) -> None:
         """Write what gives the hooks of this call the tensors that they hold."""

@@ -36,6 +36,13 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
         if info.requires_grad_set and not info.moves_version and _older_outputs(findings, item):
             raise RunEagerly(f"`{info.name}` is made to require grad, and a view of it from before a write is returned")
+        if (
+            info.requires_grad_set
+            and internals.base_of(item.real) is not None
+            and findings.chronicle.was_viewed(item.storage)
+        ):
+            # its views are views of what it is itself a view of, and go on to require no grad
+            raise RunEagerly(f"`{info.name}`, a view, is made to require grad, and there are views of it")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis import HealthCheck, Phase, Verbosity, find, reject, settings
+from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase, choices_to_bytes
 
 from aotlab.verification.fuzz.plan import Plan
-from aotlab.verification.programs import Program, programs
-from aotlab.verification.programs.choices import RandomChoices, RejectedError
+from aotlab.verification.programs import Program
+from aotlab.verification.programs.choices import Choices, DrawnChoices, RandomChoices, RejectedError
 from aotlab.verification.programs.drawing import draw_program
+from aotlab.verification.programs.related import draw_related
 
-#: The bounds of a program, as `programs` has them.
+#: The bounds of a program, as `aotlab.verification.programs.programs` has them.
 _STATEMENTS, _CALLS = 8, 3
 
 #: Attempts for one program after which something must be wrong.
@@ -80,11 +82,25 @@ def draw(plan: Plan, block: int, index: int) -> Drawn:
         choices = _Recorded(f"{plan.key}/{block}/{index}/{attempt}")
         try:
             # True means: only these; None leaves it to the generator.
-            program = draw_program(choices, _STATEMENTS, _CALLS, grad=True if plan.grad else None, dynamo=plan.dynamo)
+            program = _draw(plan, choices)
         except RejectedError:
             continue
         return Drawn(program=program, index=index, decisions=tuple(choices.decisions), discarded=attempt)
     raise RuntimeError(f"program {index} of block {block} was discarded {_ATTEMPTS} times")
+
+
+def _draw(plan: Plan, choices: Choices) -> Program:
+    if plan.related:
+        return draw_related(choices, dynamo=plan.dynamo)
+    return draw_program(choices, _STATEMENTS, _CALLS, grad=True if plan.grad else None, dynamo=plan.dynamo)
+
+
+@st.composite
+def _strategy(draw: st.DrawFn, plan: Plan) -> Program:
+    try:
+        return _draw(plan, DrawnChoices(draw))
+    except RejectedError:
+        reject()
 
 
 def draw_block(plan: Plan, block: int, indices: Iterable[int]) -> Iterator[Drawn]:
@@ -97,11 +113,8 @@ def shrink(plan: Plan, decisions: tuple[int, ...], fails: Callable[[Program], bo
 
     What ``fails`` raises ends it.
     """
-    strategy = programs(
-        max_statements=_STATEMENTS, max_calls=_CALLS, grad=True if plan.grad else None, dynamo=plan.dynamo
-    )
     find(
-        strategy,
+        _strategy(plan),
         fails,
         settings=settings(
             database=_OneExample(choices_to_bytes(decisions)),

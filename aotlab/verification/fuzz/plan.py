@@ -45,6 +45,8 @@ class Plan:
         Behind ``torch.compile`` rather than on the function itself.
     min_cut
         Our engine with `aotlab.min_cut_rematerialization_partition` at its full budget, which does what eager does.
+    related
+        Short programs about two inputs that have to do with each other, see `aotlab.verification.programs.related`.
     """
 
     engine: Engine = "aotlab"
@@ -53,11 +55,12 @@ class Plan:
     grad: bool = False
     dynamo: bool = False
     min_cut: bool = False
+    related: bool = False
 
     @property
     def key(self) -> str:
         """Name what the programs of a run depend on besides the sources: ``"7 grad dynamo"``."""
-        switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut}
+        switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut, "related": self.related}
         return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on)])
 
     @property

@@ -186,6 +186,11 @@ def _function(parameters: tuple[str, ...], body: tuple[str, ...], result: str) -
     return function
 
 
+def trial(parameters: tuple[str, ...], body: tuple[str, ...], result: str, setup: Setup) -> tuple[str, bool]:
+    """Run a function of this text; return the message with which it raises, and whether it can be differentiated."""
+    return _trial(_function(parameters, body, result), setup)
+
+
 def _trial(function: Callable[..., Any], setup: Setup) -> tuple[str, bool]:
     """Make a call and return the message with which it raises, and whether there is something to differentiate."""
     try:
