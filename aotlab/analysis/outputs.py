@@ -146,6 +146,8 @@ def read_outputs(
             made_together=None if several is None else calls.setdefault(several, len(calls)),
         )
 
+    gives = any(item.given for item in inputs)  # which is counted late
+
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
@@ -153,7 +155,9 @@ def read_outputs(
             return not steps and chronicle.precedes_a_write(output)
         # the caller may let its base require grad, which then asks for its history
         differentiable = output.is_floating_point() or output.is_complex()
-        return differentiable and not item.wrapper.requires_grad and not item.steps and chronicle.is_older(output)
+        if item.wrapper.requires_grad or item.steps or gives or not differentiable:
+            return False
+        return chronicle.is_older(output)
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:

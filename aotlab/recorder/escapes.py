@@ -238,6 +238,9 @@ class EscapeGuard(TorchFunctionMode):
         if asks and internals.storage_key(args[0]) in self._histories_unknown:
             name = self._called(args[0], "a view")
             raise RunEagerly(f"{name}, made under no_grad, is asked for its history, at {user_line()}")
+        if func in _LETS_REQUIRE_GRAD and internals.is_functional(args[0]) and internals.base_of(args[0]) is not None:
+            # it is a leaf then, and a view of what may get a history, or be written by others
+            raise RunEagerly(f"{self._called(args[0], 'a view')} is made to require grad, at {user_line()}")
         escape = ESCAPES.get(func)
         if escape is not None:
             kind, what, why = escape
@@ -445,23 +448,21 @@ _HOOKS: dict[Any, Any] = {
     _RETAINS_GRAD: "retain_grad",
 }
 
+_LETS_REQUIRE_GRAD = frozenset(
+    (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # a setter
+)
+
 #: What tells, or hangs on, whether a tensor has a history.
-_ABOUT_HISTORIES = frozenset(
+_ABOUT_HISTORIES = _LETS_REQUIRE_GRAD | frozenset(
     (
         Tensor.is_leaf.__get__,  # type: ignore[attr-defined]  # a getter
         Tensor.grad_fn.__get__,  # type: ignore[union-attr]  # a getter
-        Tensor.requires_grad_,
-        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a setter
     )
 )
 
 #: What changes a tensor without an op that the recorder would see.
-_CHANGES = frozenset(
-    (
-        Tensor.requires_grad_,
-        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a getter
-        Tensor.data.__get__,  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
-    )
+_CHANGES = _LETS_REQUIRE_GRAD | frozenset(
+    (Tensor.data.__get__,)  # type: ignore[attr-defined]  # what is done to its result is done to the tensor
 )
 
 

@@ -34,15 +34,11 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
     """
     inputs = findings.inputs
     for info, item in zip(trace.metadata.input_info, inputs, strict=True):
-        if info.requires_grad_set and not info.moves_version and _older_outputs(findings, item):
-            raise RunEagerly(f"`{info.name}` is made to require grad, and a view of it from before a write is returned")
-        if (
-            info.requires_grad_set
-            and internals.base_of(item.real) is not None
-            and findings.chronicle.was_viewed(item.storage)
-        ):
-            # its views are views of what it is itself a view of, and go on to require no grad
-            raise RunEagerly(f"`{info.name}`, a view, is made to require grad, and there are views of it")
+        if info.requires_grad_set:
+            _check_required(findings, trace, info, item)
+        unready = not (info.moves_version and item.real.requires_grad)
+        if unready and _is_hooked(findings, item) and _is_counted_by_others(findings, trace, item):
+            raise RunEagerly(f"`{info.name}`, a view of which another view is written, gets a hook")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
@@ -67,6 +63,37 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         unseen = item.base is not None and item.base not in trace.placeholder_sources
         if unseen and item.wrapper.requires_grad:
             raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
+
+
+def _check_required(findings: Findings, trace: Trace, info: InputAliasInfo, item: Entered) -> None:
+    """Leave to eager that an input is made to require grad where its views, or what it is a view of, hang on when."""
+    if info.given:
+        raise RunEagerly(f"`{info.name}` is given other memory and made to require grad")
+    tensors = findings.outputs.tensors.values()
+    within = [t for t in tensors if t is not item.wrapper and internals.storage_key(t) == item.storage]
+    if any(tensor.requires_grad and tensor.grad_fn is None for tensor in within) or _older_outputs(findings, item):
+        raise RunEagerly(f"`{info.name}` is made to require grad, and a view of it from before is returned")
+    if internals.base_of(item.real) is None:
+        return
+    if findings.chronicle.was_viewed(item.storage):
+        # they are views of what it is itself a view of, and go on to require no grad
+        raise RunEagerly(f"`{info.name}`, a view, is made to require grad, and there are views of it")
+    if any(other is not item and internals.share_version(other.real, item.real) for other in findings.inputs):
+        raise RunEagerly(f"`{info.name}`, one of several views, is made to require grad")
+
+
+def _is_hooked(findings: Findings, item: Entered) -> bool:
+    return any(hook.tensor is item.wrapper for hook in findings.hooks)
+
+
+def _is_counted_by_others(findings: Findings, trace: Trace, item: Entered) -> bool:
+    """Tell whether an input is a view, and a write to another input counts for it."""
+    if internals.base_of(item.real) is None:
+        return False
+    return any(
+        info.moves_version and other is not item and internals.share_version(other.real, item.real)
+        for info, other in zip(trace.metadata.input_info, findings.inputs, strict=True)
+    )
 
 
 def _is_moved_by_others(findings: Findings, trace: Trace, item: Entered) -> bool:
