@@ -142,6 +142,9 @@ def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cli.main(["fuzz", "--min-cut"])
     assert calls.pop()[0] == Plan(min_cut=True)
     assert cli.main(["fuzz", "--min-cut", "--engine", "upstream"]) == 2
+    cli.main(["fuzz", "--related"])
+    assert calls.pop()[0] == Plan(related=True)
+    assert cli.main(["fuzz", "--related", "--grad"]) == 2
     always = {"out": sys.stdout, "err": sys.stderr}
     assert calls == [
         (

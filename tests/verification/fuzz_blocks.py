@@ -24,6 +24,9 @@ COMPILED_OF_FEW = 0.935
 BEHIND_DYNAMO = Plan(seed=4, programs=100, dynamo=True)
 COMPILED_BEHIND_DYNAMO = 0.9
 
+#: Short ones about two related inputs; of others of their kind one in some hundreds differs.
+RELATED = Plan(seed=3, programs=200, related=True)
+
 #: And some that nobody has seen before, so that each run of CI looks at a new corner.
 FRESH = Plan(seed=secrets.randbits(32), programs=500)
 
@@ -66,7 +69,7 @@ class Blocks:
 
 def check(plan: Plan, block: Block) -> None:
     """Fail if more failed in a block than still may, with what did, and how to see it again."""
-    options = " --dynamo" * plan.dynamo
+    options = " --dynamo" * plan.dynamo + " --related" * plan.related
     again = f"aotlab fuzz{options} --seed {plan.seed} --programs {(block.number + 1) * BLOCK}"
     texts = [failure.cell or f"# {failure.name}" for failure in block.failures]
     told = "\n\n".join([f"{len(texts)} programs failed; to see them again: {again}", *texts])
