@@ -251,6 +251,8 @@ def test_is_compiled(program, make, order):
     """Values, gradients and writes are eager's; in second derivatives some sums are rounded otherwise."""
     if program is caught and make is behind_dynamo:
         pytest.skip("Dynamo itself raises the error that the function catches")
+    if program is custom and make is behind_dynamo and torch.__version__.startswith("2.15"):
+        pytest.skip("on torch 2.15 Dynamo itself takes no custom Function under vmap")
     made = []
 
     def making(function):

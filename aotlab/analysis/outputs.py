@@ -123,6 +123,9 @@ def read_outputs(
         if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
             # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
+        single = precedes and not leaves[i].requires_grad and not any(step.item is not None for step in views or ())
+        if single and internals.is_one_of_several_views(leaves[i]):  # torch 2.15 shows ops that make one each
+            raise RunEagerly(f"`{names[i]}` is one of several views, made before a write")
         first = first_of.setdefault(id(leaves[i]), i)
         several = call_of_several(leaves[i])
         infos[i] = OutputAliasInfo(

@@ -5,6 +5,7 @@ All is compared with eager bit for bit, but where three terms or more are summed
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -340,7 +341,7 @@ def test_stock_refuses(make):
     torch.compiler.reset()
     kind, text = outcome(stock(result_kept), use, result_kept, leaves=True)
     assert kind is RuntimeError
-    assert "double backward" in text
+    assert re.search(r"double backward|does not require grad", text)  # the latter on torch 2.11
 
 
 def test_a_backward_that_switches_grad_mode():

@@ -184,13 +184,17 @@ def made_at(node: Any) -> tuple[str, ...]:
     own = ("<aotlab", str(Path(__file__).parents[2]), torch.autograd.function.__file__)
     found = []
     while node is not None:
+        try:
+            metadata = node.metadata
+        except RuntimeError:  # torch 2.11 lets a custom Function's node go before those that it made
+            break
         lines = []
-        for line in node.metadata.get("traceback_", ()):
+        for line in metadata.get("traceback_", ()):
             if line.lstrip().startswith(tuple(f'File "{place}' for place in own)):
                 break
             lines.append(line)
         found.append("".join(lines))
-        node = node.metadata.get("parent_")
+        node = metadata.get("parent_")
     return tuple(found)
 
 
