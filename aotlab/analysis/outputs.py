@@ -521,6 +521,8 @@ def _read_intermediate_group(
     starts = [value_of(or_else(internals.base_of(leaves[i]), leaves[i]), f"`{names[i]}`") for i in distinct]
     base = common_base(tape, [canonical_base(tape, start) for start in starts])
     root = next(iter(bases.values()), None)
+    if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
+        raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")
     if base is not None and root is not None:
         top = value_of(root, "a base")
         if all(views_between(tape, top, values[i]) is not None for i in distinct):

@@ -169,6 +169,9 @@ class EscapeGuard(TorchFunctionMode):
         if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
             return TracedArray(args[0].data, RunEagerly, self.reshapes.name_of(args[0]))
         if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
+            if self._writes.is_hidden(args[0]):
+                # it goes on to count its writes with the input
+                raise RunEagerly(f"an alias of an input is given other memory, at {user_line()}")
             return self.reshapes.give(args[0], args[1], "data")
         self._refuse(func, args)
         if func is torch.autograd.grad:

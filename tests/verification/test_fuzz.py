@@ -181,10 +181,15 @@ DYNAMOS_OWN = {
 }
 
 
+MAKES_ONE_OBJECT = not torch.__version__.startswith("2.15")
+
+
 @pytest.mark.parametrize("engine", ["aotlab", "upstream"])
 @pytest.mark.parametrize("name", DYNAMOS_OWN)
 def test_what_dynamo_does_by_itself_is_counted_apart(engine, name):
     """What differs with Dynamo's own eager backend too is neither the engine's failure nor a success of it."""
+    if name == "one object for two" and not MAKES_ONE_OBJECT:
+        pytest.skip("this torch's Dynamo makes two objects of it, as eager does")
     program, told = DYNAMOS_OWN[name]
     drawn = drawing.Drawn(program=program, index=0, decisions=(), discarded=0)
     row, outcome, failure = block_module._run(Plan(engine=engine, dynamo=True), drawn)
@@ -193,6 +198,7 @@ def test_what_dynamo_does_by_itself_is_counted_apart(engine, name):
     assert row.reasons[0].startswith(told)
 
 
+@pytest.mark.skipif(not MAKES_ONE_OBJECT, reason="this torch's Dynamo makes two objects of it, as eager does")
 def test_dynamos_own_differences_hide_none_of_the_engines(monkeypatch):
     """A program in which Dynamo differs in one thing and the engine in another fails by the latter alone."""
 

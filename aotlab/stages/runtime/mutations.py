@@ -91,7 +91,7 @@ class Mutations:
         values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
         return any(
             info.index != k
-            and (info.is_changed or (info.mutates_data and info.moves_version))
+            and ((info.is_changed and not _is_only_detached(info)) or (info.mutates_data and info.moves_version))
             and internals.share_version(values[kept[info.index]], values[kept[k]])
             for info in self.draft.meta.input_info
         )
@@ -155,3 +155,9 @@ class Mutations:
         trace = self.draft.trace
         hooked = any(source == Source("input", info.index) for _, source, _ in trace.hooks)
         return bool(info.requires_grad_set) and (hooked or trace.gets_gradient(info.index))
+
+
+def _is_only_detached(info: InputAliasInfo) -> bool:
+    """Tell whether all that happens to an input is that it is detached in place, which counts as no write."""
+    steps = info.metadata_steps
+    return bool(steps) and all(step.method == "detach_" for step in steps) and not (info.mutates_data or info.given)
