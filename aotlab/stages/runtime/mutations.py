@@ -13,7 +13,7 @@ from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.failing import ForwardFailed
 from aotlab.stages.runtime.outputs import Outputs
-from aotlab.stages.trace.records import Source, Write
+from aotlab.stages.trace.records import Write
 
 
 class Mutations:
@@ -151,10 +151,8 @@ class Mutations:
             self.draft.in_context(line, grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
 
     def _requires_grad_first(self, info: InputAliasInfo) -> bool:
-        """Tell whether an input has to require grad before the graph runs, so that gradients and hooks find it."""
-        trace = self.draft.trace
-        hooked = any(source == Source("input", info.index) for _, source, _ in trace.hooks)
-        return bool(info.requires_grad_set) and (hooked or trace.gets_gradient(info.index))
+        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
+        return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)
 
 
 def _is_only_detached(info: InputAliasInfo) -> bool:

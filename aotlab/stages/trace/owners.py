@@ -69,6 +69,8 @@ def _check_required(findings: Findings, trace: Trace, info: InputAliasInfo, item
     """Leave to eager that an input is made to require grad where its views, or what it is a view of, hang on when."""
     if info.given:
         raise RunEagerly(f"`{info.name}` is given other memory and made to require grad")
+    if _is_hooked(findings, item) and not trace.gets_gradient(info.index):
+        raise RunEagerly(f"`{info.name}` is made to require grad and gets a hook, and no gradient")
     tensors = findings.outputs.tensors.values()
     within = [t for t in tensors if t is not item.wrapper and internals.storage_key(t) == item.storage]
     if any(tensor.requires_grad and tensor.grad_fn is None for tensor in within) or _older_outputs(findings, item):
