@@ -149,7 +149,7 @@ def read_outputs(
             made_together=None if several is None else calls.setdefault(several, len(calls)),
         )
 
-    gives = any(item.given for item in inputs)  # which is counted late
+    gives = any(item.given for item in inputs)  # then the versions of what shared its memory do not tell
 
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself

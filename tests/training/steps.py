@@ -159,16 +159,17 @@ both = pytest.mark.parametrize("way", WAYS)
 def check(build: Build, way: str, *, steps: int = STEPS, eager: bool = False) -> Ran:
     """Assert that ten steps are eager's, bit for bit; and that all calls were compiled, or some ran eagerly."""
     expected = run(build, eagerly, steps)
-    if way == "dynamo" and torch.__version__.startswith("2.11"):
+    with WAYS[way]() as (compile_, functions):
+        found = run(build, compile_, steps)
+    found.functions = functions
+    old = way == "dynamo" and torch.__version__.startswith("2.11")
+    if old and any(True for _ in differences(expected.after, found.after)):
         # its Dynamo rounds some sums of optimizers otherwise whatever comes behind it; then that is what we have to do
         torch.compiler.reset()
         alone = run(build, lambda function: torch.compile(function, backend="eager"), steps)
         for one, other in zip(expected.after, alone.after, strict=True):
             torch.testing.assert_close(other["state"]["parameters"], one["state"]["parameters"])
         expected = alone
-    with WAYS[way]() as (compile_, functions):
-        found = run(build, compile_, steps)
-    found.functions = functions
     for n, (one, other) in enumerate(zip(expected.after, found.after, strict=True)):
         different = list(differences(one, other, f"after step {n}: "))
         assert different == [], different

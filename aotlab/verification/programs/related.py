@@ -4,7 +4,7 @@ What `drawing` draws is wide: many inputs, long bodies. That two views of one bu
 written under ``no_grad`` and the other is asked whether it requires grad, comes together there once in a million. Here
 a program is one relation between two inputs, up to three steps on these or a view, and one use of what they are then.
 
-The text is put together without being tried; a program that raises in eager is kept now and then.
+The text is put together first and tried as a whole; a program that raises in eager is kept now and then.
 """
 
 from __future__ import annotations
