@@ -28,7 +28,7 @@ class OlderViews:
     """Notes the views that a traced function makes, and gives those the history of eager's that a write made older."""
 
     def __init__(self) -> None:
-        self._of: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._of: dict[int, dict[int, weakref.ref[Tensor]]] = {}
         self._anew: dict[int, weakref.ref[Tensor]] = {}
 
     def made(self, result: Any) -> None:
@@ -36,7 +36,7 @@ class OlderViews:
         if isinstance(result, Tensor) and internals.is_functional(result):
             base = internals.base_of(result)
             if base is not None:
-                self._of.setdefault(id(base), []).append(weakref.ref(result))
+                self._of.setdefault(id(base), {})[id(result)] = weakref.ref(result)
 
     def wrote(self, owner: Tensor) -> None:
         """Look at the views of a tensor, no view itself, that has been written or a view of which has."""
@@ -45,9 +45,8 @@ class OlderViews:
         node = owner.grad_fn
         if node is not None and internals.is_copy_slices(node):
             return  # it copies what comes to it
-        alive = {id(view): view for each in self._of[id(owner)] if (view := each()) is not None}
-        for view in alive.values():
-            if internals.base_of(view) is owner and (last := _last_node(view, node)) is not None:
+        for view in [each() for each in self._of[id(owner)].values()]:
+            if view is not None and internals.base_of(view) is owner and (last := _last_node(view, node)) is not None:
                 self._anew[id(view)] = weakref.ref(view)
                 _lay_out(last, owner.shape, owner.stride())
 
