@@ -232,6 +232,7 @@ def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
             signal.raise_signal(signal.SIGINT)
 
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
+    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
     before = process_state(), signal.getsignal(signal.SIGINT)
     try:
         error = failing(shell, cell("for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2"))
@@ -258,6 +259,7 @@ def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tri
                 signal.raise_signal(signal.SIGINT)
 
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
+    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
     before = process_state(), signal.getsignal(signal.SIGINT)
     try:
         error = failing(shell, cell("watch()\ny = x.sin()\nfor step in range(200_000):\n    z = y * 2"))
