@@ -491,8 +491,10 @@ class KeptItself:
     sequences: frozenset[int] = frozenset()
 
 
-def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[KeptItself]:
-    """Say of each tensor which autograd nodes keep it itself."""
+def keep_themselves(
+    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]]
+) -> list[KeptItself]:
+    """Say of each tensor which autograd nodes keep it itself; ``kept_by`` says of some nodes what they keep unseen."""
     found = {id(t): KeptItself() for t in tensors}
     by_storage: dict[int, set[int]] = {}
     asked = {id(t) for t in tensors if t.grad_fn is not None and internals.base_of(t) is None}
@@ -502,7 +504,7 @@ def keep_themselves(bits: Mapping[Any, int], tensors: Sequence[Tensor]) -> list[
     for node, bit in bits.items():
         given = internals.kept_by_checkpoint(node)
         own_tensors, aliases = set[int](), set[int]()
-        for kept in [*internals.saved_tensors_of(node), *given]:
+        for kept in [*internals.saved_tensors_of(node), *given, *kept_by.get(node, ())]:
             if id(kept) in found:
                 own_tensors.add(id(kept))
                 own, mask = found[id(kept)], 1 << bit

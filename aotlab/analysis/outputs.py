@@ -149,16 +149,14 @@ def read_outputs(
             made_together=None if several is None else calls.setdefault(several, len(calls)),
         )
 
-    gives = any(item.given for item in inputs)  # then the versions of what shared its memory do not tell
-
     def early(output: Tensor, item: Entered) -> bool:
         # the view ops are those from what the steps leave, unless it is a view itself
         steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        if output.requires_grad or steps:
+        if output.requires_grad:
             return not steps and chronicle.precedes_a_write(output)
         # the caller may let its base require grad, which then asks for its history
         differentiable = output.is_floating_point() or output.is_complex()
-        if item.wrapper.requires_grad or item.steps or gives or not differentiable:
+        if item.wrapper.requires_grad or item.given or not differentiable:
             return False
         return chronicle.is_older(output)
 
@@ -368,8 +366,8 @@ def _read_input_aliases(
             )
         between = views_between(tape, base_value, values[i])
         if item.steps and i in early:  # the epilogue makes it before it takes the steps
-            between = views_from_window(tape, item.fake, values[i], rewritten=True)
-            if between is None:
+            between = views_from_window(tape, item.fake, values[i], rewritten=output.requires_grad)
+            if between is None and (output.requires_grad or _reads_otherwise(values[i], base_value)):
                 raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
         elif between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])

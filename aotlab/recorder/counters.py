@@ -41,13 +41,18 @@ class SharedCounters(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, and see what it counted."""
+        """Call the function, and see what it counted; modes see no ``set_``, which comes before the next one."""
+        self.level()
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            with internals.disable_torch_function():  # other modes refuse to look at versions
-                for group in self._groups:
-                    self._level(group)
+            self.level()
+
+    def level(self) -> None:
+        """Move the counters that are behind."""
+        with internals.disable_torch_function():  # other modes refuse to look at versions
+            for group in self._groups:
+                self._level(group)
 
     def _level(self, group: Sequence[tuple[Tensor, ...]]) -> None:
         versions = [internals.version_of(tensors[0]) for tensors in group]

@@ -86,6 +86,13 @@ def written(x, w):
     return x * x, x
 
 
+def writing_a_view(x, w):
+    """Keep what a view is multiplied by in place."""
+    y, z = x * 1, w[0] * 2
+    y[1].mul_(z)
+    return z, y
+
+
 def reshaped(x, w):
     """Keep what changes its strides."""
     x.t_()
@@ -122,6 +129,7 @@ PROGRAMS = [
     itself_and_view,
     windows,
     written,
+    writing_a_view,
     reshaped,
     by_function,
     in_checkpoint,

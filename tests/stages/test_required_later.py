@@ -68,7 +68,39 @@ def chained(x, y):
     return w, u
 
 
-PROGRAMS = (older, both, of_another, of_both, one_of_several, hidden, through_another, chained)
+def moved(x, y):
+    """Change the strides."""
+    v = x.view(-1)
+    x.t_()
+    return v
+
+
+def moved_and_written(x, y):
+    """Change strides and values; views are from before both, from between and from after."""
+    v = x.view(-1)
+    x.t_()
+    u = x[0]
+    x.mul_(2)
+    return v, u, x[1]
+
+
+def narrowed(x, y):
+    """Leave a part that begins elsewhere."""
+    v, u = x.view(-1), x[1]
+    x.mul_(2)
+    x.as_strided_((2,), (1,), 1)
+    return v, u, x[1:]
+
+
+def given_memory(x, y):
+    """Let another tensor have other memory, of which its neighbour's counter takes notice."""
+    v = y.view(-1)
+    x.set_(x.detach() * 2)
+    return v, y[0]
+
+
+MOVING = (moved, moved_and_written, narrowed, given_memory)
+PROGRAMS = (older, both, of_another, of_both, one_of_several, hidden, through_another, chained, *MOVING)
 MAKERS = {
     "apart": lambda: (torch.ones(2, 2), torch.ones(2, 2)),
     "one buffer": lambda: (buffer := torch.ones(4, 2), (buffer[:2].detach(), buffer[2:].detach()))[1],
@@ -108,7 +140,8 @@ def test_older_views_have_its_history(program, made, grad):
         for _ in range(2):
             expected = seen(program, MAKERS[made], which, grad=grad)
             assert seen(function, MAKERS[made], which, grad=grad) == expected
-    assert behind(function).entries or program is one_of_several  # of which torch 2.15 does not tell the call
+    eager = program is one_of_several or (made == "overlapping" and program in MOVING)
+    assert behind(function).entries or eager  # torch 2.15 does not tell of which call one of several is
 
 
 @pytest.mark.parametrize("made", ["apart", "one buffer"])

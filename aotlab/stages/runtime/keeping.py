@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import placeholders
-from aotlab.ir.metadata import OutputType
+from aotlab.ir.metadata import MetadataStep, OutputType
 from aotlab.recorder import RunEagerly
+from aotlab.recorder.reshapes import replayed
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
+from aotlab.stages.runtime.metadata import before_write
 from aotlab.stages.trace.records import Source
 
 
@@ -30,16 +32,19 @@ def _lie_alike(value: Tensor, real: Tensor) -> bool:
     return value.dtype == real.dtype and value.shape == real.shape and places[0] == places[1] and value.numel() > 0
 
 
-def _is_part(value: Tensor, whole: Tensor) -> bool:
-    """Tell whether a value lies in the memory of another, within its bounds, as elements that are not larger."""
-    if internals.storage_key(value) != internals.storage_key(whole) or not value.numel():
-        return False
-    if value.itemsize > whole.itemsize:
-        return False  # where the caller's memory begins, they need not be aligned
-    (start, stop), (first, last) = (
-        (t.storage_offset() * t.itemsize, (t.storage_offset() + _reach(t)) * t.itemsize) for t in (value, whole)
-    )
-    return bool(first <= start and stop <= last)
+def _is_inside(start: int, value: Tensor, whole: Tensor) -> bool:
+    """Tell whether a value that begins at a byte of a storage lies in ``whole``, as elements that are not larger.
+
+    Where the memory of the caller's ``whole`` begins, larger ones need not be aligned.
+    """
+    first = int(whole.storage_offset()) * whole.itemsize
+    stop = start + _reach(value) * value.itemsize
+    return first <= start and stop <= first + _reach(whole) * whole.itemsize and value.itemsize <= whole.itemsize
+
+
+def _moved(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
+    """Return where an input lies after some steps."""
+    return replayed(real, steps) if steps else real
 
 
 def _reach(tensor: Tensor) -> int:
@@ -118,25 +123,26 @@ class Keeping:
             kept = [k for k in together if self._watched.get(Source("input", k)) and _lie_in_one(tensors[k], real)]
             # what is kept notices a write that counts for it: the tensor's own, not that of an alias by itself
             counted = not kept or any(_count_together(tensors[k], real) for k in kept)
-            keeper = write.index if counted else kept[0]
-            apart = (real.data_ptr() - tensors[keeper].data_ptr()) // real.itemsize
-            plain = not (info.is_changed or info.mutates_metadata or info.given) and real.device.type == "cpu"
-            fits = plain and _lie_alike(final, real)
+            written = _moved(real, before_write(info))
+            wholes = {k: written if k == write.index else tensors[k] for k in ([write.index] if counted else []) + kept}
+            plain = not (info.given or info.mutates_storage_metadata) and real.device.type == "cpu"
+            fits = plain and _lie_alike(final, written)
             for n, value in enumerate(trace.saved_values):
                 if value is None or n in found or not ((kept and fits) or n in lent):
                     continue
-                is_part = _is_part(value, final)
-                if n in lent and not (is_part and fits):
-                    if internals.storage_key(value) == internals.storage_key(final) and value.numel():
-                        raise RunEagerly(f"a backward reads `{info.name}` as it is by then, and the function writes it")
+                if not value.numel() or internals.storage_key(value) != internals.storage_key(final):
                     continue
-                if is_part:
-                    shape, stride = tuple(value.shape), tuple(value.stride())
-                    shift = value.storage_offset() - (final.storage_offset() - apart) * (
-                        final.itemsize // value.itemsize
-                    )
+                # where the value lies in the caller's memory, in which what is written has its place among the others
+                start = int(written.storage_offset() - final.storage_offset()) * final.itemsize
+                start += int(value.storage_offset()) * value.itemsize
+                keeper = next((k for k, whole in wholes.items() if _is_inside(start, value, whole)), None)
+                if n in lent and (keeper is None or not fits):
+                    raise RunEagerly(f"a backward reads `{info.name}` as it is by then, and the function writes it")
+                if keeper is not None:
+                    then = _moved(tensors[keeper], meta.input_info[keeper].metadata_steps)
+                    shift = (start - then.storage_offset() * then.itemsize) // value.itemsize
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
-                    place = f"{shape}, {stride}, {shift}{dtype}"
+                    place = f"{tuple(value.shape)}, {tuple(value.stride())}, {shift}{dtype}"
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(keeper)}, {place})"
                     if n in lent:
                         found[n] += f"; saved.stands_for({n}, {self._draft.kept(keeper)})"

@@ -111,6 +111,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             counters = _shared_counters(call, dedupe, inputs)
             with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
                 result = call.target.run(lifted, args, kwargs)
+                if counters is not None:
+                    counters.level()
             recorder.states.end()
             left_grad_mode = torch.is_grad_enabled()
         finally:

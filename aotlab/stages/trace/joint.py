@@ -56,7 +56,7 @@ def make_joint(
     chronicle, visible = findings.chronicle, _visible(findings)
     masks, themselves = (
         watches(bits, list(visible.values()), chronicle.kept_by),
-        keep_themselves(bits, list(visible.values())),
+        keep_themselves(bits, list(visible.values()), chronicle.kept_themselves_by),
     )
     trace = Trace(
         tape=findings.recorder.tape,
