@@ -133,7 +133,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split(saved_values=[], saved_names=[])
     joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
-    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.bases]):
+    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     held = hold_unused(trace_record.module, count)
     forward, backward = partitioner(
@@ -147,7 +147,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
-    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.bases]), count)
+    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
     itself = _kept_both_ways(trace)
     aliases = save_aliases(forward, backward, count, itself) | _not_kept_themselves(forward, trace, count)
     forward.recompile()

@@ -82,13 +82,14 @@ class Edges:
                 continue  # it follows its tensor through writes, so the last moment is as good as the first
             self._hooked.add(n)
             target = self.as_it_is(source)
+            # a view whose history is to be made anew has to be looked at first: torch before 2.15 crashes where it is
+            # given a hook, and retains no gradient
+            draft.w.add(f"{target}.grad_fn")
             if kind == "retain_grad":
                 draft.w.add(f"{target}.retain_grad()")
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
                 hook = self._hook(n, function)
-                # torch before 2.15 crashes where a view whose history is to be made anew is not looked at first
-                draft.w.add(f"{target}.grad_fn")
                 draft.w.add(f"{target}.{method}({hook})")
 
     def give_to_hooks(self) -> None:

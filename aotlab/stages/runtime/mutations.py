@@ -91,7 +91,7 @@ class Mutations:
         values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
         return any(
             info.index != k
-            and ((info.is_changed and not _is_only_detached(info)) or (info.mutates_data and info.moves_version))
+            and ((info.metadata_steps and not _is_only_detached(info)) or (info.mutates_data and info.moves_version))
             and internals.share_version(values[kept[info.index]], values[kept[k]])
             for info in self.draft.meta.input_info
         )

@@ -196,6 +196,13 @@ class Trace:
         """The fakes of the synthetic bases among the graph's inputs."""
         return [s.fake for s in self.placeholder_sources if isinstance(s, Base) and s.fake is not None]
 
+    @property
+    def overwritten_bases(self) -> list[Tensor]:
+        """Those of them whose memory the epilogue writes."""
+        written = {write.index for write in self.writes}
+        bases = [s for s in self.placeholder_sources if isinstance(s, Base) and not written.isdisjoint(s.members)]
+        return [base.fake for base in bases if base.fake is not None]
+
     def value_of(self, source: Source) -> Tensor | None:
         """Return the value of an input as it is left, or of an output that the graph returns; None for another."""
         if source.kind == "input":

@@ -39,6 +39,8 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
         unready = not (info.moves_version and item.real.requires_grad)
         if unready and _is_hooked(findings, item) and _is_counted_by_others(findings, trace, item):
             raise RunEagerly(f"`{info.name}`, a view of which another view is written, gets a hook")
+        if _is_hooked_before_a_write(findings, trace, item):
+            raise RunEagerly(f"`{info.name}` gets a hook, and what is written to it shows in another view")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
@@ -86,6 +88,17 @@ def _check_required(findings: Findings, trace: Trace, info: InputAliasInfo, item
 
 def _is_hooked(findings: Findings, item: Entered) -> bool:
     return any(hook.tensor is item.wrapper for hook in findings.hooks)
+
+
+def _is_hooked_before_a_write(findings: Findings, trace: Trace, item: Entered) -> bool:
+    """Tell whether an input has a hook as it was left, and the epilogue writes another view of its memory after it.
+
+    That makes its history anew. In eager one write is one to both.
+    """
+    if item.base is None or not any(h.kind == "hook" and h.tensor is item.wrapper for h in findings.hooks):
+        return False
+    order = [write.index for write in trace.writes if write.index in item.base.members]
+    return any(findings.inputs[k] is item for k in order[:-1])
 
 
 def _is_counted_by_others(findings: Findings, trace: Trace, item: Entered) -> bool:
