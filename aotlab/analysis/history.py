@@ -476,7 +476,8 @@ def watches(
 class KeptItself:
     """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
 
-    ``sequences`` are those nodes' sequence numbers. ``twice`` says that one of them keeps an alias besides.
+    ``given`` are those among them that are checkpoints'. ``sequences`` are the nodes' sequence numbers. ``twice`` says
+    that one of them keeps an alias besides.
 
     Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
     memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
@@ -486,6 +487,7 @@ class KeptItself:
 
     nodes: int = 0
     asking: int = 0
+    given: int = 0
     alone: bool = True
     twice: bool = False
     sequences: frozenset[int] = frozenset()
@@ -508,12 +510,14 @@ def keep_themselves(
             if id(kept) in found:
                 own_tensors.add(id(kept))
                 own, mask = found[id(kept)], 1 << bit
-                is_asked = id(kept) in asked or (id(kept) in leaves and any(kept is each for each in given))
+                is_given = any(kept is each for each in given)
+                is_asked = id(kept) in asked or (id(kept) in leaves and is_given)
                 asking = mask if is_asked and not internals.is_custom_function_node(node) else 0
                 found[id(kept)] = replace(
                     own,
                     nodes=own.nodes | mask,
                     asking=own.asking | asking,
+                    given=own.given | (mask if is_given else 0),
                     sequences=own.sequences | {internals.sequence_of(node)},
                 )
             else:

@@ -158,7 +158,10 @@ def read_outputs(
         differentiable = output.is_floating_point() or output.is_complex()
         if item.wrapper.requires_grad or item.given or not differentiable:
             return False
-        return chronicle.is_older(output)
+        older = chronicle.is_older(output)
+        if older and item.real.requires_grad:
+            raise RunEagerly(f"a view of `{item.name}`, made between its detachment in place and a write, is returned")
+        return older
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:

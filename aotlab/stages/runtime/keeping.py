@@ -225,8 +225,9 @@ class Keeping:
             if info is not None and (info.same_as is not None or info.views == ()):
                 continue  # another one is this very tensor
             value = trace.value_of(source)
+            given = f", {kept.given}" if kept.asking & kept.given else ""
             if value is None:  # a view
-                found[source] = f"{kept.asking}, {kept.nodes}, None"
+                found[source] = f"{kept.asking}, {kept.nodes}, None{given}"
                 continue
             saved = zip(trace.saved_values, partition.saved, strict=True)
             slots = [n for n, (each, record) in enumerate(saved) if each is value and not record.is_alias]
@@ -238,7 +239,7 @@ class Keeping:
             if kept.twice and not self._has_alias(value):
                 sure = False  # the alias is made again in the backward, by the node that keeps the tensor too
             if kept.asking or nodes:
-                found[source] = f"{kept.asking}, {nodes}, {slots[0] if nodes and sure else None}"
+                found[source] = f"{kept.asking}, {nodes}, {slots[0] if nodes and sure else None}{given}"
         return found
 
     def _has_alias(self, value: Tensor) -> bool:

@@ -62,11 +62,12 @@ def _raise_for_detached() -> NoReturn:
     raise RuntimeError("a tensor saved for the backward was detached in place")
 
 
-def _raise_for_detached_leaf() -> NoReturn:
+def _raise_for_detached_argument(*, of_leaf: bool) -> NoReturn:
     with torch.enable_grad():
         leaf = torch.ones((), requires_grad=True)
-        out = checkpoint(torch.sin, leaf, use_reentrant=False)
-    leaf.detach_()
+        given = leaf if of_leaf else leaf * 1
+        out = checkpoint(torch.sin, given, use_reentrant=False)
+    given.detach_()
     out.backward()
     raise RuntimeError("an argument of a checkpoint was detached in place")
 
@@ -123,7 +124,7 @@ class SavedValues:
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
-        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool]] = []
+        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool, int]] = []
         self._hooks = hooks
         for n, value in enumerate(values):
             if value.is_inference() and n not in loose:
@@ -150,16 +151,16 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
-    def watch_itself(self, tensor: Tensor, asking: int, nodes: int, n: int | None) -> None:
+    def watch_itself(self, tensor: Tensor, asking: int, nodes: int, n: int | None, given: int = 0) -> None:
         """Look in the backward at what became of a ``tensor`` that eager keeps itself.
 
-        Detached in place, it is an error for the nodes in ``asking``. Given other memory, that is what those in
-        ``nodes`` compute with, in place of the ``n``-th value; if that is not known, it is an error of ours. A strong
-        reference to an output would lead back to here.
+        Detached in place, it is an error for the nodes in ``asking``, and a checkpoint's for those in ``given``. Given
+        other memory, that is what those in ``nodes`` compute with, in place of the ``n``-th value; if that is not
+        known, it is an error of ours. A strong reference to an output would lead back to here.
         """
         if self._hooks is None:
             place = (tensor.data_ptr(), _layout(tensor)) if nodes else None
-            self._itself.append((weakref.ref(tensor), asking, nodes, place, n, tensor.is_leaf))
+            self._itself.append((weakref.ref(tensor), asking, nodes, place, n, tensor.is_leaf, given))
 
     def noting(self, edges: Sequence[Any]) -> Callable[[Any], None]:
         """Return what notes the autograd node behind the results at some edges; no strong reference leads back."""
@@ -225,12 +226,14 @@ class SavedValues:
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
         moved = []
-        for i, (kept_itself, asking, nodes, before, slot, was_leaf) in enumerate(self._itself):
+        for i, (kept_itself, asking, nodes, before, slot, was_leaf, given) in enumerate(self._itself):
             if (now_is := kept_itself()) is None:
                 continue
             if asking & mask and was_leaf and not now_is.requires_grad:
-                _raise_for_detached_leaf()
+                _raise_for_detached_argument(of_leaf=True)
             if asking & mask and now_is.grad_fn is None and not was_leaf:
+                if given & mask:
+                    _raise_for_detached_argument(of_leaf=False)
                 _raise_for_detached()
             if nodes & mask and before != (lies := (now_is.data_ptr(), _layout(now_is))):
                 moved.append((i, now_is, lies, slot))
