@@ -705,6 +705,14 @@ def is_exit_dual_level(target: Any) -> bool:
     return getattr(target, "__name__", None) == "_exit_dual_level"
 
 
+_LEAVING: dict[Any, Callable[[], int]] = {
+    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    torch._C._functorch.TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
+}
+
+
 class TransformState:
     """Which transforms are on now, to be put back after an error: Dynamo's graphs have no ``finally``."""
 
@@ -720,9 +728,11 @@ class TransformState:
         functorch = torch._C._functorch
         for level in reversed(dual_levels):
             torch._C._exit_dual_level(level=level)
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._depth)
+        while functorch.get_dynamic_layer_stack_depth() > self._depth:  # torch 2.11's own function leaves two at a time
+            _LEAVING[functorch.peek_interpreter_stack().key()]()
         torch._C._set_fwd_grad_enabled(self._forward_grad)
-        functorch.set_inplace_requires_grad_allowed(self._may_require_grad)
+        if functorch.get_inplace_requires_grad_allowed() != self._may_require_grad:
+            functorch.set_inplace_requires_grad_allowed(self._may_require_grad)
         if saved_tensor_hooks_disabled() and not self._hooks_disabled:
             torch._C._autograd._saved_tensors_hooks_enable()
 

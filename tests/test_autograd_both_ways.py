@@ -266,11 +266,14 @@ def _written_after_the_save(x):
     return y
 
 
+#: Torch 2.15 does not tell of which call one of several views is: eager runs what returns one from before a write.
+MAY_NOT = BOTH if torch.__version__.startswith("2.15") else ("training",)
+
 RESULTS = {
     "containers": Case(program=_nested, backward="each"),
     "the input itself": Case(program=_itself),
     "an error after a write": Case(program=_raises, eager=BOTH, breaks=BOTH),
-    "a write that is not allowed": Case(program=_may_not, eager=("training",), breaks=("training",)),
+    "a write that is not allowed": Case(program=_may_not, eager=MAY_NOT, breaks=MAY_NOT),
     "saved, then written": Case(program=_written_after_the_save),
 }
 # --- modes

@@ -1223,3 +1223,20 @@ def test_reads_as_it_is():
     given = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
     nodes = [_Idle.apply(x, torch.ones(3)).grad_fn, given.grad_fn, x.sin().grad_fn]
     assert [internals.reads_as_it_is(node) for node in nodes] == [True, True, False]
+
+
+def test_transforms_are_left_one_by_one():
+    """After an error in the midst of nested transforms those are left that were entered since, and no others."""
+    functorch = torch._C._functorch
+    outer = internals.TransformState()
+    functorch._vmap_increment_nesting(2, "error")
+    inner = internals.TransformState()
+    functorch._grad_increment_nesting()
+    functorch._jvp_increment_nesting()
+    functorch._vmap_increment_nesting(2, "error")
+    inner.restore()
+    assert functorch.get_dynamic_layer_stack_depth() == 1
+    assert functorch.peek_interpreter_stack().key() == functorch.TransformType.Vmap
+    outer.restore()
+    assert functorch.get_dynamic_layer_stack_depth() == 0
+    assert torch.vmap(torch.sin)(torch.ones(3)).shape == (3,)
