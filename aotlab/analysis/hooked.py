@@ -42,16 +42,7 @@ from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import HooksError, OutputError
-from aotlab.ir.metadata import OutputType
 from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
-
-#: Outputs that the epilogue makes by sizes and strides, if it has no views to make them by.
-_BY_STRIDES = (
-    OutputType.ALIAS_OF_INPUT,
-    OutputType.ALIAS_OF_INTERMEDIATE,
-    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
-    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
-)
 
 
 def all_outputs(
@@ -216,7 +207,7 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
         for i, edge in _ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))
         for i, info in enumerate(outputs.infos):
-            if info.output_type in _BY_STRIDES and info.views is None and outputs.tensors[i].grad_fn is not None:
+            if info.views is None and info.is_made_by_views and outputs.tensors[i].grad_fn is not None:
                 yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 
@@ -228,8 +219,7 @@ def _ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[in
     ends.update(edge_of(root) for root in roots if root is not None)
     for i, tensor in outputs.tensors.items():
         info = outputs.infos[i]
-        by_views = info.views or (info.views is None and info.output_type in _BY_STRIDES)
-        if by_views and tensor.grad_fn is not None:
+        if info.is_made_by_views and tensor.grad_fn is not None:
             yield from ((i, edge) for edge in _way_back(tensor, ends))
 
 

@@ -34,7 +34,7 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself, replayed
 from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -161,6 +161,8 @@ def read_outputs(
         older = chronicle.is_older(output)
         if older and item.real.requires_grad:
             raise RunEagerly(f"a view of `{item.name}`, made between its detachment in place and a write, is returned")
+        if older and item.steps and not _is_within(output, item):
+            raise RunEagerly(f"a view of what `{item.name}` was resized to, from before another change, is returned")
         return older
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
@@ -185,6 +187,15 @@ def read_outputs(
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, chronicle, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
+
+
+def _is_within(view: Tensor, item: Entered) -> bool:
+    """Tell whether a view lies within what an input was before the steps that it took."""
+    value, now = internals.from_functional(view), internals.from_functional(item.wrapper)
+    moved = replayed(item.real, item.steps).storage_offset() - item.real.storage_offset()
+    start = value.storage_offset() - (now.storage_offset() - moved)
+    ends = [extent_bytes(tuple(t.shape), tuple(t.stride()), 1) for t in (value, item.real)]
+    return bool(start >= 0 and start + ends[0] <= ends[1])
 
 
 def _check_history_made_again(item: Entered, chronicle: Chronicle) -> None:

@@ -163,6 +163,15 @@ class OutputType(Enum):
     CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
+#: Outputs that are made by sizes and strides if there are no view ops to make them by.
+_MADE_BY_STRIDES = (
+    OutputType.ALIAS_OF_INPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE,
+    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
     """One view op on the way from a base to an output: ``target`` applied to the tensor before and ``args``.
@@ -242,6 +251,11 @@ class OutputAliasInfo:
     precedes_write: bool = False
     is_inference: bool = False
     made_together: int | None = None
+
+    @property
+    def is_made_by_views(self) -> bool:
+        """Whether the epilogue makes it from another tensor: by view ops or, without these, by sizes and strides."""
+        return bool(self.views) or (self.views is None and self.output_type in _MADE_BY_STRIDES)
 
     @property
     def is_function_view_of_input(self) -> bool:

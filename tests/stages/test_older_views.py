@@ -178,3 +178,23 @@ def test_second_derivatives_hang_on_the_copy():
         (first,) = torch.autograd.grad(function(torch.full((2, 2), 2.0), c), c, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), c)[0].tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("returns_base", [True, False])
+def test_what_is_computed_from_one_hangs_on_it(returns_base, frontend):
+    """The gradient of one output with respect to another that is such a view is eager's."""
+
+    def program(x):
+        y = x * 2
+        v = y.view(-1)
+        y.mul_(3)
+        w = v * 2
+        return (w, v, y, w.sin()) if returns_base else (w, v, w.sin())
+
+    def found(call):
+        out = call(torch.arange(4.0).view(2, 2).requires_grad_())
+        return [torch.autograd.grad(out[i].sum(), out[1], retain_graph=True)[0].tolist() for i in (0, -1)]
+
+    torch.compiler.reset()
+    assert found(compiled(program, frontend=frontend)) == found(program)

@@ -10,8 +10,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import placeholders
 from aotlab.ir.metadata import MetadataStep, OutputType
-from aotlab.recorder import RunEagerly
-from aotlab.recorder.reshapes import replayed
+from aotlab.recorder import RunEagerly, replayed
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.metadata import before_write

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
-from aotlab.recorder.reshapes import replayed
+from aotlab.recorder import replayed
 from aotlab.stages.runtime.draft import Draft
 
 _METHODS = {

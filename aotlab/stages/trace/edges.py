@@ -141,7 +141,7 @@ def _seen(
     found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
-        if leaf is None or not info.views or info.under_no_grad or leaf.grad_fn is None:
+        if leaf is None or not info.is_made_by_views or info.under_no_grad or leaf.grad_fn is None:
             continue
         if info.is_function_view_of_input:
             continue
