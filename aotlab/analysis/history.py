@@ -16,6 +16,7 @@ A program whose outputs do not hang on each other, and reach the same inputs, ha
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -498,10 +499,10 @@ def keep_themselves(
 ) -> list[KeptItself]:
     """Say of each tensor which autograd nodes keep it itself; ``kept_by`` says of some nodes what they keep unseen."""
     found = {id(t): KeptItself() for t in tensors}
-    by_storage: dict[int, set[int]] = {}
+    by_storage: dict[int, list[Tensor]] = {}
     asked = {id(t) for t in tensors if t.grad_fn is not None and internals.base_of(t) is None}
     for t in tensors:
-        by_storage.setdefault(internals.storage_key(t), set()).add(id(t))
+        by_storage.setdefault(internals.storage_key(t), []).append(t)
     leaves = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
     for node, bit in bits.items():
         given = internals.kept_by_checkpoint(node)
@@ -522,11 +523,25 @@ def keep_themselves(
                 )
             else:
                 for other in by_storage.get(internals.storage_key(kept), ()):
-                    found[other] = replace(found[other], alone=False)
-                    aliases.add(other)
+                    if _may_touch(kept, other):
+                        found[id(other)] = replace(found[id(other)], alone=False)
+                        aliases.add(id(other))
         for both in own_tensors & aliases:
             found[both] = replace(found[both], twice=True)
     return [found[id(t)] for t in tensors]
+
+
+def _may_touch(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors in one storage may have an element in common; rows of two kinds in turn have none."""
+    a, b = (internals.from_functional(t) if internals.is_functional(t) else t for t in (a, b))
+    if internals.storage_key(a) != internals.storage_key(b):  # one of them is of before a write: what lies where?
+        return True
+    if a.dtype != b.dtype or not (a.numel() and b.numel()):
+        return True
+    reaches = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in (a, b)]
+    apart = b.storage_offset() - a.storage_offset()
+    between = math.gcd(*(step for t in (a, b) for n, step in zip(t.shape, t.stride(), strict=True) if n > 1))
+    return -reaches[1] <= apart <= reaches[0] and (apart % between == 0 if between else apart == 0)
 
 
 def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:

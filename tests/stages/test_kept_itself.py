@@ -359,3 +359,22 @@ def test_copies_that_a_compiler_drops(program, action):
             return str(error)[:40]
 
     assert gradient(program) == gradient(aotlab.compile(program, backend="inductor"))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_other_memory_of_one_of_several_windows(apart):
+    """Of windows in one buffer one is kept itself and given other memory, and of the other an alias is kept."""
+
+    def program(a, b, w):
+        a.detach().mul_(2)
+        return torch.lerp(a[...], b, w)  # one node keeps both
+
+    def gradient(call):
+        buffer = torch.arange(8.0)
+        a, b = (buffer[0:8:2], buffer[1:8:2]) if apart else (buffer[:4], buffer[4:])
+        w = torch.ones(4, requires_grad=True)
+        y = call(a, b, w)
+        b.data = torch.full((4,), 5.0)
+        return torch.autograd.grad(y.sum(), w)[0].tolist()
+
+    assert gradient(compiled(program)) == gradient(program)

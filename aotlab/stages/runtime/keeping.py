@@ -41,6 +41,14 @@ def _is_inside(start: int, value: Tensor, whole: Tensor) -> bool:
     return first <= start and stop <= first + _reach(whole) * whole.itemsize and value.itemsize <= whole.itemsize
 
 
+def _is_same(saved: Tensor | None, value: Tensor) -> bool:
+    """Tell whether a saved value is this one, or a view of it that shows all of it as it is."""
+    if saved is None or saved is value:
+        return saved is value
+    places = [(internals.storage_key(t), t.storage_offset(), t.shape, t.stride(), t.dtype) for t in (saved, value)]
+    return places[0] == places[1]
+
+
 def _moved(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
     """Return where an input lies after some steps."""
     return replayed(real, steps) if steps else real
@@ -229,7 +237,7 @@ class Keeping:
                 found[source] = f"{kept.asking}, {kept.nodes}, None{given}"
                 continue
             saved = zip(trace.saved_values, partition.saved, strict=True)
-            slots = [n for n, (each, record) in enumerate(saved) if each is value and not record.is_alias]
+            slots = [n for n, (each, record) in enumerate(saved) if _is_same(each, value) and not record.is_alias]
             own = any(n in partition.own for n in slots) and not reshaped
             # what the graph overwrites is kept as a clone, of whatever input
             may_be_kept = internals.storage_key(value) in places or None in trace.saved_values
