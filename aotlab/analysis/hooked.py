@@ -42,6 +42,7 @@ from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import HooksError, OutputError
+from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
 
 
@@ -145,14 +146,18 @@ def check_passed(
     early = {
         edge_of(outputs.tensors[info.index])
         for info in outputs.infos
-        if info.precedes_write
-        and info.requires_grad
+        if info.requires_grad
         and info.base_idx is not None
-        and inputs[info.base_idx].base is not None
+        and ((info.precedes_write and inputs[info.base_idx].base is not None) or _is_made_by_strides(info, outputs))
     }
     for i, edge in _ways_back(outputs, inputs) if early else ():
         if edge in early and not _is_made_through(i, edge, outputs, made_through):
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view from before a write")
+
+
+def _is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
+    """Tell whether an output has a history and is made by sizes and strides, so that no other is made from it."""
+    return info.is_made_by_views and info.views is None and outputs.tensors[info.index].grad_fn is not None
 
 
 def _is_made_through(i: int, edge: Edge, outputs: Outputs, made_through: Mapping[int, int]) -> bool:
@@ -207,7 +212,7 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
         for i, edge in _ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))
         for i, info in enumerate(outputs.infos):
-            if info.views is None and info.is_made_by_views and outputs.tensors[i].grad_fn is not None:
+            if _is_made_by_strides(info, outputs):
                 yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 

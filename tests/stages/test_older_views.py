@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine_helpers import behind, compiled, same
+from tests.engine_helpers import behind, compiled, leaf, same
 
 
 def summed(x, c, d):
@@ -198,3 +198,15 @@ def test_what_is_computed_from_one_hangs_on_it(returns_base, frontend):
 
     torch.compiler.reset()
     assert found(compiled(program, frontend=frontend)) == found(program)
+
+
+def test_views_of_one_made_after_the_write_are_eagers():
+    """Their gradients pass that view, which is made by sizes and strides."""
+
+    def program(x):
+        y = x * 2
+        v = y.view(-1)
+        y.mul_(3)
+        return v.view(2, 2), v
+
+    same(program, leaf(2, 2), eagerly=True)
