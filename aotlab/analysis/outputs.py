@@ -156,7 +156,7 @@ def read_outputs(
             return not steps and chronicle.precedes_a_write(output)
         # the caller may let its base require grad, which then asks for its history
         differentiable = output.is_floating_point() or output.is_complex()
-        if item.wrapper.requires_grad or item.given or not differentiable:
+        if item.wrapper.requires_grad or item.given or not differentiable or (item.steps and output is item.wrapper):
             return False
         older = chronicle.is_older(output)
         if older and item.real.requires_grad:
