@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.guards import extent_bytes
 from aotlab.ir.graphs import placeholders
 from aotlab.ir.metadata import MetadataStep, OutputType
 from aotlab.recorder import RunEagerly, replayed
@@ -37,8 +38,8 @@ def _is_inside(start: int, value: Tensor, whole: Tensor) -> bool:
     Where the memory of the caller's ``whole`` begins, larger ones need not be aligned.
     """
     first = int(whole.storage_offset()) * whole.itemsize
-    stop = start + _reach(value) * value.itemsize
-    return first <= start and stop <= first + _reach(whole) * whole.itemsize and value.itemsize <= whole.itemsize
+    reaches = [extent_bytes(tuple(t.shape), tuple(t.stride()), t.itemsize) for t in (value, whole)]
+    return first <= start and start + reaches[0] <= first + reaches[1] and value.itemsize <= whole.itemsize
 
 
 def _is_same(saved: Tensor | None, value: Tensor) -> bool:
@@ -52,11 +53,6 @@ def _is_same(saved: Tensor | None, value: Tensor) -> bool:
 def _moved(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
     """Return where an input lies after some steps."""
     return replayed(real, steps) if steps else real
-
-
-def _reach(tensor: Tensor) -> int:
-    """Return how many elements lie between the first of a tensor and the end of its last, with the gaps."""
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class Keeping:
