@@ -2,8 +2,10 @@
 
 On cuda the caching allocator itself keeps the high-water mark. On CPU torch's allocator keeps none, but the
 profiler notes every allocation and release with its size; their running sum is the memory in use and its
-maximum the peak, exact and the same from run to run. Memory that does not come from torch's CPU allocator is
-not seen: scratch space of oneDNN and MKL, stack buffers of Inductor's kernels, numpy's arrays.
+maximum the peak, exact and the same from run to run. A release counts there only if the call itself took that
+memory: of other memory the profiler knows no size, or the size of what lay at that address when an earlier
+profile ended. Memory that does not come from torch's CPU allocator is not seen: scratch space of oneDNN and MKL,
+stack buffers of Inductor's kernels, numpy's arrays.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -119,10 +122,22 @@ def _on_cpu(call: Callable[[], object]) -> MemoryUse:
     del result
     changes = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == 0]
     changes.sort(key=lambda event: event["ts"])
-    in_use = list(accumulate((event["args"]["Bytes"] for event in changes), initial=0))
+    in_use = list(accumulate(_of_this_call(changes), initial=0))
     return MemoryUse(
         device="cpu",
         peak_bytes=max(in_use),
         kept_bytes=in_use[-1],
         method="running sum of the allocations that torch's profiler saw",
     )
+
+
+def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
+    taken: set[int] = set()
+    for change in changes:
+        address, nbytes = change["args"]["Addr"], change["args"]["Bytes"]
+        if nbytes > 0:
+            taken.add(address)
+            yield nbytes
+        elif address in taken:
+            taken.remove(address)
+            yield nbytes

@@ -23,6 +23,25 @@ def test_memory_that_was_in_use_before_does_not_count() -> None:
     assert (found.peak_bytes, found.kept_bytes) == (0, 0)
 
 
+def test_what_the_call_did_not_take_is_no_release_of_its_own() -> None:
+    """Torch's profiler takes the size of what lay at an address in an earlier profile for that of what lies there."""
+    size = 1000
+    held: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    measure_memory(lambda: held.extend(torch.empty(size) for _ in range(100)), warmup=0)
+    addresses = {each.data_ptr() for each in held}
+    held.clear()  # released outside of a profile: it goes on knowing the addresses
+    others.extend(torch.empty(size) for _ in range(200))
+    assert addresses & {each.data_ptr() for each in others}
+
+    def call() -> torch.Tensor:
+        others.clear()
+        return torch.empty(size)
+
+    found = measure_memory(call, warmup=0)
+    assert (found.peak_bytes, found.kept_bytes) == (4 * size, 4 * size)
+
+
 def test_a_forward_keeps_what_its_backward_needs() -> None:
     """``exp`` saves its result for the backward, ``add`` saves nothing: it shows in what is kept."""
     x = torch.zeros(1000, requires_grad=True)
