@@ -86,6 +86,24 @@ def written(x, w):
     return x * x, x
 
 
+def written_and_given(x, w):
+    """Give what was written to a checkpoint."""
+    x.mul_(w)
+    return checkpoint(lambda value, by: value.sin() * by, x, w, use_reentrant=False), x * w
+
+
+def written_in_part(x, w):
+    """Keep what was written in part."""
+    x[0].mul_(w[0])
+    return x * w, x
+
+
+def written_in_part_and_given(x, w):
+    """Give what was written in part to a checkpoint."""
+    x[0].mul_(w[0])
+    return checkpoint(lambda value: value * value, x, use_reentrant=False), x
+
+
 def writing_a_view(x, w):
     """Keep what a view is multiplied by in place."""
     y, z = x * 1, w[0] * 2
@@ -119,6 +137,8 @@ def normed(x, w):
     return torch.nn.functional.layer_norm(x, (3,), w[0], w[1]), x.softmax(0) * w
 
 
+WRITING = [written, written_and_given, written_in_part, written_in_part_and_given]
+
 PROGRAMS = [
     product,
     same_object,
@@ -129,6 +149,9 @@ PROGRAMS = [
     itself_and_view,
     windows,
     written,
+    written_and_given,
+    written_in_part,
+    written_in_part_and_given,
     writing_a_view,
     reshaped,
     by_function,
@@ -161,12 +184,19 @@ ACTIONS = {
 }
 
 
-def outcome(call, act, which, roots, *, own_leaf):
-    """Call, act on an argument or a result, go backward twice; return what can be seen."""
+VIEWS = {
+    "whole": lambda tensor: (tensor * 1)[:],
+    "transposed": lambda tensor: (tensor * 1).t(),
+    "rows": lambda tensor: torch.cat([tensor, tensor])[2:5],
+}
+
+
+def outcome(call, act, which, roots, *, own_leaf, view=None):
+    """Call, act on an argument or a result, go backward, write without a count, go again; return what can be seen."""
     source, scale = torch.arange(9.0).view(3, 3) / 9, torch.arange(9.0).view(3, 3) / 7 + 0.5
     source.requires_grad_()
     scale.requires_grad_()
-    x, w = (source, scale) if own_leaf else (source * 1, scale * 1)
+    x, w = (source, scale) if own_leaf else (source * 1 if view is None else VIEWS[view](source), scale * 1)
     seen = []
     outputs = call(x, w)
     tensor = {"x": x, "w": w}[which] if isinstance(which, str) else outputs[which]
@@ -182,24 +212,26 @@ def outcome(call, act, which, roots, *, own_leaf):
                 torch.autograd.backward(wanted, retain_graph=again)
         except (RuntimeError, MetadataMutationError) as error:
             seen.append((type(error), str(error)[:40]))
+        if again:
+            tensor.data.mul_(0.5)
         seen.append([None if each.grad is None else each.grad.tolist() for each in (source, scale)])
     return seen
 
 
-def check(program, make, action, *, allowed=()):
+def check(program, make, action, *, allowed=(), view=None):
     """Compare all that can be done with eager; errors of the types ``allowed`` may stand where eager has none."""
     found = make(program)
     differ = []
     for own_leaf in (False, True):
-        if own_leaf and program in (written, reshaped):
+        if own_leaf and (program in (*WRITING, reshaped) or view is not None):
             continue
         for which in ("x", "w", 0, 1):
             for roots in (None, 0, 1):
                 settings = (ACTIONS[action], which, roots)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    expected = outcome(program, *settings, own_leaf=own_leaf)
-                    actual = outcome(found, *settings, own_leaf=own_leaf)
+                    expected = outcome(program, *settings, own_leaf=own_leaf, view=view)
+                    actual = outcome(found, *settings, own_leaf=own_leaf, view=view)
                 refused = any(isinstance(each, tuple) and each[0] in allowed for each in actual)
                 if expected != actual and not refused:
                     differ.append((which, roots, own_leaf, expected, actual))
@@ -214,6 +246,17 @@ def test_direct(program, action):
     allowed = (MetadataMutationError,) if program is reshaped else ()
     function = check(program, compiled, action, allowed=allowed)
     assert behind(function).calls.eager == 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("program", [each for each in PROGRAMS if each is not windows])
+def test_views(program, action, view):
+    """Likewise where an argument is a view, so that what is saved may be what it is a view of."""
+    allowed = (MetadataMutationError,) if program is reshaped else ()
+    function = check(program, compiled, action, allowed=allowed, view=view)
+    runs_eagerly = view == "rows" and program in (written_and_given, written_in_part_and_given)  # reads a neighbour too
+    assert bool(behind(function).calls.eager) == runs_eagerly
 
 
 @pytest.mark.parametrize("action", ["detach_", "other memory"])

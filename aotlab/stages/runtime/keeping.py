@@ -15,6 +15,7 @@ from aotlab.recorder import RunEagerly, replayed
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.metadata import before_write
+from aotlab.stages.runtime.saved import Part, Place
 from aotlab.stages.trace.records import Source
 
 
@@ -48,6 +49,21 @@ def _is_same(saved: Tensor | None, value: Tensor) -> bool:
         return saved is value
     places = [(internals.storage_key(t), t.storage_offset(), t.shape, t.stride(), t.dtype) for t in (saved, value)]
     return places[0] == places[1]
+
+
+def _part_of(saved: Tensor, value: Tensor) -> Part | None:
+    """Return which part of a saved value another is; None if it is not inside, or has two elements in one place."""
+    if saved.dtype != value.dtype or internals.storage_key(saved) != internals.storage_key(value):
+        return None
+    reach = 1
+    for step, n in sorted((step, n) for n, step in zip(value.shape, value.stride(), strict=True) if n > 1):
+        if step < reach:
+            return None
+        reach += (n - 1) * step
+    shift = int(value.storage_offset() - saved.storage_offset())
+    whole = extent_bytes(tuple(saved.shape), tuple(saved.stride()), saved.itemsize) == saved.numel() * saved.itemsize
+    inside = whole and value.numel() > 0 and shift >= 0 and shift + reach <= saved.numel()
+    return (tuple(value.shape), tuple(value.stride()), shift) if inside else None
 
 
 def _moved(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
@@ -230,7 +246,7 @@ class Keeping:
             value = trace.value_of(source)
             given = f", {kept.given}" if kept.asking & kept.given else ""
             if value is None:  # a view
-                found[source] = f"{kept.asking}, {kept.nodes}, None{given}"
+                found[source] = f"{kept.asking}, {kept.nodes}, (){given}"
                 continue
             saved = zip(trace.saved_values, partition.saved, strict=True)
             slots = [n for n, (each, record) in enumerate(saved) if _is_same(each, value) and not record.is_alias]
@@ -241,9 +257,19 @@ class Keeping:
             sure = bool(slots) and not reshaped and (kept.alone or self._are_told_apart(slots[0]))
             if kept.twice and not self._has_alias(value):
                 sure = False  # the alias is made again in the backward, by the node that keeps the tensor too
+            lies: list[Place] = [(slots[0], None)] if nodes and sure else []
+            if nodes and kept.alone and not (reshaped or kept.twice):
+                lies += [(n, part) for n, part in self._parts_of(value) if n not in slots]
             if kept.asking or nodes:
-                found[source] = f"{kept.asking}, {nodes}, {slots[0] if nodes and sure else None}{given}"
+                found[source] = f"{kept.asking}, {nodes}, {tuple(lies)}{given}"
         return found
+
+    def _parts_of(self, value: Tensor) -> Iterator[tuple[int, Part]]:
+        """Find the saved values that a value is a view of, and which part of each."""
+        saved = zip(self._draft.trace.saved_values, self._draft.parts.partition.saved, strict=True)
+        for n, (each, record) in enumerate(saved):
+            if each is not None and not record.is_alias and (part := _part_of(each, value)):
+                yield n, part
 
     def _has_alias(self, value: Tensor) -> bool:
         """Tell whether a value is saved as an alias, too."""

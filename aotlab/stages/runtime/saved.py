@@ -18,6 +18,12 @@ from aotlab.errors import MetadataMutationError
 #: Shape, strides and dtype.
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
+#: Shape and strides of a part of a saved value, and how many elements after the first of that it begins.
+Part = tuple[tuple[int, ...], tuple[int, ...], int]
+
+#: The number of a saved value, and where in it a tensor is; None if it is the whole.
+Place = tuple[int, Part | None]
+
 
 class _Keeps(torch.autograd.Function):
     """Saves one tensor and asks for it in its backward: what autograd has to say about it, it then says itself."""
@@ -94,6 +100,11 @@ def _layout(value: Tensor) -> Layout:
     return value.shape, value.stride(), value.dtype
 
 
+#: A tensor that nodes keep itself; the nodes that ask for its history, and those that keep it; where it was; its places
+#: among the saved values; whether it was a leaf; the nodes of checkpoints.
+_KeptItself = tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, Sequence[Place], bool, int]
+
+
 class SavedValues:
     """The values that one call's forward saved, kept as autograd keeps its own.
 
@@ -113,8 +124,8 @@ class SavedValues:
     """
 
     __slots__ = (
-        "_hooks", "_itself", "_layouts", "_loose", "_origins", "_values", "_versions", "_watched", "hooked", "nodes",
-        "pending", "released"
+        "_hooks", "_itself", "_layouts", "_loose", "_origins", "_parts", "_values", "_versions", "_watched", "hooked",
+        "nodes", "pending", "released"
     )  # fmt: skip
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
@@ -124,7 +135,8 @@ class SavedValues:
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
-        self._itself: list[tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, int | None, bool, int]] = []
+        self._itself: list[_KeptItself] = []
+        self._parts: dict[tuple[int, int], tuple[Tensor, Part | None]] = {}
         self._hooks = hooks
         for n, value in enumerate(values):
             if value.is_inference() and n not in loose:
@@ -151,16 +163,18 @@ class SavedValues:
         alias = tensor.detach()  # without a history, which would lead back to here
         self._watched.append((alias, internals.version_of(alias), mask))
 
-    def watch_itself(self, tensor: Tensor, asking: int, nodes: int, n: int | None, given: int = 0) -> None:
+    def watch_itself(
+        self, tensor: Tensor, asking: int, nodes: int, places: Sequence[Place] = (), given: int = 0
+    ) -> None:
         """Look in the backward at what became of a ``tensor`` that eager keeps itself.
 
         Detached in place, it is an error for the nodes in ``asking``, and a checkpoint's for those in ``given``. Given
-        other memory, that is what those in ``nodes`` compute with, in place of the ``n``-th value; if that is not
-        known, it is an error of ours. A strong reference to an output would lead back to here.
+        other memory, that is what those in ``nodes`` compute with, in its ``places``; if those are not known, it is an
+        error of ours. A strong reference to an output would lead back to here.
         """
         if self._hooks is None:
-            place = (tensor.data_ptr(), _layout(tensor)) if nodes else None
-            self._itself.append((weakref.ref(tensor), asking, nodes, place, n, tensor.is_leaf, given))
+            lies = (tensor.data_ptr(), _layout(tensor)) if nodes else None
+            self._itself.append((weakref.ref(tensor), asking, nodes, lies, places, tensor.is_leaf, given))
 
     def noting(self, edges: Sequence[Any]) -> Callable[[Any], None]:
         """Return what notes the autograd node behind the results at some edges; no strong reference leads back."""
@@ -226,7 +240,7 @@ class SavedValues:
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
         moved = []
-        for i, (kept_itself, asking, nodes, before, slot, was_leaf, given) in enumerate(self._itself):
+        for i, (kept_itself, asking, nodes, before, places, was_leaf, given) in enumerate(self._itself):
             if (now_is := kept_itself()) is None:
                 continue
             if asking & mask and was_leaf and not now_is.requires_grad:
@@ -236,12 +250,12 @@ class SavedValues:
                     _raise_for_detached_argument(of_leaf=False)
                 _raise_for_detached()
             if nodes & mask and before != (lies := (now_is.data_ptr(), _layout(now_is))):
-                moved.append((i, now_is, lies, slot))
+                moved.append((i, now_is, lies, places))
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
-        for i, now_is, lies, slot in moved:
-            self._take_in(now_is, slot)
+        for i, now_is, lies, places in moved:
+            self._take_in(i, now_is, places)
             # by the next backward it may be back where it was
             self._itself[i] = (*self._itself[i][:3], lies, *self._itself[i][4:])
         if self._values is None:
@@ -256,6 +270,9 @@ class SavedValues:
                     if now[n] != self._versions[n] and n not in late:
                         _raise_for_written_value(self._values[n], self._versions[n], now[n])
             used = list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+        for (_, n), (alias, part) in self._parts.items():
+            if n in needs:
+                used[needs.index(n)] = _with_part(used[needs.index(n)], alias, part)
         for place, n in enumerate(needs if late else ()):
             if n in late:
                 used[place] = self._by_now(n, used[place])
@@ -281,14 +298,21 @@ class SavedValues:
             self.pending = None
         return found
 
-    def _take_in(self, tensor: Tensor, slot: int | None) -> None:
+    def _take_in(self, i: int, tensor: Tensor, places: Sequence[Place]) -> None:
         """Let a tensor of the caller's, which was given other memory, stand for what is kept of it."""
-        if slot is None or self._values is None:
+        if not places or self._values is None:
             raise other_memory("a tensor that autograd keeps")
-        value = self._values[slot]
-        if internals.version_of(value) == self._versions[slot]:  # else it was written, which is an error
-            self._values[slot] = laid_out_as(tensor.detach(), *_layout(value))
-            self._versions[slot] = internals.version_of(self._values[slot])
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != i}
+        for n, part in places:
+            value, alias = self._values[n], tensor.detach()
+            _with_part(value, alias, part)
+            if part is None and internals.version_of(value) != self._versions[n]:
+                continue  # it was written, which is an error
+            if part is None and alias.stride() == value.stride():
+                self._values[n] = alias
+                self._versions[n] = internals.version_of(alias)
+            else:
+                self._parts[i, n] = (alias, part)  # what will be there by then
 
     def _by_now(self, n: int, value: Tensor) -> Tensor:
         """Return what is read as it is by now, with the strides for which the backward was compiled."""
@@ -296,7 +320,8 @@ class SavedValues:
         if n in self._origins:
             reference, address, layout = self._origins[n]
             origin = reference()
-            if origin is not None and (origin.data_ptr() != address or _layout(origin) != layout):
+            put = any(k == n and self._itself[i][0]() is origin for i, k in self._parts)
+            if not put and origin is not None and (origin.data_ptr() != address or _layout(origin) != layout):
                 if layout != self._layouts[n]:
                     raise other_memory(what)
                 value = origin.detach()
@@ -311,14 +336,15 @@ class SavedValues:
             self._values = None if any(all_masks) else self._values
             self._watched = []
             self._itself = []
+            self._parts = {}
 
     def kept(self) -> tuple[Any, ...]:
         """Say what is kept now, for `keep`."""
-        return self.released, self._values, self._watched, self._itself
+        return self.released, self._values, self._watched, self._itself, self._parts
 
     def keep(self, kept: tuple[Any, ...]) -> None:
         """Keep what was kept before a backward: it is run once more, for another sample."""
-        self.released, self._values, self._watched, self._itself = kept
+        self.released, self._values, self._watched, self._itself, self._parts = kept
 
 
 def other_memory(what: str) -> MetadataMutationError:
@@ -328,6 +354,18 @@ def other_memory(what: str) -> MetadataMutationError:
         why="the backward reads it as it is by then, and was compiled for its sizes and its memory",
         suggestion="run the backward first, use ctx.save_for_backward, or call the original function",
     )
+
+
+def _with_part(value: Tensor, tensor: Tensor, part: Part | None) -> Tensor:
+    """Return what has a tensor of the caller's in place of a saved value, or of a part of it."""
+    if part is None:
+        return laid_out_as(tensor, *_layout(value))
+    shape, stride, shift = part
+    if tensor.shape != shape or tensor.dtype != value.dtype:
+        raise other_memory("a tensor that autograd keeps")
+    whole = value.detach().clone()
+    whole.as_strided(shape, stride, shift).copy_(tensor)
+    return whole
 
 
 def laid_out_as(
