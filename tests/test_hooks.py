@@ -75,6 +75,16 @@ def after_accumulation(x):
     return x * x
 
 
+def in_inference_mode(x):
+    """Put hooks on a leaf or what has a history, and on an intermediate, where nothing gets a history."""
+    y = x * 2
+    with torch.inference_mode():
+        x.register_hook(hook("x", 2))
+        y.register_hook(hook("y", 3))
+        y.retain_grad()
+    return y, y.exp()
+
+
 def backwarded(function, make, *, wanted=None):
     """Call twice, backward, and return gradients and what the hooks saw."""
     seen.clear()
@@ -92,7 +102,7 @@ def backwarded(function, make, *, wanted=None):
 
 @pytest.mark.parametrize(
     "function",
-    [intermediate, on_input, on_output, around_a_write, on_a_part, two_hooks, after_accumulation],
+    [intermediate, on_input, on_output, around_a_write, on_a_part, two_hooks, after_accumulation, in_inference_mode],
     ids=lambda f: f.__name__,
 )
 def test_hooks_run_as_in_eager(function):
@@ -104,6 +114,7 @@ def test_hooks_run_as_in_eager(function):
         assert expected == actual
         assert expected[1] != []
     assert g.entries != ()
+    assert g.calls.eager == 0
 
 
 def test_hooks_on_a_written_input():

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from aotlab.errors import UserLine
@@ -36,6 +37,11 @@ class Hook:
     tensor: Tensor
     function: Callable[..., Any] | None
     line: UserLine | None
+
+
+def _edge_of(tensor: Tensor) -> GradientEdge:
+    with torch.inference_mode(False):  # torch looks at a leaf through a view, which has no history in inference mode
+        return get_gradient_edge(tensor)
 
 
 class Hooks:
@@ -59,7 +65,7 @@ class Hooks:
 
     def has_older(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has hooks on a history that it had before a write."""
-        edge = torch.autograd.graph.get_gradient_edge(tensor)
+        edge = _edge_of(tensor)
         older = (hook for hook in self.all if hook.tensor is tensor and hook.kind == "hook")
         return any(hook.edge != (edge.node, edge.output_nr) for hook in older)
 
@@ -74,7 +80,7 @@ class Hooks:
         line = user_line()
         if function is not None:
             refuse_state_of_the_call(function, line)
-        edge = torch.autograd.graph.get_gradient_edge(tensor)
+        edge = _edge_of(tensor)
         handle = RemovableHandle(self._table)
         self._table[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, line)
         return handle
