@@ -15,8 +15,10 @@ A program whose outputs do not hang on each other, and reach the same inputs, ha
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -477,8 +479,8 @@ def watches(
 class KeptItself:
     """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
 
-    ``given`` are those among them that are checkpoints'. ``sequences`` are the nodes' sequence numbers. ``twice`` says
-    that one of them keeps an alias besides.
+    ``given`` are those among them that are checkpoints', ``later`` those asking ones to which a backward comes before.
+    ``sequences`` are the nodes' sequence numbers. ``twice`` says that one of them keeps an alias besides.
 
     Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
     memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
@@ -489,6 +491,7 @@ class KeptItself:
     nodes: int = 0
     asking: int = 0
     given: int = 0
+    later: int = 0
     alone: bool = True
     twice: bool = False
     sequences: frozenset[int] = frozenset()
@@ -504,6 +507,7 @@ def keep_themselves(
     for t in tensors:
         by_storage.setdefault(internals.storage_key(t), []).append(t)
     leaves = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
+    asked_at: dict[int, list[tuple[int, int, bool]]] = {}
     for node, bit in bits.items():
         given = internals.kept_by_checkpoint(node)
         own_tensors, aliases = set[int](), set[int]()
@@ -514,6 +518,7 @@ def keep_themselves(
                 is_given = any(kept is each for each in given)
                 is_asked = id(kept) in asked or (id(kept) in leaves and is_given)
                 asking = mask if is_asked and not internals.is_custom_function_node(node) else 0
+                asked_at.setdefault(id(kept), []).append((internals.sequence_of(node), asking, is_given))
                 found[id(kept)] = replace(
                     own,
                     nodes=own.nodes | mask,
@@ -528,6 +533,11 @@ def keep_themselves(
                         aliases.add(id(other))
         for both in own_tensors & aliases:
             found[both] = replace(found[both], twice=True)
+    for one, times in asked_at.items():
+        last = max((number for number, _, is_given in times if is_given), default=None)
+        if last is not None:
+            later = (asking for number, asking, is_given in times if number > last and not is_given)
+            found[one] = replace(found[one], later=functools.reduce(operator.or_, later, 0))
     return [found[id(t)] for t in tensors]
 
 

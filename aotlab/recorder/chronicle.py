@@ -53,6 +53,8 @@ class Chronicle:
     ----------
     older
         The views that a write made older, of inputs and all else.
+    keeps_itself
+        Whether something was written with itself for an operand: its history keeps it, and so itself, for good.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Chronicle:
         self._viewed: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
         self.older = OlderViews()
+        self.keeps_itself = False
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
@@ -246,6 +249,8 @@ class Chronicle:
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""
+        if torch.is_grad_enabled() and any(tensor is args[0] for tensor in tensors_in((args[1:], kwargs))):
+            self.keeps_itself = True
         base = internals.base_of(args[0])
         if base is None or not base.requires_grad or not torch.is_grad_enabled():
             return

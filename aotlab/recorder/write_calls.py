@@ -204,7 +204,8 @@ class Writes:
         views = any(
             tensor is not owner or self.is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
         )
-        if "out" in kwargs and shapes != shapes_of_results(func, args, kwargs):
+        expected = shapes_of_results(func, args, kwargs) if "out" in kwargs else shapes
+        if shapes != expected:
             operands = {internals.storage_key(t) for t in tensors_in(args) if internals.is_functional(t)}
             own = any(internals.storage_key(tensor) in operands for tensor in written)
             filled = any(tensor.numel() and not self._reshapes.is_input(tensor) for tensor in written)
@@ -233,6 +234,9 @@ class Writes:
             if version is not None and isinstance(kwargs.get("out"), (list, tuple)):
                 count_write([(tensor, version)])
             refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
+        if "out" in kwargs and expected is not None and [tensor.shape for tensor in written] != expected:
+            # functionalization takes the steps again that an `out` went, over the shape that it was given since
+            raise RunEagerly(f"`out=` of another shape after other changes in place, at {user_line()}")
         resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
         if not in_place and draws_since(count) and (not in_order or any(resized)):
             raise RunEagerly(f"`{spoken_name(func)}` draws into an `out` with other strides or sizes, at {user_line()}")

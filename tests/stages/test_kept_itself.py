@@ -255,8 +255,8 @@ def test_views(program, action, view):
     """Likewise where an argument is a view, so that what is saved may be what it is a view of."""
     allowed = (MetadataMutationError,) if program is reshaped else ()
     function = check(program, compiled, action, allowed=allowed, view=view)
-    runs_eagerly = view == "rows" and program in (written_and_given, written_in_part_and_given)  # reads a neighbour too
-    assert bool(behind(function).calls.eager) == runs_eagerly
+    reads_a_neighbour = view == "rows" and program in (written_and_given, written_in_part_and_given)
+    assert behind(function).calls.eager == 0 or reads_a_neighbour
 
 
 @pytest.mark.parametrize("action", ["detach_", "other memory"])

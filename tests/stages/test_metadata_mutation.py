@@ -870,6 +870,30 @@ def test_a_step_and_a_write_where_the_gradient_is_retained():
     assert made.calls.eager == 1
 
 
+@pytest.mark.parametrize("write", [lambda v: v.mul_(v), lambda v: v.addcmul_(v, v), lambda v: v.mul_(2)])
+def test_a_leaf_that_changes_its_shape_while_its_node_stays(write):
+    """What was multiplied by itself in place keeps itself for good, and the leaf's node with the former shape."""
+
+    def f(x):
+        v = x * 2
+        write(v)
+        with torch.no_grad():
+            x.t_()
+        return x
+
+    made, seen = compiled(f), []
+    for call in (f, made):
+        x = torch.ones(1, 2, requires_grad=True)
+        call(x)
+        try:
+            x.sum().backward()
+        except RuntimeError as error:
+            seen.append(str(error))
+        else:
+            seen.append(x.grad.tolist())
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize("step", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.as_strided_((2, 2), (1, 2))])
 def test_an_input_is_saved_with_the_sizes_that_it_had(step):
     """The backward reads it, after the epilogue has changed the caller's tensor."""

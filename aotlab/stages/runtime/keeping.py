@@ -244,7 +244,7 @@ class Keeping:
             if info is not None and (info.same_as is not None or info.views == ()):
                 continue  # another one is this very tensor
             value = trace.value_of(source)
-            given = f", {kept.given}" if kept.asking & kept.given else ""
+            given = f", {kept.given}, {kept.later}" if kept.asking & kept.given else ""
             if value is None:  # a view
                 found[source] = f"{kept.asking}, {kept.nodes}, (){given}"
                 continue

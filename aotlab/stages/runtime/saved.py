@@ -101,8 +101,8 @@ def _layout(value: Tensor) -> Layout:
 
 
 #: A tensor that nodes keep itself; the nodes that ask for its history, and those that keep it; where it was; its places
-#: among the saved values; whether it was a leaf; the nodes of checkpoints.
-_KeptItself = tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, Sequence[Place], bool, int]
+#: among the saved values; whether it was a leaf; the nodes of checkpoints; those that a backward comes to before.
+_KeptItself = tuple[weakref.ref[Tensor], int, int, tuple[int, Layout] | None, Sequence[Place], bool, int, int]
 
 
 class SavedValues:
@@ -164,17 +164,18 @@ class SavedValues:
         self._watched.append((alias, internals.version_of(alias), mask))
 
     def watch_itself(
-        self, tensor: Tensor, asking: int, nodes: int, places: Sequence[Place] = (), given: int = 0
+        self, tensor: Tensor, asking: int, nodes: int, places: Sequence[Place] = (), given: int = 0, later: int = 0
     ) -> None:
         """Look in the backward at what became of a ``tensor`` that eager keeps itself.
 
-        Detached in place, it is an error for the nodes in ``asking``, and a checkpoint's for those in ``given``. Given
+        Detached in place, it is an error for the nodes in ``asking``, and a checkpoint's for those in ``given``, unless
+        a backward comes to one in ``later`` before. Given
         other memory, that is what those in ``nodes`` compute with, in its ``places``; if those are not known, it is an
         error of ours. A strong reference to an output would lead back to here.
         """
         if self._hooks is None:
             lies = (tensor.data_ptr(), _layout(tensor)) if nodes else None
-            self._itself.append((weakref.ref(tensor), asking, nodes, lies, places, tensor.is_leaf, given))
+            self._itself.append((weakref.ref(tensor), asking, nodes, lies, places, tensor.is_leaf, given, later))
 
     def noting(self, edges: Sequence[Any]) -> Callable[[Any], None]:
         """Return what notes the autograd node behind the results at some edges; no strong reference leads back."""
@@ -240,13 +241,13 @@ class SavedValues:
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
         moved = []
-        for i, (kept_itself, asking, nodes, before, places, was_leaf, given) in enumerate(self._itself):
+        for i, (kept_itself, asking, nodes, before, places, was_leaf, given, later) in enumerate(self._itself):
             if (now_is := kept_itself()) is None:
                 continue
             if asking & mask and was_leaf and not now_is.requires_grad:
                 _raise_for_detached_argument(of_leaf=True)
             if asking & mask and now_is.grad_fn is None and not was_leaf:
-                if given & mask:
+                if given & mask and not later & mask:
                     _raise_for_detached_argument(of_leaf=False)
                 _raise_for_detached()
             if nodes & mask and before != (lies := (now_is.data_ptr(), _layout(now_is))):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Edge, Survey, reachable, users_of
+from aotlab.analysis.history import Edge, Survey, edge_of, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import Recorder, RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again
@@ -88,6 +88,21 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
         if info.changes_unseen and internals.base_of(item.real) is not None:
             raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
+
+
+def check_leaves(inputs: Sequence[Entered]) -> None:
+    """Leave to eager a leaf that changes its shape while its node, which takes the former one, may be kept for good.
+
+    The history of ``v.mul_(v)`` keeps ``v``, and so itself.
+    """
+    for item in inputs:
+        leaf = item.wrapper
+        if leaf.is_leaf and leaf.requires_grad and leaf.shape != item.fake.shape:
+            shape, _, _ = internals.edge_metadata(*edge_of(leaf))
+            if shape != tuple(leaf.shape):
+                raise RunEagerly(
+                    "a leaf changes its shape, and its node may be kept, as it was, by a tensor that keeps itself"
+                )
 
 
 def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:

@@ -21,7 +21,13 @@ from aotlab.recorder import Recorder, RunEagerly, may_overlap_itself, tensors_in
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
-from aotlab.stages.trace.gradients import check_histories, check_moved_unseen, check_out_of_sight, differentiate_all
+from aotlab.stages.trace.gradients import (
+    check_histories,
+    check_leaves,
+    check_moved_unseen,
+    check_out_of_sight,
+    differentiate_all,
+)
 from aotlab.stages.trace.inputs import placeholders_of
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.nodes import autograd_nodes
@@ -126,6 +132,8 @@ def make_joint(
             trace.kept_properly = saved_properly(bits)
         if sum(len(part.entries) for part in parts) > 1:
             trace.unread = _unread(findings, trace, bits)
+    if chronicle.keeps_itself:
+        check_leaves(findings.inputs)
     if trace.training or torch.is_grad_enabled():
         check_owners(trace, findings, forward.edges)
     return _record(trace, forward, gradients), trace
