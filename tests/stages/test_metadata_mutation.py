@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -892,6 +892,25 @@ def test_a_leaf_that_changes_its_shape_while_its_node_stays(write):
         else:
             seen.append(x.grad.tolist())
     assert seen[0] == seen[1]
+
+
+def test_what_eager_leaks_is_not_leaked():
+    """A leaf's node that eager keeps for good is seen when the caller gives the leaf another shape; README says so."""
+
+    def f(x):
+        v = x * 2
+        v.mul_(v)
+        return x.detach() + 1
+
+    made = compiled(f)
+    for call in (f, made):
+        x = torch.ones(1, 2, requires_grad=True)
+        call(x)
+        with torch.no_grad():
+            x.t_()
+        with pytest.raises(RuntimeError, match="invalid gradient") if call is f else nullcontext():
+            x.sum().backward()
+    assert made.calls.compiled == 1
 
 
 @pytest.mark.parametrize("step", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.as_strided_((2, 2), (1, 2))])
