@@ -405,6 +405,8 @@ def _resize(wrapper: Tensor, size: tuple[int, ...], made: MadeTensors) -> Tensor
         grown.view(-1)[: wrapper.numel()].copy_(wrapper.view(-1))
         internals.sync(grown)
         internals.replace_value(wrapper, internals.from_functional(grown))
+    if tuple(wrapper.shape) != tuple(size):  # steps that it went before were taken again, over its new sizes
+        raise RunEagerly(f"a tensor gets new memory after other changes in place, at {user_line()}")
     torch.autograd.graph.increment_version(wrapper)
     return wrapper
 

@@ -118,6 +118,19 @@ def test_out_that_is_resized_after_a_step(op, step):
     same(f, *inputs, eagerly=not fits)
 
 
+@pytest.mark.parametrize("step", [lambda x: x.squeeze_(), lambda x: x.unsqueeze_(0), lambda x: x.t_().t_()])
+def test_an_intermediate_that_is_resized_to_more_after_a_step(step):
+    """Likewise: the step is over by then."""
+
+    def f(a):
+        v = a / 2
+        step(v)
+        return v.resize_(6).fill_(2)
+
+    expected, made = f(torch.randn(2, 1)), compiled(f)
+    assert torch.equal(made(torch.randn(2, 1)), expected)
+
+
 def test_out_that_is_written_before_and_is_narrowed():
     """What lies behind the result keeps what was written: left to eager."""
 
