@@ -289,10 +289,13 @@ class Reshapes:
         RunEagerly
             There are views whose history cannot be told any more.
         """
-        if self._changed:
-            base = internals.base_of(tensor)
-            base = tensor if base is None else base
-            if id(base) in self._changed and base.requires_grad and self._has_views(base):
+        base = internals.base_of(tensor)
+        base = tensor if base is None else base
+        for changed in self._changed.values():
+            # ``detach`` counts its writes with those of what it is an alias of, and those of ``.data`` do not count
+            if not changed.requires_grad or not (changed is base or internals.share_version(changed, base)):
+                continue
+            if self._has_views(changed):
                 raise RunEagerly(f"a tensor is written that changed its sizes, or a view of it, at {user_line()}")
 
     def _run_on_input(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

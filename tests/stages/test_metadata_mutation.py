@@ -523,6 +523,29 @@ def test_narrowing_and_a_write_with_gradients_is_left_to_eager():
     same(f, nonleaf(2, 3), eagerly=True)
 
 
+@pytest.mark.parametrize("write", ["detach", "older detach", "data"])
+@pytest.mark.parametrize("restride", [((1,), (1,)), ((2, 2), (1, 2)), ((2,), (1,), 1)], ids=str)
+@pytest.mark.parametrize("make", [lambda a: a.view(-1), lambda a: a.expand(2, 2), lambda a: a.t()])
+def test_a_view_that_is_restrided_and_then_written_by_an_alias(make, restride, write):
+    """Autograd makes its history again after a write that counts for it, from sizes that a wrapper does not know.
+
+    A write by ``.data`` does not count, and is compiled.
+    """
+
+    def function(a):
+        alias = a.detach()
+        v = make(a)
+        v.as_strided_(*restride)
+        if write == "older detach":
+            alias.mul_(2)
+        else:
+            (a.detach() if write == "detach" else a.data).mul_(2)
+        return v * torch.arange(1.0, 1 + v.numel()).view_as(v)
+
+    same(function, nonleaf(2, 2), eagerly=write != "data")
+    same(function, torch.randn(2, 2))
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_restriding_what_is_in_another_order(requires_grad):
     """The write of a window of it is one that torch has no out-of-place form for, where it requires grad."""
