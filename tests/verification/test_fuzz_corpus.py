@@ -22,7 +22,7 @@ DIRECT = 'aotlab.compile(program, backend="eager")'
 BEHIND_DYNAMO = 'aotlab.compile(program, frontend="dynamo", backend="eager")'
 DYNAMO_ALONE = 'torch.compile(program, backend="eager")'
 
-#: Where Dynamo breaks the graph, and what eager leaks in the first half, for the second to see, a compiled one does not.
+#: Where Dynamo breaks the graph, and the second half would have to see what eager leaks in the first.
 LEAKED_BY_EAGER = {"error-e4eaceb4.txt"}
 
 FOUND_DIRECTLY = [cell for cell in CELLS if DIRECT in cell.read_text(encoding="utf-8")]
