@@ -305,6 +305,9 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
         and not (in_memory or _only_moves(item))
     ):
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
+    if _requires_grad_set(item) is not None and any(step.method == "resize_" for step in item.steps):
+        # autograd resizes nothing that requires grad, and when it does so is not told
+        raise RunEagerly(f"`{item.name}` is resized, and made to require grad or not to")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
 

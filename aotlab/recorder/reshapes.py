@@ -107,7 +107,9 @@ class Reshapes:
         """
         tensor = args[0]
         self.moved |= tensor.requires_grad and func not in _DETACHES
-        if func in _MOVES and self._keeps_histories(tensor):
+        if func not in _DETACHES and id(tensor) not in self._changed:
+            self.written(tensor)  # a step counts as a write does, for what it is a view or an alias of, too
+        if (func in _MOVES or self._stays_inside(func, args, kwargs)) and self._keeps_histories(tensor):
             if self.is_input(tensor):
                 return self._run_on_input(func, args, kwargs)
             return self._move(func, args, kwargs)
@@ -121,6 +123,8 @@ class Reshapes:
             if tensor.requires_grad and self._has_views(tensor):
                 raise RunEagerly(f"`{func.__name__}` on a tensor that was viewed, at {user_line()}")
             changed = tensor if base is None else base
+            if changed is not tensor and changed.requires_grad:
+                raise RunEagerly(f"`{func.__name__}` on a view with a history, at {user_line()}")
             own = base is None and self.is_input(tensor)
             if changed.requires_grad and not own and not torch.is_grad_enabled():
                 # a view's history is made again at the next look, from what it is then; another keeps its old sizes
@@ -156,6 +160,18 @@ class Reshapes:
         if item is not None:
             item.steps.append(step)
         return tensor
+
+    def _stays_inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether ``as_strided_`` leaves a view of an input or an intermediate with elements that it had.
+
+        Where it gets others, their gradients are lost or not, according to how autograd makes its history again.
+        """
+        tensor = args[0]
+        if func.__name__ != "as_strided_" or self.is_input(tensor) or not _is_dense(tensor):
+            return False
+        begin = int(tensor.storage_offset())
+        size, stride, first = _place(_step(func, args[1:], kwargs), begin)
+        return math.prod(size) > 0 and begin <= first and _last(size, stride, first) < begin + tensor.numel()
 
     def _keeps_histories(self, tensor: Tensor) -> bool:
         """Tell whether the histories of ``tensor`` and its views can be made again as in eager after a move."""
@@ -282,7 +298,7 @@ class Reshapes:
             raise RunEagerly(f"`set_` parts a tensor from its views, at {user_line()}")
 
     def written(self, tensor: Tensor) -> None:
-        """Look at a tensor after it was written.
+        """Look at a tensor that is written, or takes a step.
 
         Raises
         ------
@@ -368,6 +384,19 @@ class Reshapes:
         with torch.no_grad():
             item.whole = item.wrapper.detach()
         item.write_after = len(item.steps)
+
+
+def _place(step: MetadataStep, offset: int) -> tuple[Sequence[int], Sequence[int], int]:
+    """Return the sizes, strides and offset that ``as_strided_`` gives a tensor that begins at ``offset``."""
+    given: dict[str, Any] = dict(zip(("size", "stride", "storage_offset"), step.args, strict=False))
+    given |= dict(step.kwargs)
+    first = given.get("storage_offset")
+    return given["size"], given["stride"], offset if first is None else first
+
+
+def _last(size: Sequence[int], stride: Sequence[int], first: int) -> int:
+    """Return where in its storage the last element is of a tensor that begins at ``first``."""
+    return first + sum((size - 1) * step for size, step in zip(size, stride, strict=True))
 
 
 def _edge_of(tensor: Tensor) -> tuple[Any, int]:

@@ -523,27 +523,83 @@ def test_narrowing_and_a_write_with_gradients_is_left_to_eager():
     same(f, nonleaf(2, 3), eagerly=True)
 
 
-@pytest.mark.parametrize("write", ["detach", "older detach", "data"])
+@pytest.mark.parametrize("write", ["detach", "older detach", "data", "step", "no_grad step"])
 @pytest.mark.parametrize("restride", [((1,), (1,)), ((2, 2), (1, 2)), ((2,), (1,), 1)], ids=str)
-@pytest.mark.parametrize("make", [lambda a: a.view(-1), lambda a: a.expand(2, 2), lambda a: a.t()])
-def test_a_view_that_is_restrided_and_then_written_by_an_alias(make, restride, write):
-    """Autograd makes its history again after a write that counts for it, from sizes that a wrapper does not know.
+@pytest.mark.parametrize("make", [lambda a: a.view(-1), lambda a: a.expand(2, 2), lambda a: a.t(), lambda a: a[0:1]])
+@pytest.mark.parametrize("kind", ["nonleaf", "intermediate"])
+def test_a_view_that_is_restrided_and_then_written_by_an_alias(make, restride, write, kind):
+    """Autograd makes its history again after a write that counts for it: as one of other sizes, strides and offset.
 
-    A write by ``.data`` does not count, and is compiled.
+    Where it gets elements that were not in the view, which have a gradient or not in eager according to when its
+    history is made, it is eager's.
     """
 
     def function(a):
+        a = a if kind == "nonleaf" else a.exp()
         alias = a.detach()
         v = make(a)
         v.as_strided_(*restride)
         if write == "older detach":
             alias.mul_(2)
+        elif write == "step":
+            alias.t_()
+        elif write == "no_grad step":
+            with torch.no_grad():
+                v.unsqueeze_(-1)
         else:
             (a.detach() if write == "detach" else a.data).mul_(2)
-        return v * torch.arange(1.0, 1 + v.numel()).view_as(v)
+        return v * torch.arange(2.0, 2 + v.numel()).view_as(v)
 
-    same(function, nonleaf(2, 2), eagerly=write != "data")
+    outside = make(torch.ones(2, 2)).numel() == 2 and restride != ((1,), (1,))
+    same(function, nonleaf(2, 2), eagerly=outside)
+    # functionalization itself cannot write to what such a view of an intermediate shows
+    same(function, torch.randn(2, 2), eagerly=outside and kind == "intermediate" and "step" not in write)
+
+
+@pytest.mark.parametrize("write", [lambda a: a, lambda a: a.mul_(a.sum())])
+def test_a_view_that_is_restrided_to_more_than_it_was(write):
+    """The gradients of what was not in it are lost in eager, unless a later write has its history made again."""
+
+    def function(a):
+        write(a)
+        v = a.as_strided((2,), (1,))
+        v.as_strided_((2, 2), (1, 2))
+        return a.sin(), v.clone()
+
+    same(function, nonleaf(3, 2)[1:], eagerly=True)
+    same(function, nonleaf(2, 2), eagerly=True)
     same(function, torch.randn(2, 2))
+
+
+def test_a_step_of_an_alias_of_what_was_narrowed():
+    """It counts as a write does: eager makes the view's history again, by way of what the input is a view of."""
+
+    def function(a):
+        a.as_strided_((1,), (1,))
+        alias = a.detach()
+        v = a.as_strided((2,), (1,))
+        alias.unsqueeze_(0)
+        return torch.relu(v)
+
+    same(function, nonleaf(3, 2)[1:], eagerly=True)
+    same(function, torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("then", [True, False])
+def test_a_resize_and_requires_grad_set(then):
+    """Nothing that requires grad is resized; the epilogue would do so after the call has made it require grad."""
+
+    def function(a):
+        if not then:
+            a.requires_grad_(False)
+        a.mul_(3)
+        a.resize_((2,))
+        a.as_strided_((2, 2), (1, 2))
+        if then:
+            a.requires_grad_()
+        return a * a, a
+
+    same(function, torch.ones(2, 2, requires_grad=not then), eagerly=True)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
