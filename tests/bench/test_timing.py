@@ -161,7 +161,8 @@ def test_frozen_objects_of_the_caller_stay_frozen() -> None:
     try:
         frozen = gc.get_freeze_count()
         compare([Case(name="nothing", call=lambda: None)], rounds=1, inner=1)
-        assert frozen == gc.get_freeze_count()
+        # other threads may let go of some meanwhile; unfreezing would leave none
+        assert 0 < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
 
