@@ -380,7 +380,12 @@ def _read_input_aliases(
             )
         between = views_between(tape, base_value, values[i])
         if item.steps and i in early:  # the epilogue makes it before it takes the steps
-            between = views_from_window(tape, item.fake, values[i], rewritten=output.requires_grad)
+            between = views_from_window(tape, item.fake, values[i])
+            if between is None and output.requires_grad:
+                if all(step.method == "detach_" for step in item.steps):
+                    between = views_past_detaches(tape, base_value, values[i])
+                else:
+                    between = views_from_window(tape, item.fake, values[i], rewritten=True)
             if between is None and (output.requires_grad or _reads_otherwise(values[i], base_value)):
                 raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
         elif between is None and item.base is not None:

@@ -658,6 +658,28 @@ def test_detach_in_place(make_input):
     same(f, make_input())
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["detached first", "written first"])
+@pytest.mark.parametrize(
+    "write", [lambda v: v.data.mul_(2), lambda v: v.data.t().mul_(2), lambda v: v.data[0].fill_(2)]
+)
+@pytest.mark.parametrize("make", [lambda a: a.t(), lambda a: a.permute(1, 0), lambda a: a.t().t(), lambda a: a[:1].t()])
+def test_a_view_that_is_written_where_its_leaf_is_detached_in_place(make, write, first):
+    """After a write to a view the whole is a view of what was written; the output is one of the leaf all the same."""
+
+    def f(a):
+        v = make(a)
+        if first:
+            a.detach_()
+        write(v)
+        if not first:
+            a.detach_()
+        return v, v * 2
+
+    same(f, leaf(2, 2))
+    same(f, leaf(3, 2))
+    same(f, torch.randn(2, 2))
+
+
 @pytest.mark.parametrize("make_input", [lambda: torch.randn(3), lambda: leaf(3), lambda: nonleaf(3)])
 def test_detach_in_place_and_write(make_input):
     """A write after it is no write that gradients flow through."""

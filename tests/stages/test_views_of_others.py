@@ -248,3 +248,81 @@ def test_drawn_programs(seed):
         assert differences(names["program"], function, order, grad_modes=modes) == [], text
         served += behind(function).calls.compiled
     assert served > 12
+
+
+def _leaf(over):
+    values = torch.arange(1.0, 7.0).view(3, 2)
+    return (values if over else values.clone()).requires_grad_()
+
+
+#: What a call is given of a leaf, and of what it is a view of: tensors that count their writes together.
+SHARED = {
+    "two views": lambda leaf: (leaf[1:], leaf[:2]),
+    "it and a view": lambda leaf: (leaf, leaf[1:]),
+    "it and an alias": lambda leaf: (leaf, leaf.detach()),
+    "a view and an alias": lambda leaf: (leaf[1:], leaf.detach()),
+    "a view and its base": lambda leaf: (leaf[1:], leaf.detach() if leaf._base is None else leaf._base),
+}
+
+
+def _steps_a_view(a, b):
+    a.view_as(a).squeeze_(0)
+    return b.sin()
+
+
+def _writes_unseen(a, b):
+    with torch.no_grad():
+        a.mul_(2)
+    return b * 2
+
+
+def _writes_an_alias(a, b):
+    a.detach().mul_(2)
+    return a * b.sum()
+
+
+def _steps_an_alias(a, b):
+    a.detach().unsqueeze_(0)
+    return b * a.sum()
+
+
+def _writes(a, b):
+    a.mul_(2)
+    return b * a.sum()
+
+
+def _writes_hidden(a, b):
+    b.data.mul_(2)
+    return a * b.sum()
+
+
+def _writes_and_returns_views(a, b):
+    with torch.no_grad():
+        b.add_(1)
+    return a.view(-1), b.view(-1), b * a.sum()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first a view", "first none"])
+@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize(
+    "program",
+    [
+        _steps_a_view,
+        _writes_unseen,
+        _writes_an_alias,
+        _steps_an_alias,
+        _writes,
+        _writes_hidden,
+        _writes_and_returns_views,
+    ],
+)
+def test_two_of_them_that_share_memory(program, shared, first):
+    """A write to one has the history of the other made again, which then ends at what the leaf is a view of."""
+
+    def inputs(over):
+        leaf = _leaf(over)
+        return shared(leaf), {"leaf": leaf}
+
+    function = compiled(program)
+    calls = [lambda: inputs(first), lambda: inputs(not first), lambda: inputs(first)]
+    assert differences(program, function, calls) == []

@@ -146,7 +146,11 @@ class Prologue:
     def _views_of_others(self) -> None:
         """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""
         trace, w = self.draft.trace, self.w
-        for k in sorted(trace.viewed_unseen | trace.viewed_late | trace.over_others):
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        together = {at[position] for pair in self.state.counters for position in pair}
+        if not any(info.index in together and info.moves_version for info in self.draft.meta.input_info):
+            together = set()
+        for k in sorted(trace.viewed_unseen | trace.viewed_late | trace.over_others | together):
             position = self.parts.dedupe.kept[k]
             facts, tensor = self.state.leaves[position], self.draft.kept(k)
             if not (isinstance(facts, TensorFacts) and facts.requires_grad):

@@ -137,6 +137,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
+        _check_others(call, dedupe, inputs, infos)
         hooks = escapes.hooks.all
         outputs, held = all_outputs(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
     for item in (each for each in inputs if each.is_over):
@@ -189,6 +190,19 @@ def _check_siblings(inputs: Sequence[Entered]) -> None:
                     f"`{other.name}` is a view of the tensor that `{item.name}` is a view of, which gets a history",
                     suggestion="pass clones, or that tensor itself, to have it compiled",
                 )
+
+
+def _check_others(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> None:
+    """Leave to eager a change of what several inputs share if one requires grad and is a view of what does not.
+
+    Autograd then makes its history again as one that ends there, and forgets the leaf that both are views of.
+    """
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    together = {index[position] for pair in call.state.counters for position in pair}
+    if any(infos[k].moves_version for k in together):
+        for k in together:
+            if internals.is_over_another(inputs[k].real):
+                raise RunEagerly(f"`{inputs[k].name}` requires grad, is a view of what does not, and shares memory")
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
