@@ -339,3 +339,54 @@ def test_views_of_a_view_that_is_given_a_history(is_view):
         return [lambda: torch.autograd.grad(out[0].sum(), b, allow_unused=True, retain_graph=True)]
 
     assert differences(_given_a_history, compiled(_given_a_history), [inputs, inputs], before=before) == []
+
+
+@pytest.mark.parametrize("base", [lambda b: torch.zeros(3, 2), lambda b: b.detach(), lambda b: b.detach().exp()])
+def test_a_view_that_eager_takes_for_a_leaf(base):
+    """Eager sees the history that its base got only once something has looked at it; README says so."""
+
+    def program(b, *, looks):
+        v = base(b)
+        row = v[0]
+        v.mul_(b.sum())
+        if looks:
+            row.grad_fn  # noqa: B018
+        row.add_(1)
+        return v * b.sum()
+
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        program(nonleaf(3, 2), looks=False)
+    results = []
+    for function, looks in ((program, True), (compiled(program), False)):
+        b = leaf(3, 2)
+        function(b * 1, looks=looks).sum().backward()
+        results.append(b.grad)
+    assert torch.equal(*results)
+
+
+def test_what_is_kept_by_way_of_data():
+    """Eager does not notice that it is written before the backward; README says so."""
+
+    def program(a, b):
+        return a.data * a.sum() + b.detach()
+
+    def writes(a, b):
+        torch.no_grad()(b.mul_)(2)
+        return a.data * a.sum()
+
+    def gradient(function, change):
+        base = leaf(3, 2)
+        x = base * 1
+        out = function(x, x[:1])
+        change(x)
+        out.sum().backward()
+        return base.grad
+
+    by_detach, by_data = (lambda x: x.detach().mul_(2)), (lambda x: x.data.mul_(2))
+    before = gradient(program, lambda x: None)
+    assert not torch.equal(gradient(program, by_detach), before)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(compiled(program), by_detach)
+    before = gradient(writes, lambda x: None)
+    assert not torch.equal(gradient(writes, by_data), before)
+    assert torch.equal(gradient(compiled(writes), by_data), before)
