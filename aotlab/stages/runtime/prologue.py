@@ -148,7 +148,9 @@ class Prologue:
         trace, w = self.draft.trace, self.w
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         together = {at[position] for pair in self.state.counters for position in pair}
-        if not any(info.index in together and info.moves_version for info in self.draft.meta.input_info):
+        if any(info.index in together and info.moves_version for info in self.draft.meta.input_info):
+            together = {k for k in together if not self.parts.call.values[self.parts.dedupe.kept[k]].is_leaf}
+        else:
             together = set()
         for k in sorted(trace.viewed_unseen | trace.viewed_late | trace.over_others | together):
             position = self.parts.dedupe.kept[k]

@@ -193,16 +193,16 @@ def _check_siblings(inputs: Sequence[Entered]) -> None:
 
 
 def _check_others(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> None:
-    """Leave to eager a change of what several inputs share if one requires grad and is a view of what does not.
+    """Leave to eager a change of what several inputs share if one is a view of a leaf that is a view itself.
 
-    Autograd then makes its history again as one that ends there, and forgets the leaf that both are views of.
+    Autograd then makes its history again as one that ends at what requires no grad, and forgets that leaf.
     """
     index = {position: k for k, position in enumerate(dedupe.kept)}
     together = {index[position] for pair in call.state.counters for position in pair}
     if any(infos[k].moves_version for k in together):
-        for k in together:
-            if internals.is_over_another(inputs[k].real):
-                raise RunEagerly(f"`{inputs[k].name}` requires grad, is a view of what does not, and shares memory")
+        for real, name in ((inputs[k].real, inputs[k].name) for k in together):
+            if internals.is_over_another(real) and not real.is_leaf:
+                raise RunEagerly(f"`{name}` is a view of a leaf that is a view itself, and shares memory")
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
