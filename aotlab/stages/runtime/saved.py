@@ -169,9 +169,9 @@ class SavedValues:
         """Look in the backward at what became of a ``tensor`` that eager keeps itself.
 
         Detached in place, it is an error for the nodes in ``asking``, and a checkpoint's for those in ``given``, unless
-        a backward comes to one in ``later`` before. Given other memory, that is what those in ``nodes`` compute with, in
-        its ``places``; if those are not known, it is an error of ours. A strong reference to an output would lead back
-        to here.
+        a backward comes to one in ``later`` before. Given other memory, that is what those in ``nodes`` compute with,
+        in its ``places``; if those are not known, it is an error of ours. A strong reference to an output would lead
+        back to here.
         """
         if self._hooks is None:
             lies = (tensor.data_ptr(), _layout(tensor)) if nodes else None
