@@ -1,32 +1,57 @@
-"""An interrupt that comes while Dynamo checks guards still ends the cell.
+"""An interrupt ends the cell also where it comes at a bad moment, and leaves torch's settings as they were.
 
     while True:
         x = x * 1      # before each call, Dynamo asks whether the code that it compiled still holds
 
 Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too: it compiles
 anew and goes on, and who pressed the button waits for ever; or, when it tries the guards that it has just made, it
-raises an AssertionError, or measures them and says nothing. So, while a cell runs, an interrupt that finds Python there
-is put off by a moment, as often as it takes.
+raises an AssertionError, or measures them and says nothing. And a context manager that is interrupted while it closes
+does not close::
+
+    with torch.no_grad():     # an interrupt in ``__exit__`` leaves gradients off in the notebook
+        y = x * 2
+
+So, while a cell runs, an interrupt that finds Python in a guard, or in the opening or closing of a context manager of
+ours or torch's, is put off by a moment, as often as it takes.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
+import torch
+
+import aotlab
 from aotlab import torch_internals as internals
 
 #: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
 _MOMENT = 0.002
+#: Whose context managers are to open and close as a whole.
+_PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (aotlab, torch))
+
+
+def _opens_or_closes(frame: FrameType | None) -> bool:
+    """Tell whether a frame belongs to the opening or closing of a context manager of ours or torch's."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__enter__", "__exit__"):
+            is_generator = frame.f_code.co_filename == contextlib.__file__  # its own frame is the next one
+            owner = frame.f_back if is_generator else frame
+            if owner is not None and owner.f_code.co_filename.startswith(_PACKAGES):
+                return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
 def never_lost() -> Iterator[None]:
-    """Let no interrupt get lost in a guard, for the length of a block in the main thread; elsewhere there are none."""
+    """Let no interrupt get lost or do harm, for the length of a block in the main thread; elsewhere there are none."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -35,7 +60,7 @@ def never_lost() -> Iterator[None]:
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         waiting.clear()
-        if internals.in_guard(frame):
+        if internals.in_guard(frame) or _opens_or_closes(frame):
             waiting.append(threading.Timer(_MOMENT, _thread.interrupt_main, (number,)))
             waiting[0].daemon = True
             waiting[0].start()

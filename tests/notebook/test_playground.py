@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import types
@@ -269,6 +270,47 @@ def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tri
     assert isinstance(error, KeyboardInterrupt)
     assert shell.user_ns.get("step", 0) < 199_999
     assert before == (process_state(), signal.getsignal(signal.SIGINT))
+
+
+CROSSINGS = {
+    "closing one of ours": (contextlib.__file__, "__exit__", "/aotlab/"),
+    "opening one of ours": (contextlib.__file__, "__enter__", "/aotlab/"),
+    "closing one of torch's": ("_config_module.py", "__exit__", ""),
+    "opening one of torch's": ("_config_module.py", "__enter__", ""),
+    "closing no_grad": ("grad_mode.py", "__exit__", ""),
+}
+
+
+@pytest.mark.parametrize("crossing", CROSSINGS)
+def test_an_interrupt_in_a_context_manager(shell: InteractiveShell, crossing: str) -> None:
+    """One that is interrupted while it opens or closes would leave torch's settings behind as they are in its block."""
+    file, name, caller = CROSSINGS[crossing]
+    arrived: list[str] = []
+
+    def profile(frame: types.FrameType, event: str, _argument: object) -> None:
+        code, back = frame.f_code, frame.f_back
+        if event != "call" or code.co_name != name or not code.co_filename.endswith(file) or back is None:
+            return
+        if caller in back.f_code.co_filename and shell.user_ns["step"] == 3:
+            sys.setprofile(None)
+            arrived.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    shell.user_ns["watch"] = lambda: sys.setprofile(profile)
+    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
+    before = process_state(), signal.getsignal(signal.SIGINT)
+    execute(shell, "@torch.compiler.disable\ndef quietly():\n    with torch.no_grad():\n        return x * 3")
+    loop = "for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2\n    z = quietly()"
+    try:
+        error = failing(shell, cell(loop))
+    finally:
+        sys.setprofile(None)
+    after = process_state(), signal.getsignal(signal.SIGINT)
+    torch.set_grad_enabled(True)  # for the tests that come, should this one fail
+    assert arrived == [name]
+    assert isinstance(error, KeyboardInterrupt)
+    assert 3 <= shell.user_ns["step"] < 199_999
+    assert before == after
 
 
 def test_a_handler_that_a_cell_sets_stays(shell: InteractiveShell) -> None:
