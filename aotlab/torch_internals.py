@@ -446,6 +446,21 @@ def call_by_fake_mode(
         return op(*args, **kwargs)
 
 
+#: What ``torch.nn.functional.one_hot`` is.
+ONE_HOT = torch._C._nn.one_hot
+#: The ops by which batch norm computes, of which most are private; the result comes first.
+BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten._batch_norm_no_update.default,
+    torch.ops.aten._batch_norm_with_update.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+)
+
+
 def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
     """Return the memory format that kernels give their results when ``tensor`` comes in."""
     from torch._prims_common import suggest_memory_format

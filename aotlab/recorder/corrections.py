@@ -48,6 +48,26 @@ def _matrix_rank(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return torch.add(rank, 0, out=out)  # other than `copy_`, it resizes and checks as every ``out=`` does
 
 
+def _row_by_row(func: Any) -> Correction:
+    """Lay out the result of a function row by row, as eager's kernel does and the ops that stand for it do not."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        return result.contiguous() if isinstance(result, Tensor) else result
+
+    return call
+
+
+def _max_pool1d(func: Any) -> Correction:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = args[0] if args else kwargs.get("input")
+        differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(given))
+        by_own_kernel = isinstance(given, Tensor) and given.device.type == "cpu" and not differentiable
+        return _row_by_row(func)(args, kwargs) if by_own_kernel else func(*args, **kwargs)
+
+    return call
+
+
 def _without_vectors(func: Any) -> Correction:
     """Let a function of singular values or eigenvalues compute no vectors where no gradient needs them."""
 
@@ -152,6 +172,9 @@ def _require() -> Callable[..., Any]:
 
 _CORRECTIONS: dict[Any, Correction] = {
     Tensor.polygamma_: _polygamma_,
+    internals.ONE_HOT: _row_by_row(internals.ONE_HOT),
+    torch.max_pool1d: _max_pool1d(torch.max_pool1d),
+    torch.nn.functional.max_pool1d: _max_pool1d(torch.nn.functional.max_pool1d),
     torch.ops.aten.lift_fresh: _lift_fresh,
     torch.ops.aten.lift_fresh.default: _lift_fresh,
     torch.linalg.matrix_rank: _matrix_rank,

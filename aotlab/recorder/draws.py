@@ -8,7 +8,7 @@
 A graph has no op in place, but one that makes a new tensor, row by row. Where eager goes along the memory, drawing for
 the dimensions in the memory's order gives eager's numbers, and eager's strides. Whether it does is the kernel's choice,
 which differs from processor to processor; so the kernel is asked, once in a process. And it has to be certain that the
-tensor lies in memory as its fake says: of a batch norm's result, for one, fakes are wrong.
+tensor lies in memory as its fake says: of some ops' results, fakes are wrong (`aotlab.recorder.fakes`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def order_of_draws(tape: Tape, op: OpOverload, tensor: Tensor, likes: Mapping[in
     """
     if op is not _BERNOULLI or tensor.is_contiguous() or tensor.device.type != "cpu":
         return None
-    order = _in_order_of_memory(tensor)
+    order = order_of_memory(tensor)
     known = order is not None and _strides_are_certain(tape, tensor, likes) and _goes_along_memory(tensor.dtype)
     return order if known else None
 
@@ -77,7 +77,7 @@ def _strides_are_certain(tape: Tape, tensor: Tensor, likes: Mapping[int, Tensor]
     return True
 
 
-def _in_order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
+def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the dimensions in the order of the memory; None unless they lie in it one in the other, without gaps."""
     sizes, strides = tensor.shape, tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))

@@ -1,19 +1,20 @@
 """Where torch's fake tensors promise other sizes or strides than eager's kernel gives; put right one by one.
 
-A wrong promise shows only when somebody reads it in the function, or when a gradient of that layout is asked for: by
-then the graph is written. What is listed here was found by `aotlab verify ops`, with ``config.debug_assert`` on.
+A wrong promise shows when somebody reads it in the function, when a gradient of that layout is asked for, or in what
+Inductor returns, which it lays out as promised. What is listed here was found by `aotlab verify ops`, with
+``config.debug_assert`` on, and by the same for tensors that do not lie row by row.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from aotlab import torch_internals as internals
-from aotlab.torch_internals import FakeTensorMode
+from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 #: Makes the right fake results of an op from its arguments and the wrong ones.
 Correction = Callable[[tuple[Any, ...], Any], Any]
@@ -35,6 +36,90 @@ def _softmax(args: tuple[Any, ...], result: Any) -> Any:
     tensor, dim = args[0], args[1]
     (tensor if tensor.dim() else tensor.unsqueeze(0)).size(dim)
     return result
+
+
+def _as_first_on_cpu(args: tuple[Any, ...], result: Any) -> Any:
+    # the first of several results has the memory format of what is given; of the GPU's kernels that is not known
+    if args[0].device.type != "cpu":
+        return result
+    return (_like_the_first(args, result[0]), *result[1:])
+
+
+def _contiguous(args: tuple[Any, ...], result: Any) -> Any:
+    return result.new_empty(result.shape)
+
+
+def _ldexp(args: tuple[Any, ...], result: Any) -> Any:
+    # the powers of two by which it multiplies lie row by row
+    tensor, exponents = args
+    return _elementwise_like(_ATEN.mul.Tensor)((tensor, exponents.new_empty(exponents.shape)), result)
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _index(args: tuple[Any, ...], result: Any) -> Any:
+    tensor, indices = args
+    places = [d for d, index in enumerate(indices) if index is not None]
+    given = [indices[d] for d in places]
+    if result.numel() == 0 or tensor.device.type != "cpu" or any(index.dtype in _MASKS for index in given):
+        return result  # the GPU's kernel copies some indices first
+    adjacent = places[-1] - places[0] == len(places) - 1
+    before = places[0] if adjacent else 0  # what is taken from several places comes first
+    rest = [stride for d, stride in enumerate(tensor.stride()) if d not in places]
+    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    after = [0] * (len(rest) - before)
+    walks = [[*rest[:before], *[0] * len(shape), *rest[before:]]]
+    for index in given:
+        strides = [stride if size > 1 else 0 for size, stride in zip(index.shape, index.stride(), strict=True)]
+        walks.append([*[0] * before, *[0] * (len(shape) - len(strides)), *strides, *after])
+    return result.new_empty_strided(result.shape, iterated(result.shape, walks))
+
+
+def iterated(shape: Sequence[int], walks: Sequence[Sequence[int]]) -> list[int]:
+    """Return the strides of a new tensor that a kernel fills along others, which it reads with the strides ``walks``.
+
+    Torch's iterators lay it out as the first that says which of two dimensions is the inner one. A stride of zero says
+    nothing.
+    """
+
+    def outer_first(one: int, other: int) -> int:
+        for walk in walks:
+            if walk[one] and walk[other] and shape[one] > 1 and shape[other] > 1:
+                if walk[one] != walk[other]:
+                    return 1 if walk[one] > walk[other] else -1
+                if shape[one] > shape[other]:
+                    return 1
+        return 0
+
+    inner_first = list(range(len(shape)))[::-1]
+    for end in range(1, len(inner_first)):  # sorted as torch sorts: dimensions need not be comparable
+        at = end
+        for d in range(end - 1, -1, -1):
+            order = outer_first(inner_first[d], inner_first[at])
+            if order > 0:
+                inner_first[d], inner_first[at] = inner_first[at], inner_first[d]
+                at = d
+            elif order < 0:
+                break
+    strides, step = [0] * len(shape), 1
+    for d in inner_first:
+        strides[d] = step
+        step *= shape[d]
+    return strides
+
+
+def _elementwise_like(op: OpOverload) -> Correction:
+    """Take the strides of another op, whose fake is made by the code that makes the kernels' results."""
+
+    def correction(args: tuple[Any, ...], result: Any) -> Any:
+        given = [each for each in args if isinstance(each, torch.Tensor)]
+        with internals.outside_of_trace():
+            like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given[:2]]
+            strides = op(*like).stride()
+        return result.new_empty_strided(result.shape, strides) if strides != result.stride() else result
+
+    return correction
 
 
 @functools.cache
@@ -69,14 +154,38 @@ def _view(args: tuple[Any, ...], result: Any) -> Any:
     return result
 
 
-_CORRECTIONS: dict[Any, Correction] = {
+_ATEN = torch.ops.aten
+_LAYOUTS: dict[Any, Correction] = {
+    **dict.fromkeys(
+        (
+            _ATEN.div.Tensor_mode, _ATEN.floor_divide.default, _ATEN.heaviside.default, _ATEN.logaddexp.default,
+            _ATEN.logaddexp2.default, _ATEN.logical_and.default, _ATEN.logical_or.default, _ATEN.logical_xor.default,
+            _ATEN.logit_backward.default, _ATEN.native_dropout_backward.default,
+        ),
+        _elementwise_like(_ATEN.mul.Tensor),
+    ),
+    **dict.fromkeys(
+        (_ATEN.copysign.Tensor, _ATEN.special_xlog1py.default, _ATEN.xlogy.Tensor),
+        _elementwise_like(_ATEN.div.Tensor),  # which makes floating-point numbers of integers, as these do
+    ),
+    **dict.fromkeys(internals.BATCH_NORMS, _as_first_on_cpu),
+    _ATEN.index.Tensor: _index,
+    _ATEN.pow.Scalar: _contiguous,
+    _ATEN.ldexp.Tensor: _ldexp,
+    _ATEN.grid_sampler_2d.default: _contiguous,
     internals.FFT_OF_REAL: _fft_of_real,
-    torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
-    torch.ops.aten.max_unpool2d.default: _like_the_first,
-    torch.ops.aten.channel_shuffle.default: _like_the_first,
-    torch.ops.aten.native_channel_shuffle.default: _like_the_first,
+    _ATEN.max_unpool2d.default: _like_the_first,
+    _ATEN.channel_shuffle.default: _like_the_first,
+    _ATEN.native_channel_shuffle.default: _like_the_first,
+}  # fmt: skip
+#: Ops whose results lie in memory otherwise than torch's fakes say.
+LAID_OUT = frozenset(_LAYOUTS)
+
+_CORRECTIONS: dict[Any, Correction] = {
+    **_LAYOUTS,
+    _ATEN.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     internals.SOFTMAX: _softmax,
-    torch.ops.aten.view.default: _view,
+    _ATEN.view.default: _view,
 }
 
 

@@ -24,7 +24,8 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
 from aotlab.recorder.draws import order_of_draws
-from aotlab.recorder.fakes import as_in_eager
+from aotlab.recorder.fakes import LAID_OUT, as_in_eager
+from aotlab.recorder.layouts import laid_out, needs_look
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
@@ -203,6 +204,8 @@ class Recorder(TorchDispatchMode):
             try:
                 with self:
                     result = decomposition(*args, **kwargs)
+                if outermost and result is not NotImplemented and func in self.decompositions:
+                    result = self._laid_out(func, types, args, kwargs, result)
             finally:
                 if outermost:
                     self._original = None
@@ -252,6 +255,11 @@ class Recorder(TorchDispatchMode):
             raise self._no_values(func, (args, kwargs), error) from error
         if draws(func):
             return self._append_draw(func, args, kwargs, result)
+        if func in LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
+            # a backend that decomposes lays out what it computes as torch's own fakes say
+            promised = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+            self._append(func, args, kwargs, promised)
+            return laid_out(promised, result, lambda op, args, kwargs: self._record(op, types, args, kwargs))
         self._append(func, args, kwargs, result)
         return result
 
@@ -282,6 +290,18 @@ class Recorder(TorchDispatchMode):
         index = len(self.tape.operations)
         self.tape.append(Operation(index, op, args, {}, state, self.phase, None, None, None, op))
         return state
+
+    def _laid_out(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        """Give what a decomposition of ``func`` computed the strides of the op itself."""
+        if func._schema.is_mutable or not needs_look(func, args, kwargs):
+            return result
+        try:
+            fake = self._run_on_fakes(func, types, args, kwargs)
+        except (internals.DataDependentOutputException, internals.DynamicOutputShapeException, NotImplementedError):
+            return result  # the op has no fake result of its own
+        return laid_out(result, fake, lambda op, args, kwargs: self._record(op, types, args, kwargs))
 
     def _record_permuted(
         self,

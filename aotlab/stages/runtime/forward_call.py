@@ -133,8 +133,8 @@ class ForwardCall:
         return f"[{', '.join(order)}]", box_index
 
 
-#: An output of so many bytes may be kept only for what hangs on it.
-_SMALL = 16384
+#: An output of so many bytes, as a loss, may be kept only for what hangs on it.
+_SMALL = 64
 
 
 def hung_on(trace: Trace, segment: int) -> tuple[int, ...] | None:
