@@ -119,3 +119,16 @@ def test_gradients_of_a_turned_batch_norm():
     for expected, found in zip(*results, strict=True):
         assert expected.stride() == found.stride()
         torch.testing.assert_close(found, expected)
+
+
+def test_dynamo_answers_by_its_own_fakes():
+    """What a program asks behind Dynamo is Dynamo's to answer, here wrongly with every backend; ours is right."""
+
+    def f(x, i):
+        return x + 1 if x[i].is_contiguous() else x - 1
+
+    inputs = torch.zeros(10, 5), NUMBERS
+    answers = [each(*inputs).sum().item() for each in (f, aotlab.compile(f, backend="eager"))]
+    behind = [torch.compile(f, backend=backend)(*inputs).sum().item() for backend in ("eager", "aotlab")]
+    assert answers == [-50, -50]
+    assert behind == [50, 50]
