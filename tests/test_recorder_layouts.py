@@ -132,3 +132,16 @@ def test_dynamo_answers_by_its_own_fakes():
     behind = [torch.compile(f, backend=backend)(*inputs).sum().item() for backend in ("eager", "aotlab")]
     assert answers == [-50, -50]
     assert behind == [50, 50]
+
+
+@pytest.mark.parametrize("function", [torch.norm, torch.max, torch.prod, lambda x: torch.maximum(x, x.detach()[0, 0])])
+def test_gradients_of_turned_inputs(function):
+    """The strides of ``.grad`` are eager's; those that `torch.autograd.grad` returns are not, for a few functions."""
+    results = []
+    for candidate in (function, aotlab.compile(function, backend="eager")):
+        x = torch.rand(4, 5).t().requires_grad_()
+        (gradient,) = torch.autograd.grad(candidate(x).sum(), x)
+        candidate(x).sum().backward()
+        results.append((gradient.stride(), x.grad.stride()))
+    assert results[0][1] == results[1][1]
+    assert results[0][0] != results[1][0], "no longer so: take it out of README"
