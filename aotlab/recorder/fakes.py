@@ -114,6 +114,8 @@ def _elementwise_like(op: OpOverload) -> Correction:
 
     def correction(args: tuple[Any, ...], result: Any) -> Any:
         given = [each for each in args if isinstance(each, torch.Tensor)]
+        if len(given) < 2:  # a number beside a tensor
+            return result
         with internals.outside_of_trace():
             like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given[:2]]
             strides = op(*like).stride()
