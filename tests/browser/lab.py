@@ -31,6 +31,13 @@ OWN_ERRORS = {
 
 # What the scripts below begin with: the panel of the notebook that is looked at.
 _PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
+#: The outputs of the cells of the notebook that is looked at: as the notebook holds them, and how many are drawn.
+_ALL_OUTPUTS = f"""() => {{
+    {_PANEL}
+    return (panel?.content?.widgets ?? []).filter(cell => cell.model?.outputs).map(cell => [
+        cell.model.outputs.toJSON(), cell.node.querySelectorAll('.jp-OutputArea-output').length,
+    ]);
+}}"""
 _COUNT = itertools.count(1)
 
 
@@ -131,9 +138,11 @@ class Lab:
     def keep_failure(self, name: str) -> None:
         """Keep what can be seen of a failed test."""
         stem = re.sub(r"\W+", "-", name).strip("-")
+        seen = list(self.complaints)
         if not self.page.is_closed():
             self.page.screenshot(path=self.artefacts / f"failed-{stem}.png")
-        (self.artefacts / f"failed-{stem}.txt").write_text("\n".join(self.complaints), encoding="utf-8")
+            seen.append(json.dumps(self.page.evaluate(_ALL_OUTPUTS), indent=1))
+        (self.artefacts / f"failed-{stem}.txt").write_text("\n".join(seen), encoding="utf-8")
 
     # Notebooks
 
