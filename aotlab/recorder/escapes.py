@@ -409,7 +409,9 @@ class EscapeGuard(TorchFunctionMode):
         if func not in DETACHES and self.hooks.has(tensor):  # later hooks, of the caller's too, go with these in eager
             raise RunEagerly(f"{self._called(tensor)} has a hook and changes its sizes, at {user_line()}")
         if func in DETACHES:
-            self.chronicle.detaches(tensor)
+            has_history = tensor.requires_grad or internals.base_of(tensor) is not None
+            if has_history or self.reshapes.is_input(tensor):
+                self.chronicle.detaches(tensor)
         elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
             self.chronicle.moves_unseen(tensor)
         of_view = func in RESIZES and known is not None and not self.reshapes.is_input(tensor)

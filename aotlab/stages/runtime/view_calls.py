@@ -73,6 +73,11 @@ class ViewCalls:
                 self.draft.in_context(f"{made} = {call}", grad_mode=grad_mode)
             given.add(step.item)
             expression = f"{made}[{step.item}]"
+        if protected and any(step.target == "aten.view.dtype" for step in output.views):
+            # outside, a view of another dtype of an inference tensor is none, and could be written
+            self.w.add(f"with {self.w.constant('inference', torch.inference_mode)}():")
+            self.w.add(f"    {name} = {expression}")
+            return
         self.draft.in_context(f"{name} = {expression}", grad_mode=grad_mode)
 
     def _as_strided_offset(self, base: str, output: OutputAliasInfo) -> str:
