@@ -74,6 +74,8 @@ def layout(value: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("decompositions", ["none", "Inductor's", "Inductor"])
 def test_layouts(kind, decompositions):
     """What the program returns has eager's strides; what it reads of them is eager's too."""
+    if kind == "one_hot" and torch.__version__.startswith("2.11."):
+        pytest.skip("one_hot looks at values there, and is refused")
     program, *inputs = PROGRAMS[kind]
     if decompositions == "Inductor":
         found = aotlab.compile(program, backend="inductor")(*inputs)
