@@ -140,3 +140,18 @@ def test_what_is_kept_and_not_read(index):
 
     assert outcome(program) == outcome(compiled(program))
     assert isinstance(outcome(program), list) is (index == 2)
+
+
+def test_an_output_that_eager_does_not_keep():
+    """What derivatives of derivatives hang on takes no memory of an output that is let go."""
+
+    def f(x, w):
+        logits = x @ w
+        return logits, logits.log_softmax(-1).sum()
+
+    for call in (f, compiled(f)):
+        logits, loss = call(torch.ones(8, 4), torch.ones(4, 16, requires_grad=True))
+        memory = logits.untyped_storage()._weak_ref()
+        del logits
+        assert torch.UntypedStorage._expired(memory)
+        assert loss.grad_fn is not None
