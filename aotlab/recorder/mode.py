@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):
             # a backend that decomposes lays out what it computes as torch's own fakes say
             promised = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
             self._append(func, args, kwargs, promised)
-            return laid_out(promised, result, lambda op, args, kwargs: self._record(op, types, args, kwargs))
+            return laid_out(promised, result, self._recording(types))
         self._append(func, args, kwargs, result)
         return result
 
@@ -301,7 +301,10 @@ class Recorder(TorchDispatchMode):
             fake = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException, NotImplementedError):
             return result  # the op has no fake result of its own
-        return laid_out(result, fake, lambda op, args, kwargs: self._record(op, types, args, kwargs))
+        return laid_out(result, fake, self._recording(types))
+
+    def _recording(self, types: Sequence[type]) -> Callable[..., Any]:
+        return lambda op, args, kwargs: self._record(op, types, args, kwargs)
 
     def _record_permuted(
         self,
