@@ -9,14 +9,18 @@ Autograd neither compares versions of such a tensor nor hands it to ``saved_tens
 caller has written to ``w`` since. A checkpoint's function likewise sees it of all that it was not given. So a saved
 value is read late where every op of the backward that takes it was called by such a node, from the very memory. What
 the node keeps as autograd does besides is watched by itself, for the nodes that keep it.
+
+Who is given other memory (``x.data = y``) takes along what reads ``x`` itself, but not what reads a view of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from aotlab import torch_internals as internals
 from aotlab.ir.graphs import READS_LATE, is_view, phase_of, placeholders
@@ -32,6 +36,65 @@ def read_late(tape: Tape) -> frozenset[int]:
         for tensor in tensors_in((operation.args, operation.kwargs))
         if tensor.layout == torch.strided
     )
+
+
+class ReadersNoted(TorchFunctionMode):
+    """Notes by which tensors custom functions and checkpoints read the memory of inputs in a backward that is traced.
+
+    Parameters
+    ----------
+    inputs
+        The wrappers that stand for the inputs.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._inputs = {id(wrapper): wrapper for wrapper in inputs}
+        self._made: dict[int, Tensor] = {}
+        self._themselves: set[int] = set()
+        self._aliases: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Look at what a function is given, and remember what the backward makes itself.
+
+        Of what it saves, autograd makes aliases, too, at which a checkpoint looks and which it detaches.
+        """
+        given = [tensor for tensor in tensors_in((args, kwargs or {})) if internals.is_functional(tensor)]
+        try:
+            result = func(*args, **(kwargs or {}))
+        except BaseException:  # so a checkpoint ends its function when it has all that it needs
+            self._note(given)
+            raise
+        made = tensors_in(result)
+        if made and not (func is Tensor.detach and self._aliases_among(given)):
+            self._note(given)
+            known = {id(tensor) for tensor in given}
+            self._made.update((id(tensor), tensor) for tensor in made if id(tensor) not in known)
+        return result
+
+    def _note(self, given: Sequence[Tensor]) -> None:
+        aliases = self._aliases_among(given)
+        self._aliases.update(map(internals.storage_key, aliases))
+        self._themselves.update(internals.storage_key(tensor) for tensor in given if id(tensor) in self._inputs)
+
+    def _aliases_among(self, given: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor in given if id(tensor) not in self._made and id(tensor) not in self._inputs]
+
+    @property
+    def themselves(self) -> frozenset[int]:
+        """The numbers of the inputs whose memory is read by way of inputs."""
+        return self._in(self._themselves)
+
+    @property
+    def by_aliases(self) -> frozenset[int]:
+        """Those whose memory is read by views that the forward made, or by what ``detach`` made of them."""
+        return self._in(self._aliases)
+
+    def _in(self, keys: Collection[int]) -> frozenset[int]:
+        wrappers = enumerate(self._inputs.values())
+        return frozenset(k for k, wrapper in wrappers if internals.storage_key(wrapper) in keys)
 
 
 def saved_properly(nodes: Collection[object]) -> frozenset[int]:

@@ -421,3 +421,79 @@ def test_other_memory_of_one_of_several_windows(apart):
         return torch.autograd.grad(y.sum(), w)[0].tolist()
 
     assert gradient(compiled(program)) == gradient(program)
+
+
+class Attribute(torch.autograd.Function):
+    """A sine that keeps what it takes without autograd's knowledge."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Keep it as an attribute."""
+        ctx.x = x
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use it as it is by then."""
+        return gradient * ctx.x.cos()
+
+
+def again(function, *tensors):
+    """Run a function in a checkpoint."""
+    return checkpoint(function, *tensors, use_reentrant=False)
+
+
+def captured(x, view):
+    """Use what the checkpoint was not given."""
+    return again(lambda y: view * y, x.exp().view(view.shape))
+
+
+READ_LATE = {
+    "given": lambda x: again(torch.square, x),
+    "used": lambda x: captured(x, x),
+    "viewed inside": lambda x: again(lambda y: x.view(-1)[1:] * y, x.exp().view(-1)[1:]),
+    "attribute": Attribute.apply,
+    "view given": lambda x: again(torch.square, x[...]),
+    "view used": lambda x: captured(x, x.view(-1)),
+    "detached used": lambda x: captured(x, x.detach()),
+    "view given, detached inside": lambda x: again(lambda y: y.detach() * y, x.view(-1)),
+    "both": lambda x: again(lambda y: y * x[0], x[0]),
+    "both, in turn": lambda x: again(torch.square, x[0]) * Attribute.apply(x)[0],
+}
+
+GIVEN_LATE = {
+    "nothing": lambda x: None,
+    "other memory": lambda x: setattr(x, "data", x.detach() * 2),
+    "written": lambda x: x.data.mul_(2),
+    "written, then other memory": lambda x: (x.data.mul_(2), setattr(x, "data", x.detach() + 1)),
+}
+
+
+@pytest.mark.parametrize("partitioner", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("action", GIVEN_LATE)
+@pytest.mark.parametrize("kind", READ_LATE)
+def test_read_late(kind, action, is_written, partitioner):
+    """Other memory is computed with where an input itself is read late, not where a view of it is.
+
+    One saved value cannot tell both, if it is the written one: eager runs the call.
+    """
+
+    def program(x):
+        y = READ_LATE[kind](x)
+        if is_written:
+            x.data.mul_(3)
+        return y
+
+    def gradient(call):
+        x = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]], requires_grad=True)
+        y = call(x)
+        GIVEN_LATE[action](x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    call = compiled(program, partitioner=partitioner)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = gradient(call)
+    torch.testing.assert_close(found, gradient(program))
+    assert (behind(call).calls.eager == 1) == (is_written and kind.startswith("both"))

@@ -163,9 +163,25 @@ class Keeping:
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
                     place = f"{tuple(value.shape)}, {tuple(value.stride())}, {shift}{dtype}"
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(keeper)}, {place})"
-                    if n in lent:
+                    if n in lent and self._follows(keeper):
                         found[n] += f"; saved.stands_for({n}, {self._draft.kept(keeper)})"
         return [*found.values(), *self._names_detached()]
+
+    def _follows(self, k: int) -> bool:
+        """Tell whether what a backward reads late of an input is what that is by then, given other memory, too.
+
+        So it is where it reads the input itself; a view keeps the memory that it had.
+
+        Raises
+        ------
+        RunEagerly
+            It reads both, of which one saved value cannot tell.
+        """
+        trace = self._draft.trace
+        if k in trace.read_late_by_aliases & trace.read_late_themselves:
+            name = self._draft.meta.input_info[k].name
+            raise RunEagerly(f"a backward reads `{name}` and a view of it as they are by then, and it is changed")
+        return k not in trace.read_late_by_aliases
 
     def _names_detached(self) -> Iterator[str]:
         """Write which inputs lent values stand for that are saved detached."""
@@ -176,7 +192,7 @@ class Keeping:
             for n in partition.lent:
                 value = values[n]
                 k = None if value is None else places.get(internals.storage_key(value))
-                if partition.saved[n].is_input and k is not None:
+                if partition.saved[n].is_input and k is not None and self._follows(k):
                     yield f"saved.stands_for({n}, {self._draft.kept(k)})"
 
     def watch(self, edges: Edges) -> None:

@@ -13,7 +13,7 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.backward_writes import unwritten
 from aotlab.analysis.history import Edge, Exit, Segment, keep_themselves, node_bits, state_masks, survey, watches
 from aotlab.analysis.hooked import check_partners, check_passed
-from aotlab.analysis.late_reads import read_late, saved_properly
+from aotlab.analysis.late_reads import ReadersNoted, read_late, saved_properly
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
@@ -112,7 +112,12 @@ def make_joint(
         metadata=metadata,
     )
     seen = survey(parts)
-    with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints):
+    readers = ReadersNoted(item.wrapper for item in findings.inputs)
+    is_read_late = bool(seen.custom) or findings.recorder.has_checkpoints
+    with (
+        unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints),
+        readers if is_read_late else nullcontext(),
+    ):
         gradients = differentiate_all(trace, moved=findings.moved)
     if sum(map(bool, trace.drawn_of_full.values())) > 1:
         raise RunEagerly(
@@ -127,8 +132,9 @@ def make_joint(
         check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
         check_moved_unseen(findings, forward.edges)
-        if seen.custom or findings.recorder.has_checkpoints:
+        if is_read_late:
             trace.lendable = read_late(trace.tape) - _unwatched(findings, trace)
+            trace.read_late_themselves, trace.read_late_by_aliases = readers.themselves, readers.by_aliases
             trace.kept_properly = saved_properly(bits)
         if sum(len(part.entries) for part in parts) > 1:
             trace.unread = _unread(findings, trace, bits)

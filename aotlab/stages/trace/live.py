@@ -93,6 +93,8 @@ class Trace:
     lendable, kept_properly
         The keys of the storages that some op of the backward reads as they are by then, where a write to them is
         noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
+    read_late_themselves, read_late_by_aliases
+        The inputs whose memory such ops read by way of inputs, and by views that the forward made; may be both.
     saved_values
         The saved values as the trace has them, None for a clone; a compiler may put others into the graphs.
     lookers
@@ -163,6 +165,8 @@ class Trace:
     unread: dict[Source, int] = field(default_factory=dict)
     lendable: frozenset[int] = frozenset()
     kept_properly: frozenset[int] = frozenset()
+    read_late_themselves: frozenset[int] = frozenset()
+    read_late_by_aliases: frozenset[int] = frozenset()
     saved_values: tuple[Tensor | None, ...] = ()
     lookers: dict[Any, int] = field(default_factory=dict)
     idle: int = 0
