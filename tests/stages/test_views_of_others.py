@@ -9,6 +9,7 @@ grad if that tensor does.
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -326,3 +327,57 @@ def test_two_of_them_that_share_memory(program, shared, first):
     function = compiled(program)
     calls = [lambda: inputs(first), lambda: inputs(not first), lambda: inputs(first)]
     assert differences(program, function, calls) == []
+
+
+EMPTY = {
+    "rows": lambda whole: (whole, whole[2:]),
+    "columns": lambda whole: (whole, whole[:, 2:]),
+    "beside": lambda whole: (whole[:1], whole[2:]),
+    "both": lambda whole: (whole[2:], whole[2:]),
+}
+
+
+def _used_between(a, b):
+    a.mul_(2)
+    v = b / 2
+    a.zero_()
+    return v
+
+
+def _empty_written(a, b):
+    b.mul_(3)
+    return a / 2, b * 2
+
+
+def _each_after_the_other(a, b):
+    a.mul_(3)
+    v, w = b / 2, a * 2
+    b.mul_(2)
+    return v, w
+
+
+def _neither(a, b):
+    return a / 2, b * 2
+
+
+@pytest.mark.parametrize("program", [_used_between, _empty_written, _each_after_the_other, _neither])
+@pytest.mark.parametrize("kind", EMPTY)
+def test_a_view_without_elements(kind, program):
+    """It shares no byte, and yet a history, which a write to the other moves (`aotlab fuzz --seed 1160000`)."""
+
+    def gradients(call):
+        leaf = torch.tensor([[-1.25, 1.25], [2.0, 3.0]], requires_grad=True)
+        a, b = EMPTY[kind](leaf * 1)
+        outputs = call(a, b)
+        found = []
+        for output in outputs if isinstance(outputs, tuple) else (outputs,):
+            for tensor in (a, b, leaf):
+                way = torch.autograd.grad(output.sum(), tensor, retain_graph=True, allow_unused=True)[0]
+                found.append(None if way is None else way.tolist())
+        return found
+
+    call = aotlab.compile(program, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert gradients(call) == gradients(program)
+    assert (behind(call).calls.eager == 1) == (program is not _neither)
