@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import block as block_module
 from aotlab.verification.fuzz import cell, corpus, drawing, engines, failures, plan, progress, table, workers
 from aotlab.verification.fuzz.block import Block, Failure, Row
-from aotlab.verification.fuzz.plan import Plan
+from aotlab.verification.fuzz.plan import Plan, engine_revision
 from aotlab.verification.fuzz.run import run
 from aotlab.verification.fuzz.state import State
 from aotlab.verification.programs import Outcome, Program, Setup
@@ -315,6 +316,7 @@ def test_a_failure_is_shrunk_and_saved_once(play, tmp_path):
     assert (len(body), ".mul_(" in text, "inputs_1" in text) == (2, True, False)
     assert f"{failing} × raises: RuntimeError: boom 0 in the call, eager nothing" in out.getvalue()
     assert str(saved) in out.getvalue()
+    assert f"engine {engine_revision('aotlab')} in {Path(aotlab.__file__).parent}\n" in out.getvalue()
 
 
 def test_a_cell_runs_by_itself(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import TextIO
 from aotlab.errors import UsageError
 from aotlab.verification.fuzz import corpus
 from aotlab.verification.fuzz.block import FAILED, Block, Failure, Row
-from aotlab.verification.fuzz.plan import Plan
+from aotlab.verification.fuzz.plan import Plan, engine_revision
 from aotlab.verification.fuzz.progress import Progress
 from aotlab.verification.fuzz.state import State
 from aotlab.verification.fuzz.table import Summary, summarize
@@ -160,7 +160,9 @@ def _print(
             return
         json_path.write_text(text, encoding="utf-8")
     how = "torch.compile" if plan.dynamo else "the function itself"
-    lines = [f"{plan.engine} on {how}, seed {plan.key}", summary.text(), *(f"  saved {file}" for file in files)]
+    where = "" if plan.engine == "upstream" else f" in {Path(__file__).parents[2]}"  # not always the folder one is in
+    what = f"{plan.engine} on {how}, seed {plan.key}; engine {engine_revision(plan.engine)}{where}"
+    lines = [what, summary.text(), *(f"  saved {file}" for file in files)]
     if total is not None:
         lines.append(carried_text(plan.engine, *total))
     print("\n".join([*lines, f"{rate:.1f} programs per second"]), file=out)
