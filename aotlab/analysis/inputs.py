@@ -73,8 +73,9 @@ class Entered:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
     it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``;
-    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not. ``is_over``
-    says that autograd takes the wrapper for a view of another tensor, as it takes the caller's.
+    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not;
+    ``stepped_as`` that in which the last of its ``steps`` was taken. ``is_over`` says that autograd takes the wrapper
+    for a view of another tensor, as it takes the caller's.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Entered:
     left: Any = None
     written_apart: bool = False
     written_as: float = math.inf
+    stepped_as: int = 0
     is_over: bool = False
 
     def take_new_edge(self) -> None:

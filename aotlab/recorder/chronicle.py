@@ -69,6 +69,7 @@ class Chronicle:
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written: dict[int, int] = {}
         self._written_through: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._stepped: dict[int, weakref.ref[Tensor]] = {}
         self._moved_unseen: dict[int, int] = {}
         self._used_late: dict[int, dict[int, Tensor]] = {}
         self._detached: dict[int, int] = {}
@@ -246,6 +247,17 @@ class Chronicle:
         """Return how many tensors had been written before an input first was, itself or a view of it; else infinity."""
         known = self._written_through.get(id(wrapper))
         return known[1] if known is not None and known[0]() is wrapper else math.inf
+
+    def steps(self, tensor: Tensor) -> None:
+        """Note that the sizes or strides of a tensor, or its history, are changed in place."""
+        self._stepped.pop(id(tensor), None)
+        self._stepped[id(tensor)] = weakref.ref(tensor)
+
+    def place_among_steps(self, wrapper: Tensor) -> int:
+        """Return how many tensors had been changed like that for the last time when an input was; 0 if it was not."""
+        order = list(self._stepped)
+        known = self._stepped.get(id(wrapper))
+        return order.index(id(wrapper)) if known is not None and known() is wrapper else 0
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""

@@ -424,6 +424,7 @@ class EscapeGuard(TorchFunctionMode):
         if of_part and tensor.requires_grad and torch.is_grad_enabled() and not internals.is_dense(tensor):
             raise RunEagerly(f"`{func.__name__}` of a view that leaves out elements, at {user_line()}")
         before = self.looks.place_of(tensor) if of_part else None
+        self.chronicle.steps(tensor)
         result = self.reshapes.run(func, args, kwargs)
         if func in WINDOWS and known is not None:
             self.looks.check_window(tensor)

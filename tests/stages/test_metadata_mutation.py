@@ -643,6 +643,39 @@ def test_narrowing_to_memory_outside():
     same(f, nonleaf(8)[2:5], 1, eagerly=True)
 
 
+@pytest.mark.parametrize("step", [lambda t: t.unsqueeze_(0), torch.Tensor.t_])
+@pytest.mark.parametrize("other", [lambda a, base: a.detach(), lambda a, base: base[1:], lambda a, base: base])
+@pytest.mark.parametrize("first", ["a", "b", "neither"])
+def test_steps_in_the_order_of_the_program(first, other, step):
+    """A view whose gradient is retained is changed last, as in eager: torch itself ends in an assertion otherwise."""
+
+    def f(a, b):
+        if first == "b":
+            step(b)
+        step(a)
+        if first == "a":
+            step(b)
+
+    def make():
+        leaf = torch.arange(6.0).view(3, 2).requires_grad_()
+        base = leaf * 1
+        a = base[1:]
+        if first != "a":  # which is what torch does not bear
+            a.retain_grad()
+        return leaf, a, other(a, base)
+
+    leaf, a, b = make()
+    f(a, b)
+    (a * 2).sum().backward()
+    ours, own, another = make()
+    call = compiled(f)
+    call(own, another)
+    (own * 2).sum().backward()
+    assert (own.shape, another.shape, ours.grad.tolist()) == (a.shape, b.shape, leaf.grad.tolist())
+    assert (own.grad is None) == (a.grad is None)
+    assert behind(call).calls.eager == 0
+
+
 # --- detach_ and requires_grad_
 
 

@@ -40,9 +40,13 @@ class Mutations:
                 self._count(k)
 
     def without_writes(self) -> None:
-        """Change those of the caller's tensors that get no new values."""
+        """Change those of the caller's tensors that get no new values.
+
+        In the order of the program: a step on one moves the histories of others. Where the gradient of a view is
+        retained, torch ends in an assertion of its own if that happens after a step on the view itself.
+        """
         written = {write.index for write in self.draft.trace.writes}
-        for info in self.draft.meta.input_info:
+        for info in (self.draft.meta.input_info[k] for k in self.draft.trace.by_steps):
             if info.is_changed and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
         for k in filter(self.draft.counts_first, list(self._versions)):

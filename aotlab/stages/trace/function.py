@@ -130,6 +130,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             if unseen and internals.is_over_another(item.real):
                 raise NeedsAnother(f"a view of `{item.name}`, a view itself, is made without autograd")
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
+            item.stepped_as = escapes.chronicle.place_among_steps(item.wrapper)
             if counters is not None:
                 item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         if call.state.counters:

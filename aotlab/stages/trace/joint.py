@@ -103,6 +103,7 @@ def make_joint(
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
         made_through=through,
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
+        by_steps=sorted(range(len(findings.inputs)), key=lambda k: findings.inputs[k].stepped_as),
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         held=findings.held,

@@ -76,6 +76,8 @@ class Trace:
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
         For each kept input, its offset when the function returned.
+    by_steps
+        The kept inputs in the order in which the function last changed their sizes or histories in place.
     warned
         What the function warned of.
     arrived
@@ -154,6 +156,7 @@ class Trace:
     returned_outputs: list[int]
     made_through: dict[int, int]
     final_offsets: list[int]
+    by_steps: list[int]
     warned: tuple[Warned, ...]
     visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
