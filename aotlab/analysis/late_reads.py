@@ -49,7 +49,8 @@ class ReadersNoted(TorchFunctionMode):
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        self._inputs = {id(wrapper): wrapper for wrapper in inputs}
+        self._wrappers = list(inputs)
+        self._inputs = {id(wrapper): k for k, wrapper in enumerate(self._wrappers)}
         self._made: dict[int, Tensor] = {}
         self._themselves: set[int] = set()
         self._aliases: set[int] = set()
@@ -77,24 +78,21 @@ class ReadersNoted(TorchFunctionMode):
     def _note(self, given: Sequence[Tensor]) -> None:
         aliases = self._aliases_among(given)
         self._aliases.update(map(internals.storage_key, aliases))
-        self._themselves.update(internals.storage_key(tensor) for tensor in given if id(tensor) in self._inputs)
+        self._themselves.update(self._inputs[id(tensor)] for tensor in given if id(tensor) in self._inputs)
 
     def _aliases_among(self, given: Sequence[Tensor]) -> list[Tensor]:
         return [tensor for tensor in given if id(tensor) not in self._made and id(tensor) not in self._inputs]
 
     @property
     def themselves(self) -> frozenset[int]:
-        """The numbers of the inputs whose memory is read by way of inputs."""
-        return self._in(self._themselves)
+        """The numbers of the inputs that are read themselves."""
+        return frozenset(self._themselves)
 
     @property
     def by_aliases(self) -> frozenset[int]:
         """Those whose memory is read by views that the forward made, or by what ``detach`` made of them."""
-        return self._in(self._aliases)
-
-    def _in(self, keys: Collection[int]) -> frozenset[int]:
-        wrappers = enumerate(self._inputs.values())
-        return frozenset(k for k, wrapper in wrappers if internals.storage_key(wrapper) in keys)
+        wrappers = enumerate(self._wrappers)
+        return frozenset(k for k, wrapper in wrappers if internals.storage_key(wrapper) in self._aliases)
 
 
 def saved_properly(nodes: Collection[object]) -> frozenset[int]:

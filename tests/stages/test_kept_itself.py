@@ -497,3 +497,84 @@ def test_read_late(kind, action, is_written, partitioner):
         found = gradient(call)
     torch.testing.assert_close(found, gradient(program))
     assert (behind(call).calls.eager == 1) == (is_written and kind.startswith("both"))
+
+
+def _detached(tensor):
+    tensor.detach_()
+
+
+CHANGES = {
+    "turned": torch.Tensor.t_,
+    "detached": _detached,
+    "made to require grad": lambda tensor: tensor.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_beside_an_input_that_changes_its_sizes(change, is_last):
+    """What is done to one input is nothing to what is kept of another (`aotlab fuzz --seed 1180000`)."""
+
+    def program(x, w):
+        if not is_last:
+            CHANGES[change](w)
+        y = x * x
+        if is_last:
+            CHANGES[change](w)
+        return y
+
+    def gradients(call):
+        x = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]], requires_grad=True)
+        y = call(x, torch.ones(2, 2))
+        x.data = x.detach() * 2
+        return [torch.autograd.grad(y.sum(), x, retain_graph=True)[0].tolist() for _ in range(2)]
+
+    call = compiled(program)
+    assert gradients(call) == gradients(program)
+    assert behind(call).calls.eager == 0
+
+
+@pytest.mark.parametrize("given", ["x", "alias"])
+def test_read_late_beside_an_alias_that_changes_its_sizes(given):
+    """Of two inputs on the same memory it is the one that is read which may be given other memory."""
+
+    def program(x, w, alias):
+        y = captured(w, x)
+        alias.unsqueeze_(0)
+        return y
+
+    def gradient(call):
+        source = torch.tensor([[-1.25, 1.25], [-1.75, 0.75]], requires_grad=True)
+        x, w = source * 1, torch.ones(2, 2, requires_grad=True)
+        tensors = {"x": x, "alias": x.detach()}
+        y = call(x, w, tensors["alias"])
+        tensors[given].data = tensors[given].detach() * 2
+        return torch.autograd.grad(y.sum(), w)[0].tolist()
+
+    call = compiled(program)
+    assert gradient(call) == gradient(program)
+    assert behind(call).calls.eager == 0
+
+
+def test_kept_beside_one_that_is_written():
+    """It shows the write, and is not found among what is kept: other memory is an error of ours, no old value."""
+
+    def program(x, w, alias):
+        alias.unsqueeze_(0)
+        w.data.mul_(2)
+        return x * alias
+
+    def gradient(call, is_given):
+        x, source = (torch.arange(4.0).view(2, 2).requires_grad_() for _ in range(2))
+        w = source * 1
+        alias = w.detach()
+        y = call(x, w, alias)
+        if is_given:
+            alias.data = alias.detach() * 3
+        return torch.autograd.grad(y.sum(), x)[0].tolist()
+
+    call = compiled(program)
+    assert gradient(call, is_given=False) == gradient(program, is_given=False)
+    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+        gradient(call, is_given=True)
+    assert behind(call).calls.eager == 0

@@ -82,13 +82,13 @@ class Keeping:
     def expression(self) -> str:
         """Write the list of saved values, and which of them are lent and loose.
 
-        An output is saved detached, lest it keep itself alive; so is an input where the epilogue changes the sizes of
-        inputs, since the backward needs it as it was, and one of which the backward needs the memory that it had.
+        An output is saved detached, lest it keep itself alive; so is an input of which the epilogue changes the sizes,
+        since the backward needs it as it was, and one of which the backward needs the memory that it had.
         """
         saved = self._draft.parts.partition.saved
         count = len(self._draft.trace.forward_outputs)
-        reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
-        detached = [s.is_returned or s.is_alias or (reshaped and s.is_input) for s in saved]
+        values = zip(saved, self._draft.trace.saved_values, strict=True)
+        detached = [s.is_returned or s.is_alias or (s.is_input and self._is_reshaped(value)) for s, value in values]
         lent, loose = self._draft.parts.partition.lent, self._draft.parts.partition.loose
         late = (f", {lent}" if lent else "") + (f", {loose}" if loose else "")
         if not any(detached):
@@ -163,25 +163,37 @@ class Keeping:
                     dtype = "" if value.dtype == final.dtype else f", {value.dtype}"
                     place = f"{tuple(value.shape)}, {tuple(value.stride())}, {shift}{dtype}"
                     found[n] = f"saved.keep_in({n}, {self._draft.kept(keeper)}, {place})"
-                    if n in lent and self._follows(keeper):
-                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(keeper)})"
+                    if n in lent and (origin := self._origin(keeper)) is not None:
+                        found[n] += f"; saved.stands_for({n}, {self._draft.kept(origin)})"
         return [*found.values(), *self._names_detached()]
 
-    def _follows(self, k: int) -> bool:
-        """Tell whether what a backward reads late of an input is what that is by then, given other memory, too.
+    def _origin(self, k: int) -> int | None:
+        """Return which input a backward reads late in the memory of the ``k``-th, if that is one itself, and no view.
 
-        So it is where it reads the input itself; a view keeps the memory that it had.
+        Given other memory, it is then what the backward reads; a view keeps the memory that it had.
 
         Raises
         ------
         RunEagerly
-            It reads both, of which one saved value cannot tell.
+            It reads several of them, of which one saved value cannot tell.
         """
-        trace = self._draft.trace
-        if k in trace.read_late_by_aliases & trace.read_late_themselves:
+        trace, fakes = self._draft.trace, self._draft.trace.input_fakes
+        places = {j: internals.storage_key(fakes[j]) for j in {k, *trace.read_late_themselves}}
+        read = [j for j in trace.read_late_themselves if places[j] == places[k]]
+        if len(read) + (k in trace.read_late_by_aliases) > 1:
             name = self._draft.meta.input_info[k].name
             raise RunEagerly(f"a backward reads `{name}` and a view of it as they are by then, and it is changed")
-        return k not in trace.read_late_by_aliases
+        return read[0] if read else None
+
+    def _is_reshaped(self, value: Tensor | None) -> bool:
+        """Tell whether a value may lie in an input of which the epilogue changes the sizes or the history."""
+        trace, infos = self._draft.trace, self._draft.meta.input_info
+        changed = [info.index for info in infos if info.is_changed or info.mutates_metadata]
+        if value is None or any(self._draft.base_with(k) is not None for k in changed):
+            return bool(changed)
+        written = zip(trace.writes, trace.forward_outputs, strict=False)
+        fakes = [trace.input_fakes[k] for k in changed] + [final for write, final in written if write.index in changed]
+        return internals.storage_key(value) in {internals.storage_key(f) for f in fakes if f.layout == torch.strided}
 
     def _names_detached(self) -> Iterator[str]:
         """Write which inputs lent values stand for that are saved detached."""
@@ -192,8 +204,10 @@ class Keeping:
             for n in partition.lent:
                 value = values[n]
                 k = None if value is None else places.get(internals.storage_key(value))
-                if partition.saved[n].is_input and k is not None and self._follows(k):
-                    yield f"saved.stands_for({n}, {self._draft.kept(k)})"
+                if not (partition.saved[n].is_input and k is not None and self._is_reshaped(value)):
+                    continue
+                if (origin := self._origin(k)) is not None:
+                    yield f"saved.stands_for({n}, {self._draft.kept(origin)})"
 
     def watch(self, edges: Edges) -> None:
         """Write which tensors of the caller's the saved values have to watch besides."""
@@ -252,18 +266,18 @@ class Keeping:
         An input that is saved as it is needs to be watched only if it may be detached.
         """
         trace, partition = self._draft.trace, self._draft.parts.partition
-        reshaped = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
         places = {internals.storage_key(value) for value in trace.saved_values if value is not None}
         found = {}
         for source, kept in trace.kept_itself.items():
             info = self._draft.meta.output_info[source.index] if source.kind == "output" else None
             if info is not None and (info.same_as is not None or info.views == ()):
                 continue  # another one is this very tensor
-            value = trace.value_of(source)
+            value = None if self._shows_a_write_to_another(source) else trace.value_of(source)
             given = f", {kept.given}, {kept.later}" if kept.asking & kept.given else ""
-            if value is None:  # a view
+            if value is None:  # a view, of which it is not known where it lies in what is saved
                 found[source] = f"{kept.asking}, {kept.nodes}, (){given}"
                 continue
+            reshaped = self._is_reshaped(value)
             saved = zip(trace.saved_values, partition.saved, strict=True)
             slots = [n for n, (each, record) in enumerate(saved) if _is_same(each, value) and not record.is_alias]
             own = any(n in partition.own for n in slots) and not reshaped
@@ -279,6 +293,12 @@ class Keeping:
             if kept.asking or nodes:
                 found[source] = f"{kept.asking}, {nodes}, {tuple(lies)}{given}"
         return found
+
+    def _shows_a_write_to_another(self, source: Source) -> bool:
+        """Tell whether an input is as another one that shares its memory was written."""
+        base = self._draft.base_with(source.index) if source.kind == "input" else None
+        written = {write.index for write in self._draft.trace.writes}
+        return base is not None and source.index not in written and not written.isdisjoint(base.members)
 
     def _parts_of(self, value: Tensor) -> Iterator[tuple[int, Part]]:
         """Find the saved values that a value is a view of, and which part of each."""

@@ -96,7 +96,7 @@ class Trace:
         The keys of the storages that some op of the backward reads as they are by then, where a write to them is
         noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
     read_late_themselves, read_late_by_aliases
-        The inputs whose memory such ops read by way of inputs, and by views that the forward made; may be both.
+        The inputs that such ops read themselves, and those whose memory they read by views that the forward made.
     saved_values
         The saved values as the trace has them, None for a clone; a compiler may put others into the graphs.
     lookers
