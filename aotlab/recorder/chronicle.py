@@ -55,12 +55,17 @@ class Chronicle:
         The views that a write made older, of inputs and all else.
     keeps_itself
         Whether something was written with itself for an operand: its history keeps it, and so itself, for good.
+    orders_uses
+        Whether to note when inputs are used, for `is_used_before_a_write`.
     """
 
     def __init__(
         self, storages: Collection[int] = (), over_others: Sequence[Tensor] = (), owners: Sequence[Tensor] = ()
     ) -> None:
         self._storages = storages
+        self._calls = 0
+        self._first_uses: dict[int, int] = {}
+        self._last_writes: dict[int, int] = {}
         self._over_others = over_others
         self._owners = owners
         self._keeping_nothing: set[Any] = set()
@@ -83,6 +88,7 @@ class Chronicle:
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
         self.older = OlderViews()
         self.keeps_itself = False
+        self.orders_uses = False
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
@@ -164,7 +170,11 @@ class Chronicle:
         return known is not None and known[0]() is view and known[1] != self._moment(view)
 
     def uses(self, given: Any) -> None:
-        """Note which views of an input that were made before a write are used after it."""
+        """Note which views of an input that were made before a write are used after it, and when inputs are used."""
+        if self.orders_uses:
+            self._calls += 1
+            for tensor in filter(internals.is_functional, tensors_in(given)):
+                self._first_uses.setdefault(internals.storage_key(tensor), self._calls)
         if self._made:
             for tensor in tensors_in(given):
                 if self.is_older(tensor):
@@ -173,6 +183,10 @@ class Chronicle:
     def used_late(self, storage: int) -> bool:
         """Tell whether a view of an input was made before a write to its memory and used after it."""
         return storage in self._used_late
+
+    def is_used_before_a_write(self, storage: int, other: int) -> bool:
+        """Tell whether an input was used before the last change in place of another, in other memory."""
+        return self._first_uses.get(storage, math.inf) < self._last_writes.get(other, 0)
 
     def views_used_late(self, storage: int) -> list[Tensor]:
         """Return those views."""
@@ -203,6 +217,7 @@ class Chronicle:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
             self._written.setdefault(internals.storage_key(written), internals.sequence_number())
+            self._last_writes[internals.storage_key(written)] = self._calls
             origin = self.origin_of(written)
             self._written_through.setdefault(id(origin), (weakref.ref(origin), len(self._written_through)))
             if not self._counts_apart(written):
@@ -252,6 +267,7 @@ class Chronicle:
         """Note that the sizes or strides of a tensor, or its history, are changed in place."""
         self._stepped.pop(id(tensor), None)
         self._stepped[id(tensor)] = weakref.ref(tensor)
+        self._last_writes[internals.storage_key(tensor)] = self._calls
 
     def place_among_steps(self, wrapper: Tensor) -> int:
         """Return how many tensors had been changed like that for the last time when an input was; 0 if it was not."""

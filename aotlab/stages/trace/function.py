@@ -222,6 +222,7 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
     )
+    escapes.chronicle.orders_uses = not all(item.real.numel() for item in inputs)
     for key, ground in grounds.items():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
             escapes.looks.is_partly_bool(key)

@@ -41,10 +41,8 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
             raise RunEagerly(f"`{info.name}`, a view of which another view is written, gets a hook")
         if _is_hooked_before_a_write(findings, trace, item):
             raise RunEagerly(f"`{info.name}` gets a hook, and what is written to it shows in another view")
-        if not item.real.numel() and _shares_a_history_that_moves(findings, trace, item):
-            raise RunEagerly(
-                f"`{info.name}`, which has no elements, is a view that shares a history with a written one"
-            )
+        if not item.real.numel() and _shares_a_history_that_moves(findings, item):
+            raise RunEagerly(f"`{info.name}`, a view without elements, shares a history with one written after its use")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
@@ -124,16 +122,17 @@ def _is_moved_by_others(findings: Findings, trace: Trace, item: Entered) -> bool
     )
 
 
-def _shares_a_history_that_moves(findings: Findings, trace: Trace, item: Entered) -> bool:
-    """Tell whether an input is among several views of one tensor with a history, of which one is written.
+def _shares_a_history_that_moves(findings: Findings, item: Entered) -> bool:
+    """Tell whether an input is among several views of one tensor with a history, one used before another is written.
 
-    In a base that they share there is no place for one without elements.
+    In a base that they share there is no place for one without elements, so that in the trace a write to one is none
+    to the others.
     """
-    own = _viewed(item)
-    family = [other for other in findings.inputs if _viewed(other) is own]
-    infos = trace.metadata.input_info
-    moved = any(infos[k].moves_version for k, other in enumerate(findings.inputs) if _viewed(other) is own)
-    return len(family) > 1 and moved and any(other.wrapper.requires_grad for other in family)
+    family = [other for other in findings.inputs if _viewed(other) is _viewed(item)]
+    storages = {other.storage for other in family}
+    is_used = findings.chronicle.is_used_before_a_write
+    moved = any(is_used(one, other) for one in storages for other in storages if one != other)
+    return moved and any(other.wrapper.requires_grad for other in family)
 
 
 def _viewed(item: Entered) -> Tensor:
