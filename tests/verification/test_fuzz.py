@@ -502,6 +502,19 @@ def test_processes_give_what_one_gives(monkeypatch):
     assert rows(there).keys() <= rows(here).keys()
 
 
+def test_a_worker_that_nobody_hears_ends_quietly():
+    """A run that is killed (SIGTERM) left a traceback of each of its processes in the log."""
+    worker = workers._Worker(Plan(programs=8, seed=2))
+    try:
+        worker.start(workers._Unfinished(number=0, size=8, left=workers.deque(range(8))), {}, 0.0)
+        worker.hear()
+        worker.pipe.close()
+        worker.process.join(60)
+        assert worker.process.exitcode == 0
+    finally:
+        worker.stop()
+
+
 @pytest.mark.parametrize("eager_dies", [True, False])
 def test_a_death_is_the_engines_if_eager_survives(monkeypatch, eager_dies):
     """A program of which the process dies is discarded if eager dies of it, else it is a failure; the rest goes on."""

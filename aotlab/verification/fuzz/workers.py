@@ -13,7 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
@@ -265,7 +265,7 @@ def _run_eagerly(plan: Plan, number: int, index: int) -> None:
 
 
 def _serve(pipe: Any, plan: Plan) -> None:
-    """Be a worker: take blocks until the pipe closes."""
+    """Be a worker: take blocks until the pipe closes; if nobody is left to hear it, it ends without a word."""
     # ctrl-C goes to all processes of a terminal; the first one says what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = Listener(
@@ -273,12 +273,9 @@ def _serve(pipe: Any, plan: Plan) -> None:
         ran=lambda *row: pipe.send(("ran", row)),
         failed=lambda failure: pipe.send(("failed", failure)),
     )
-    with quiet_process():
+    with quiet_process(), suppress(EOFError, ConnectionError):
         while True:
-            try:
-                number, indices, known, shrink = pipe.recv()
-            except EOFError:
-                return
+            number, indices, known, shrink = pipe.recv()
             started = time.perf_counter()
             run_block(plan, number, indices, known=known, shrink=shrink, listener=listener)
             pipe.send(("done", time.perf_counter() - started))
