@@ -1,10 +1,10 @@
 """``aotlab bench models``: real models trained for ten steps by our engine, beside eager and stock ``torch.compile``.
 
 Three questions. *Is it eager's?* On the eager backend all losses and parameters after the last step are compared bit
-for bit; on Inductor the largest error of a loss stands beside that of ``torch.compile``, in units of float32's
-precision. *What does it keep?* The bytes that are held between forward and backward beyond what was there before: what
-was saved, and what the model returns. *How long does a step take?* Both compilers take turns with eager in one run.
-What breaks a promise is a problem: another loss, or more bytes than upstream's min-cut or eager.
+for bit; on Inductor ten single steps are compared with float64's, beside those of ``torch.compile`` (see
+`aotlab.bench.courses`). *What does it keep?* The bytes that are held between forward and backward beyond what was
+there before: what was saved, and the loss. *How long does a step take?* Both compilers take turns with eager in one
+run. What breaks a promise is a problem: another loss, larger errors, or more bytes than upstream's min-cut or eager.
 """
 
 from __future__ import annotations
@@ -14,53 +14,34 @@ import json
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
-from aotlab import api, partitioners
-from aotlab import torch_internals as internals
-from aotlab.bench.memory import measure_memory
-from aotlab.bench.models import Batch, Trained, trained_models
+from aotlab.bench.courses import (
+    STEPS,
+    Course,
+    Errors,
+    Training,
+    Wrap,
+    by_ours,
+    by_stock,
+    comparable,
+    eagerly,
+    errors_of_steps,
+    train,
+)
+from aotlab.bench.models import Trained, trained_models
 from aotlab.bench.timing import Case, compare
 from aotlab.report.model import Report
 
-STEPS = 10
-
 #: Our min-cut may hold so many times what upstream's does.
 MOST = 1.02
-
-#: Of a module makes what is called in its place.
-Wrap = Callable[[nn.Module], Callable[..., Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """What a training left behind: the loss of each step, and the parameters and buffers after the last."""
-
-    losses: tuple[float, ...]
-    state: dict[str, Tensor] = field(repr=False)
-
-    def is_same(self, other: Course) -> bool:
-        """Tell whether two trainings are the same bit for bit."""
-        return self.losses == other.losses and all(torch.equal(t, other.state[name]) for name, t in self.state.items())
-
-    def error(self, reference: Course) -> float:
-        """Return the largest relative error of a loss, in units of float32's precision."""
-        pairs = zip(self.losses, reference.losses, strict=True)
-        return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs) / torch.finfo(torch.float32).eps
-
-    def is_near(self, reference: Course) -> bool:
-        """Tell whether all losses are as near to another's as ``torch.testing.assert_close`` asks for."""
-        return torch.allclose(torch.tensor(self.losses), torch.tensor(reference.losses), rtol=1.3e-6, atol=1e-5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +59,14 @@ class ModelFigure:
         Eager's.
     same
         Whether ten steps on the eager backend were eager's bit for bit.
-    our_error, stock_error
-        The largest relative error of a loss on Inductor beside eager, in units of float32's precision; ours with
-        either partitioner.
+    our_loss_error, our_gradient_error, our_buffer_error
+        The largest relative errors of single steps on Inductor, in units of float32's precision; of either partitioner.
+    stock_loss_error, stock_gradient_error, stock_buffer_error
+        Those of ``torch.compile``.
     within
-        Whether all losses on Inductor are as near to eager's as ``torch.testing.assert_close`` asks for, or their
-        error is at most twice that of ``torch.compile``.
+        Whether each is at most twice that of ``torch.compile``, or what ``torch.testing.assert_close`` asks for.
+    our_drift, stock_drift, eager_drift
+        The largest relative difference of a loss from float64's when each trains on its own, in the same units.
     eager_bytes, our_bytes, our_min_cut_bytes, stock_bytes
         What is held between forward and backward: in eager, by our default and min-cut partitions, and by
         ``torch.compile``, whose partition is upstream's min-cut.
@@ -107,9 +90,16 @@ class ModelFigure:
     first_loss: float = math.nan
     last_loss: float = math.nan
     same: bool | None = None
-    our_error: float = math.nan
-    stock_error: float = math.nan
+    our_loss_error: float = math.nan
+    our_gradient_error: float = math.nan
+    our_buffer_error: float = math.nan
+    stock_loss_error: float = math.nan
+    stock_gradient_error: float = math.nan
+    stock_buffer_error: float = math.nan
     within: bool | None = None
+    our_drift: float = math.nan
+    stock_drift: float = math.nan
+    eager_drift: float = math.nan
     eager_bytes: float = math.nan
     our_bytes: float = math.nan
     our_min_cut_bytes: float = math.nan
@@ -120,90 +110,6 @@ class ModelFigure:
     over_eager: float = math.nan
     again: float = math.nan
     problem: str = ""
-
-
-def eagerly(module: nn.Module) -> Callable[..., Any]:
-    """Leave a module as it is."""
-    return module
-
-
-def by_ours(module: nn.Module, *, backend: str = "inductor", min_cut: bool = False) -> Callable[..., Any]:
-    """Compile a module by our engine, behind Dynamo."""
-    partition = partitioners.min_cut_rematerialization_partition if min_cut else partitioners.default_partition
-    compiled: Callable[..., Any] = api.compile(module, backend=backend, frontend="dynamo", partitioner=partition)
-    return compiled
-
-
-def by_stock(module: nn.Module) -> Callable[..., Any]:
-    """Compile a module by ``torch.compile`` as it comes."""
-    return torch.compile(module)
-
-
-class Training:
-    """A model, its optimizer and its data, which start the same each time."""
-
-    def __init__(self, trained: Trained, wrap: Wrap, device: torch.device) -> None:
-        torch.manual_seed(0)
-        self._trained = trained
-        self._device = device
-        self.module = trained.model().to(device).train()
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
-        self.call = wrap(self.module)
-        self._generator = torch.Generator().manual_seed(1)
-        torch.manual_seed(2)
-
-    def batch(self) -> Batch:
-        """Make the next batch."""
-        return {name: tensor.to(self._device) for name, tensor in self._trained.batch(self._generator).items()}
-
-    def forward(self, batch: Batch) -> Any:
-        """Return what the model returns, in whose loss the gradients hang."""
-        return self.call(**batch)
-
-    def step(self, batch: Batch) -> Tensor:
-        """Take one step and return the loss."""
-        self.optimizer.zero_grad()
-        loss = self._trained.loss(self.forward(batch))
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-    def course(self, steps: int = STEPS) -> Course:
-        """Take some steps."""
-        losses = tuple([self.step(self.batch()).item() for _ in range(steps)])
-        return Course(losses=losses, state={name: t.clone() for name, t in self.module.state_dict().items()})
-
-    def held(self) -> int:
-        """Return the bytes held between forward and backward; the batch, weights and optimizer are not counted.
-
-        Some steps were taken before: they compiled, and made the optimizer's state and the gradients.
-        """
-        batch = self.batch()
-        return measure_memory(lambda: self.forward(batch), device=self._device).kept_bytes
-
-
-def train(trained: Trained, wrap: Wrap, device: torch.device | str = "cpu", steps: int = STEPS) -> Course:
-    """Train a model from its beginning.
-
-    Parameters
-    ----------
-    trained
-        What to train.
-    wrap
-        What makes of the module what is called.
-    device, steps
-        Where, and how long.
-    """
-    torch.compiler.reset()
-    return Training(trained, wrap, torch.device(device)).course(steps)
-
-
-@contextmanager
-def comparable() -> Iterator[None]:
-    """Let Inductor draw eager's random numbers, that losses can be compared, and Dynamo take recurrent layers."""
-    with internals.eager_draws_by_inductor(), internals.recurrent_layers_captured(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def figure(
@@ -250,7 +156,11 @@ def _broken_promises(row: dict[str, Any]) -> list[str]:
     """Say what was promised of a model's errors and bytes and is not so."""
     found = []
     if row.get("within") is False:
-        found.append(f"error {row['our_error']:.1f} on Inductor, that of torch.compile {row['stock_error']:.1f}")
+        pairs = [
+            (kind, row[f"our_{kind}_error"], row[f"stock_{kind}_error"]) for kind in ("loss", "gradient", "buffer")
+        ]
+        errors = "; ".join(f"{kind} {mine:.1f}, that of torch.compile {its:.1f}" for kind, mine, its in pairs)
+        found.append(f"errors on Inductor: {errors}")
     for name, limit, other in (("our_bytes", 1, "eager"), ("our_min_cut_bytes", 1, "eager")):
         if row[name] > limit * row["eager_bytes"]:
             found.append(f"{name} is {row[name]}, that of {other} {row['eager_bytes']}")
@@ -268,16 +178,18 @@ def _on_inductor(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train by Inductor, three times; then let our min-cut, torch.compile and eager take turns."""
+    say("eager in float64")
+    exact = train(trained, eagerly, device, dtype=torch.float64)
     torch.compiler.reset()
-    courses, nbytes, trainings = {}, {}, {"eager": eager}
+    drifts, nbytes, errors, trainings = {}, {}, {}, {"eager": eager}
     ways: dict[str, Wrap] = {"default": by_ours, "torch.compile": by_stock, "aotlab": partial(by_ours, min_cut=True)}
     for name, wrap in ways.items():
         say({"default": "aotlab on Inductor", "aotlab": "aotlab on Inductor, min-cut"}.get(name, name))
         trainings[name] = Training(trained, wrap, device)
-        courses[name] = trainings[name].course()
+        drifts[name] = trainings[name].course().drift(exact)
         nbytes[name] = trainings[name].held()
-    stock = courses.pop("torch.compile")
-    stock_error, our_error = stock.error(reference), max(each.error(reference) for each in courses.values())
+        errors[name] = errors_of_steps(trained, trainings[name], device)
+    ours, stock = errors["default"] | errors["aotlab"], errors["torch.compile"]
     say("steps in turns")
     del trainings["default"]
     batch = eager.batch()
@@ -286,9 +198,12 @@ def _on_inductor(
     ratio = result.ratio("aotlab", "torch.compile")
     assert result.noise is not None
     return {
-        "our_error": our_error,
-        "stock_error": stock_error,
-        "within": our_error <= 2 * stock_error or all(each.is_near(reference) for each in courses.values()),
+        **_in_units("our", ours),
+        **_in_units("stock", stock),
+        "within": ours.is_within(stock),
+        "our_drift": max(drifts["default"], drifts["aotlab"]),
+        "stock_drift": drifts["torch.compile"],
+        "eager_drift": reference.drift(exact),
         "our_bytes": nbytes["default"],
         "our_min_cut_bytes": nbytes["aotlab"],
         "stock_bytes": nbytes["torch.compile"],
@@ -297,6 +212,15 @@ def _on_inductor(
         "step_p90": ratio.p90,
         "over_eager": result.ratio("aotlab", "eager").median,
         "again": result.noise.median,
+    }
+
+
+def _in_units(whose: str, errors: Errors) -> dict[str, float]:
+    unit = torch.finfo(torch.float32).eps
+    return {
+        f"{whose}_loss_error": errors.loss / unit,
+        f"{whose}_gradient_error": errors.gradients / unit,
+        f"{whose}_buffer_error": errors.buffers / unit,
     }
 
 
@@ -329,9 +253,16 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
                 "ran eagerly": f.eager_calls,
                 "loss": f"{f.first_loss:.3f} → {f.last_loss:.3f}",
                 "as eager": words[f.same],
-                "error": f.our_error,
-                "stock's": f.stock_error,
+                "errors: loss": f.our_loss_error,
+                "stock's loss": f.stock_loss_error,
+                "gradients": f.our_gradient_error,
+                "stock's gradients": f.stock_gradient_error,
+                "buffers": f.our_buffer_error,
+                "stock's buffers": f.stock_buffer_error,
                 "within": words[f.within],
+                "drift": f.our_drift,
+                "stock's drift": f.stock_drift,
+                "eager's drift": f.eager_drift,
                 "held MiB: eager": f.eager_bytes / 2**20,
                 "upstream's min-cut": f.stock_bytes / 2**20,
                 "our default": f.our_bytes / 2**20,
@@ -362,11 +293,13 @@ def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: Te
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
         f"\n{STEPS} steps of AdamW each. 'as eager': losses and state on the eager backend are eager's bit for bit.\n"
-        "'error': the largest of a loss on Inductor beside eager, in units of float32's precision; Inductor draws\n"
-        "eager's random numbers. 'within': assert_close's defaults, or twice the error of torch.compile. 'held': MiB\n"
-        "between forward and backward, on Inductor where that was measured; torch.compile's partition is upstream's\n"
-        "min-cut. Steps (ours: min-cut) took turns in one run; p10 and p90 are of the first ratio; A/A is ours\n"
-        "against itself.\n",
+        "'errors': the largest relative ones of the loss, of all gradients and of all buffers, in units of float32's\n"
+        "precision, of ten single steps on Inductor that start where eager is by then, beside float64's. 'within':\n"
+        "twice those of torch.compile, or assert_close's default. 'drift': of losses from float64's when each trains\n"
+        "on its own, which networks with batch norm amplify, in eager too. Inductor draws eager's random numbers.\n"
+        "'held': MiB between forward and backward, with the loss alone alive, on Inductor where that was measured;\n"
+        "torch.compile's partition is upstream's min-cut. Steps (ours: min-cut) took turns in one run; p10 and p90\n"
+        "are of the first ratio; A/A is ours against itself.\n",
         file=out,
     )
     shown = table(figures).dropna(axis=1, how="all")

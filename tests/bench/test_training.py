@@ -8,9 +8,19 @@ from functools import partial
 import pytest
 import torch
 
-from aotlab.bench import training
+from aotlab.bench import courses, training
+from aotlab.bench.courses import (
+    Course,
+    Errors,
+    Training,
+    by_ours,
+    by_stock,
+    comparable,
+    eagerly,
+    errors_of_steps,
+    train,
+)
 from aotlab.bench.models import trained_models
-from aotlab.bench.training import Course, by_ours, by_stock, eagerly, train
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 pytest.importorskip("torch_geometric", reason="the graph layers are those of torch_geometric")
@@ -23,7 +33,7 @@ def one_thread():
     """Take one thread: with several, eager's own convolutions are now and then rounded otherwise."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with training.comparable():
+    with comparable():
         yield
     torch.set_num_threads(threads)
 
@@ -39,13 +49,55 @@ def test_ten_steps(name, min_cut):
     assert len(set(found.losses)) == 10  # it learns something
 
 
+def errors(name, wrap):
+    """Compare ten steps of a model with float64's."""
+    torch.compiler.reset()
+    return errors_of_steps(MODELS[name], Training(MODELS[name], wrap, torch.device("cpu")))
+
+
 @pytest.mark.parametrize("name", ["Llama", "U-Net"])
 def test_on_inductor(name):
-    """With Inductor a loss is at most twice as far from eager's as that of torch.compile, or as close as floats are."""
-    expected, stock = train(MODELS[name], eagerly), train(MODELS[name], by_stock)
-    found = train(MODELS[name], by_ours)
-    near = torch.allclose(torch.tensor(found.losses), torch.tensor(expected.losses), rtol=1.3e-6, atol=1e-5)
-    assert near or found.error(expected) <= 2 * stock.error(expected)
+    """With Inductor each step is at most twice as far from float64's as that of torch.compile, or near enough.
+
+    Trainings on their own: a loss of Llama is so as well; a U-Net's drift, in eager too.
+    """
+    assert errors(name, by_ours).is_within(errors(name, by_stock))
+    if name == "Llama":
+        exact = train(MODELS[name], eagerly, dtype=torch.float64)
+        assert train(MODELS[name], by_ours).drift(exact) <= max(11, 2 * train(MODELS[name], by_stock).drift(exact))
+
+
+def test_errors_of_steps():
+    """Eager's own steps are as exact as float32 is; a gradient that is a little off, and a lost buffer, are seen."""
+
+    def off(module):
+        module.first[0].weight.register_hook(lambda gradient: gradient * 1.001)
+        return module
+
+    def forgetful(module):
+        def call(**batch):
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            return torch.func.functional_call(module, buffers, kwargs=batch)
+
+        return call
+
+    fine = errors("U-Net", eagerly)
+    assert 0 < max(fine.loss, fine.gradients, fine.buffers) < 1e-4
+    for wrap, kind in ((off, "gradients"), (forgetful, "buffers")):
+        found = errors("U-Net", wrap)
+        assert not found.is_within(fine)
+        assert getattr(found, kind) > 2 * getattr(fine, kind)
+
+
+def test_within():
+    """Twice another's error is within, as is what float32 may differ by; NaN is not."""
+    stock = Errors(loss=1e-5, gradients=1e-3, buffers=0.0)
+    assert Errors(loss=2e-5, gradients=2e-3, buffers=1e-6).is_within(stock)
+    for worse in ({"loss": 2.1e-5}, {"gradients": 2.1e-3}, {"buffers": 1.4e-6}, {"loss": math.inf}):
+        assert not Errors(**worse).is_within(stock), worse
+    one = courses.Computed(loss=torch.tensor(1.0), gradients=[torch.tensor([3.0, 4.0])], buffers=[])
+    nan = courses.Computed(loss=torch.tensor(math.nan), gradients=[torch.tensor([3.0, 4.5])], buffers=[])
+    assert nan.errors(one) == Errors(loss=math.inf, gradients=0.1, buffers=0.0)
 
 
 def test_what_differs_is_seen():
@@ -54,8 +106,8 @@ def test_what_differs_is_seen():
     assert one.is_same(Course(losses=(1.0, 2.0), state={"w": torch.ones(2)}))
     assert not one.is_same(Course(losses=(1.0, 2.5), state={"w": torch.ones(2)}))
     assert not one.is_same(Course(losses=(1.0, 2.0), state={"w": torch.tensor([1.0, 1.0 + 2**-20])}))
-    error = Course(losses=(1.0, 2.0 + 2**-20), state={}).error(one)
-    assert error == pytest.approx(2**-21 / torch.finfo(torch.float32).eps)
+    drift = Course(losses=(1.0, 2.0 + 2**-20), state={}).drift(one)
+    assert drift == pytest.approx(2**-21 / torch.finfo(torch.float32).eps)
 
 
 def test_figures(tmp_path):
@@ -132,6 +184,6 @@ def test_broken_promises():
     """More bytes than in eager or, but for 2 %, than upstream's min-cut keeps, and larger errors, are problems."""
     fine = {"our_bytes": 100, "our_min_cut_bytes": 51, "eager_bytes": 100, "stock_bytes": 50, "within": True}
     assert training._broken_promises(fine) == []
-    errors = {"our_error": 3.0, "stock_error": 1.0}
+    errors = {f"{whose}_{kind}_error": 1.0 for whose in ("our", "stock") for kind in ("loss", "gradient", "buffer")}
     for name, value in (("our_bytes", 101), ("our_min_cut_bytes", 52), ("stock_bytes", 49), ("within", False)):
         assert len(training._broken_promises({**fine, **errors, name: value})) == 1, name
