@@ -3,7 +3,9 @@
 Losses of trainings that run on their own say little about a compiler: a network with batch norm under AdamW takes the
 rounding of its first gradients to other places within ten steps, eager's as far as anyone's. So *errors* are those of
 single steps, each from where eager's training is by then, beside the same step in float64: of the loss, of the
-gradients, of the buffers that the step wrote. How far whole trainings drift from float64's is measured besides.
+gradients, of the buffers that the step wrote. Where rounding takes a number to the other side of a ReLU's corner, the
+gradient of that step is off by far more than its rounding, eager's as well as a compiler's; so of gradients the median
+step counts, and the largest error stands beside. How far whole trainings drift from float64's is measured besides.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -49,25 +52,34 @@ class Course:
         return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs) / torch.finfo(torch.float32).eps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of single steps, the largest of several: norms of differences over norms."""
+    """Relative errors of several steps: norms of differences over norms.
+
+    Attributes
+    ----------
+    loss, buffers
+        The largest of a step's.
+    gradients, largest_gradients
+        The median step's, and the largest.
+    """
 
     loss: float = 0.0
     gradients: float = 0.0
+    largest_gradients: float = 0.0
     buffers: float = 0.0
 
     def __or__(self, other: Errors) -> Errors:
         """Return the larger one of each."""
-        return Errors(
-            loss=max(self.loss, other.loss),
-            gradients=max(self.gradients, other.gradients),
-            buffers=max(self.buffers, other.buffers),
-        )
+        return Errors(*map(max, astuple(self), astuple(other)))
 
     def is_within(self, stock: Errors) -> bool:
-        """Tell whether each is at most twice another compiler's, or as near as ``assert_close`` asks of float32."""
-        return all(mine <= max(NEAR, 2 * its) for mine, its in zip(astuple(self), astuple(stock), strict=True))
+        """Tell whether each is at most twice another compiler's, or as near as ``assert_close`` asks of float32.
+
+        But for the largest error of a gradient, which is a matter of chance.
+        """
+        pairs = (self.loss, stock.loss), (self.gradients, stock.gradients), (self.buffers, stock.buffers)
+        return all(mine <= max(NEAR, 2 * its) for mine, its in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +90,11 @@ class Computed:
     gradients: list[Tensor] = field(repr=False)
     buffers: list[Tensor] = field(repr=False)
 
-    def errors(self, exact: Computed) -> Errors:
-        """Compare with the same step in float64."""
-        return Errors(
-            loss=_relative([self.loss], [exact.loss]),
-            gradients=_relative(self.gradients, exact.gradients),
-            buffers=_relative(self.buffers, exact.buffers),
-        )
+    def errors(self, exact: Computed) -> tuple[float, float, float]:
+        """Compare with the same step in float64: the relative errors of loss, gradients and buffers."""
+        pairs = ([self.loss], [exact.loss]), (self.gradients, exact.gradients), (self.buffers, exact.buffers)
+        loss, gradients, buffers = (_relative(found, true) for found, true in pairs)
+        return loss, gradients, buffers
 
 
 def _relative(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -133,7 +143,8 @@ class Training:
         self._trained = trained
         self._device = device
         self._dtype = dtype
-        self.module = trained.model().to(device=device, dtype=dtype).train()
+        model = trained.exact if dtype == torch.float64 and trained.exact is not None else trained.model
+        self.module = model().to(device=device, dtype=dtype).train()
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
         self.call = wrap(self.module)
         self._generator = torch.Generator().manual_seed(1)
@@ -196,19 +207,20 @@ def train(
 def errors_of_steps(
     trained: Trained, training: Training, device: torch.device | str = "cpu", steps: int = STEPS
 ) -> Errors:
-    """Let a training compute steps from where eager's is by then, and compare each with float64's; return the largest.
+    """Let a training compute steps from where eager's is by then, and compare each with float64's.
 
     The training's parameters and buffers are changed. Random ops draw the same numbers in both.
     """
     leader = Training(trained, eagerly, torch.device(device))
     exact = Training(trained, eagerly, torch.device(device), torch.float64)
-    largest = Errors()
+    errors = []
     for seed in range(steps):
         batch, state = leader.batch(), leader.module.state_dict()
         true = exact.compute(state, batch, seed)
-        largest |= training.compute(state, batch, seed).errors(true)
+        errors.append(training.compute(state, batch, seed).errors(true))
         leader.step(batch)
-    return largest
+    losses, gradients, buffers = zip(*errors, strict=True)
+    return Errors(loss=max(losses), gradients=median(gradients), largest_gradients=max(gradients), buffers=max(buffers))
 
 
 @contextmanager
