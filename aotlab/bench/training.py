@@ -43,6 +43,9 @@ from aotlab.report.model import Report
 #: Our min-cut may hold so many times what upstream's does.
 MOST = 1.02
 
+#: So far from itself a program may come where ratios of times are shown.
+QUIET = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigure:
@@ -114,6 +117,11 @@ class ModelFigure:
     over_eager: float = math.nan
     again: float = math.nan
     problem: str = ""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the same program came within 5 % of itself, so that ratios of times say something."""
+        return abs(self.again - 1) <= QUIET
 
 
 def figure(
@@ -285,14 +293,28 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
     )
 
 
-def markdown(shown: pd.DataFrame) -> str:
-    """Write a table as markdown, numbers to the right."""
-    cells = [
-        ["-" if pd.isna(value) else f"{value:.2f}" if isinstance(value, float) else str(value) for value in row]
-        for row in shown.itertuples(index=False)
-    ]
-    lines = ["---:" if pd.api.types.is_numeric_dtype(dtype) else "---" for dtype in shown.dtypes]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [list(shown.columns), lines, *cells])
+def markdown(figures: Sequence[ModelFigure]) -> str:
+    """Write README's table: what a reader asks first; ratios of times only where the noise was small."""
+
+    def number(value: float, digits: int = 2) -> str:
+        return "–" if math.isnan(value) else f"{value:,.{digits}f}"
+
+    rows = {
+        "model": [f.model for f in figures],
+        "parameters": [f"{f.parameters:,}" for f in figures],
+        "graphs": [str(f.graphs) for f in figures],
+        "loss, first → tenth step": [f"{f.first_loss:.3f} → {f.last_loss:.3f}" for f in figures],
+        "error: `torch.compile`": [number(f.stock_gradient_error, 1) for f in figures],
+        "ours": [number(f.our_gradient_error, 1) for f in figures],
+        "held, MiB: eager": [number(f.eager_bytes / 2**20) for f in figures],
+        "`torch.compile`": [number(f.stock_bytes / 2**20) for f in figures],
+        "ours, min-cut": [number(f.our_min_cut_bytes / 2**20) for f in figures],
+        "ours / `torch.compile`'s": [number(f.our_min_cut_bytes / f.stock_bytes) for f in figures],
+        "step / `torch.compile`'s": [number(f.step) if f.is_quiet else "–" for f in figures],
+        "step / eager's": [number(f.over_eager) if f.is_quiet else "–" for f in figures],
+    }
+    rules = ["---" if name in ("model", "loss, first → tenth step") else "---:" for name in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [list(rows), rules, *zip(*rows.values(), strict=True)])
 
 
 def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: TextIO, *, as_markdown: bool) -> None:
@@ -313,7 +335,7 @@ def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: Te
     )
     shown = table(figures).dropna(axis=1, how="all")
     text = shown.to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-")
-    print(markdown(shown) if as_markdown else text, file=out)
+    print(markdown(figures) if as_markdown else text, file=out)
     for f in figures:
         for reason in f.why:
             print(f"\n{f.model} ran eagerly: {reason}", file=out)
@@ -349,7 +371,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     parser.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="default: inductor")
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of timing (default: 20)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    parser.add_argument("--markdown", action="store_true", help="print README's table")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well, after each model")
     parser.add_argument(
         "--with", type=Path, metavar="PATH", nargs="+", default=[], dest="others",

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,7 +159,7 @@ def measured(name, **values):
 def test_markdown_and_resumed(tmp_path, monkeypatch):
     """Figures of other runs are shown beside new ones, in the models' order, and not measured again."""
     path, out, asked = tmp_path / "before.json", io.StringIO(), []
-    path.write_text(training.to_json([measured("Llama", graphs=1, same=True, our_bytes=2.0**20)], {}))
+    path.write_text(training.to_json([measured("Llama", graphs=1, same=True, our_min_cut_bytes=2.0**21)], {}))
 
     def measure(models, device, **settings):
         asked.extend(trained.name for trained in models)
@@ -168,12 +169,21 @@ def test_markdown_and_resumed(tmp_path, monkeypatch):
     assert training.main(["--only", "Llama", "ViT", "--with", str(path), "--markdown"], out=out) == 0
     assert asked == ["ViT"]
     *_, head, rule, first, second = out.getvalue().strip().splitlines()
-    assert head.startswith("| model | parameters | graphs | breaks | ran eagerly | loss | as eager |")
-    assert rule.startswith("| --- | ---: | ---: |")
-    assert first.startswith("| ViT | 0 | 2 | 0 | 0 |")
-    assert "| NO |" in first
-    assert first.endswith("| - |")
-    assert second.endswith("| 1.00 |")
+    assert head in (Path(__file__).parents[2] / "README.md").read_text()
+    assert rule == "| --- | ---: | ---: | --- |" + 8 * " ---: |"
+    assert first == "| ViT | 0 | 2 | nan → nan |" + 8 * " – |"
+    assert second == "| Llama | 0 | 1 | nan → nan | – | – | – | – | 2.00 | – | – | – |"
+
+
+def test_ratios_of_noisy_runs_are_not_shown():
+    """Where the same program took more than 5 % longer or less, a ratio of times says nothing."""
+    quiet, noisy = (
+        measured("a", step=0.5, over_eager=2.0, again=0.96),
+        measured("b", step=0.5, over_eager=2.0, again=1.06),
+    )
+    *_, first, second = training.markdown([quiet, noisy]).splitlines()
+    assert first.endswith("| 0.50 | 2.00 |")
+    assert second.endswith("| – | – |")
 
 
 def test_an_interrupt_shows_what_there_is(monkeypatch, tmp_path):
