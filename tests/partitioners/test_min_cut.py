@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import random
 import time
@@ -265,15 +266,24 @@ def joint_of_mlp(layers):
     return record(traced(model, leaf(4, 32)), "trace").module
 
 
-def best_time(partitioner, module):
-    """Take the shortest of three times of the processor, of splitting copies."""
-    times = []
-    for _ in range(3):
-        joint = copy.deepcopy(module)
-        start = time.process_time()
-        partitioner(joint, None, num_fwd_outputs=1)
-        times.append(time.process_time() - start)
-    return min(times)
+def best_times(*cases):
+    """Take the shortest of five times of the processor of each case in turns: a partitioner that splits a copy.
+
+    Python's garbage collector waits: how long it takes is a matter of all that the tests of this process have left.
+    """
+    times = [[] for _ in cases]
+    for _ in range(5):
+        for (partitioner, module), own in zip(cases, times, strict=True):
+            joint = copy.deepcopy(module)
+            gc.collect()
+            gc.disable()
+            try:
+                start = time.process_time()
+                partitioner(joint, None, num_fwd_outputs=1)
+                own.append(time.process_time() - start)
+            finally:
+                gc.enable()
+    return [min(own) for own in times]
 
 
 @pytest.mark.parametrize(("name", "most"), [("min_cut_rematerialization_partition", 0.25), ("default_partition", 1.0)])
@@ -282,13 +292,14 @@ def test_its_time_is_a_part_of_upstreams(name, most):
     from functorch import compile as upstream
 
     module = joint_of_mlp(100)
-    assert best_time(getattr(aotlab, name), module) <= most * best_time(getattr(upstream, name), module)
+    ours, theirs = best_times((getattr(aotlab, name), module), (getattr(upstream, name), module))
+    assert ours <= most * theirs
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.5])
 def test_its_time_is_nearly_linear(budget):
     """Four times the layers take about four times as long: by far not sixteen times."""
-    small, large = (best_time(partition(budget), joint_of_mlp(layers)) for layers in (40, 160))
+    small, large = best_times(*((partition(budget), joint_of_mlp(layers)) for layers in (40, 160)))
     assert large <= 8 * small
 
 
