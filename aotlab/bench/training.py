@@ -192,7 +192,6 @@ def _on_inductor(
     """Train by Inductor, three times; then let our min-cut, torch.compile and eager take turns."""
     say("eager in float64")
     exact = train(trained, eagerly, device, dtype=torch.float64)
-    torch.compiler.reset()
     drifts, nbytes, errors, trainings = {}, {}, {}, {"eager": eager}
     ways: dict[str, Wrap] = {"default": by_ours, "torch.compile": by_stock, "aotlab": partial(by_ours, min_cut=True)}
     for name, wrap in ways.items():
