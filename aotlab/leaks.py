@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aotlab.torch_internals import is_functional
 
@@ -46,6 +46,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _is_container(value: Any) -> bool:
     if isinstance(value, _OPAQUE):
         return False
+    if type(value).__module__.startswith("aotlab.") and not isinstance(value, nn.Module):
+        return False  # a compiled function, which changes by being called; what it was made from is a root, too
     if isinstance(value, (type, types.FunctionType)):
         return not str(value.__module__).startswith(("torch", "builtins", "aotlab"))
     return isinstance(value, _COLLECTIONS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")

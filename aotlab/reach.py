@@ -253,7 +253,11 @@ class _Walk:
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value))
         elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
-            self._object(label, value)
+            original = _compiled_from(value)
+            if original is None:
+                self._object(label, value)
+            else:
+                self._todo.append((label, original))
 
     def _function(self, function: types.FunctionType) -> None:
         """Go through the code of a function, and what it is bound to."""
@@ -374,7 +378,8 @@ class _Walk:
         self._alive.append(module)
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
-        self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
+        if not _is_data_descriptor(_static(type(module), "training")):  # else the flag of a module that it holds
+            self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
         if "forward" in attributes:
             self._visit(f"{dot}forward", attributes["forward"], Item(attributes, "forward"))
         else:
@@ -402,6 +407,10 @@ class _Walk:
         if not is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module)
+            return
+        original = _compiled_from(module)
+        if original is not None:
+            self._todo.append((label, original))
             return
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
@@ -493,6 +502,13 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 def _static(kind: type, name: str) -> Any:
     """Look a name up in a class as Python does, without running anything."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+
+
+def _compiled_from(value: Any) -> Any:
+    """Return the function or module that a compiled one of ours runs in a trace; None for anything else."""
+    if _root(type(value).__module__) != "aotlab" or not hasattr(value, "__dict__"):
+        return None
+    return vars(value).get("orig_module" if isinstance(value, nn.Module) else "__wrapped__")
 
 
 def _is_data_descriptor(found: Any) -> bool:
