@@ -848,6 +848,13 @@ def forward_ad_active() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def under_transform(
+    peek: Callable[[], object] = torch._C._functorch.peek_interpreter_stack, forward_ad: Any = torch.autograd.forward_ad
+) -> bool:
+    """Tell whether a transform is running or such a level is open: both at once, for what is asked at each call."""
+    return peek() is not None or forward_ad._current_level >= 0
+
+
 class SettingsGuard:
     """Torch's C++ check of grad mode, autocast, determinism, precision, threads and default dtype, as they are now."""
 
@@ -2008,6 +2015,46 @@ def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
 
     every = list(CleanupManager.instance.values.values())
     return [hook for hooks in every for hook in hooks if hook.scope is scope]
+
+
+def as_made_by_dynamo(wrapper: _Function) -> _Function:
+    """Let Dynamo take a function that was given the attributes of a compiled one for that one, and not look into it."""
+    wrapper._torchdynamo_wrapper_id = id(wrapper)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def innermost_backend(backend: object) -> object:
+    """Return the function that ``torch.compile`` was given as a backend, without what it has put around it."""
+    while True:
+        inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
+        if inner is None:
+            inner = backend.func if isinstance(backend, functools.partial) else None
+        if inner is None:
+            return backend
+        backend = inner
+
+
+def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any]], None]) -> None:
+    """Call ``hear`` from now on with each frame that Dynamo refuses as it runs under a transform of ``torch.func``.
+
+    It gets what holds the backend, one for each ``torch.compile``, the frame's code and its local variables. Dynamo has
+    no hook for such frames, and asks no backend; so this puts another function in place of the one that refuses them,
+    for the whole process. It refuses the same.
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    refuse = InstructionTranslator._throw_if_in_functorch
+
+    @functools.wraps(refuse)
+    def refuse_and_tell(translator: InstructionTranslator) -> None:
+        try:
+            refuse(translator)
+        except Unsupported:
+            hear(translator.output.compiler_fn, translator.f_code, translator.output.local_scope)
+            raise
+
+    setattr(InstructionTranslator, refuse.__name__, refuse_and_tell)
 
 
 def dynamo_makes_symbols() -> bool:

@@ -19,8 +19,15 @@ def behind_dynamo(function: Callable[..., Any]) -> Any:
     return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
 
 
+def by_us_behind_dynamo(function: Callable[..., Any]) -> Any:
+    """Compile behind Dynamo, from our side."""
+    return compiled(function, frontend="dynamo")
+
+
 #: The ways to compile, by name.
 MAKES = {"direct": compiled, "dynamo": behind_dynamo}
+#: Those, and the one that differs from Dynamo's own only where a transform is around.
+MAKES_AROUND = {**MAKES, "by us": by_us_behind_dynamo}
 
 
 def numbers(*shape: int) -> Tensor:

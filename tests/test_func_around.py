@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -23,10 +24,19 @@ from torch.func import (
 )
 
 import aotlab
-from aotlab import config
+from aotlab import config, observe
 from aotlab.errors import TransformError
 from tests.engine_helpers import compiled
-from tests.func_helpers import MAKES, assert_same, body, numbers, outcome, scalar
+from tests.func_helpers import (
+    MAKES_AROUND,
+    assert_same,
+    behind_dynamo,
+    body,
+    by_us_behind_dynamo,
+    numbers,
+    outcome,
+    scalar,
+)
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -160,7 +170,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make", MAKES_AROUND.values(), ids=MAKES_AROUND)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_is_eagers(program, make):
     """Results are eager's, and torch's state after it; nothing stays of a transform in what is compiled."""
@@ -217,7 +227,7 @@ def test_errors_are_eagers(program):
     assert state_after == state
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make", MAKES_AROUND.values(), ids=MAKES_AROUND)
 @pytest.mark.parametrize("randomness", ["error", "different", "same"])
 def test_random_ops(randomness, make):
     """Under vmap random ops draw as vmap was told to; also where the function has no argument that would show it."""
@@ -310,3 +320,172 @@ def test_inside_of_a_trace():
         found = outer(numbers(3, 4))
     assert torch.equal(found, vmap(body)(numbers(3, 4)) + grad(lambda y: body(y).sum())(numbers(3, 4)))
     assert outer.calls.compiled == 1
+
+
+class Scaled(nn.Module):
+    """A module with code of the user's."""
+
+    def __init__(self):
+        """Make a layer."""
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        """Call the layer."""
+        return self.layer(x) * 2
+
+
+def events_of(use):
+    """Call ``use``; return it with the kinds of events that were heard, and the notices."""
+    heard = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with observe.listen(lambda event: heard.append(type(event).__name__)):
+            result = use()
+    return result, heard, [str(each.message) for each in caught if each.category is RuntimeWarning]
+
+
+@pytest.mark.parametrize("first", ["transform", "plain"])
+@pytest.mark.parametrize("of", ["function", "module"])
+def test_one_notice_by_us_behind_dynamo(of, first):
+    """What `aotlab.compile` makes with Dynamo runs eagerly with one notice, and other calls stay compiled."""
+    original = body if of == "function" else Scaled()
+    f, x = by_us_behind_dynamo(original), numbers(3, 4)
+    if first == "plain":
+        assert "CompileFinished" in events_of(lambda: f(x))[1]
+    found, heard, notices = events_of(lambda: vmap(f)(x))
+    assert torch.equal(found, vmap(original)(x))
+    assert heard == ["CompileStarted", "CompileFailed", "Called"]
+    (notice,) = notices
+    name = "body" if of == "function" else "Scaled"
+    assert notice.startswith(f"`{name}` is called under a torch.func transform and runs eagerly there")
+    for transform in (vmap, lambda f: jacrev(f), lambda f: lambda x: jvp(f, (x,), (x,))):
+        assert events_of(lambda transform=transform: transform(f)(x))[2] == []
+    _, heard, notices = events_of(lambda: f(x))
+    assert ("CompileFinished" in heard) == (first == "transform")
+    assert "Called" in heard
+    assert notices == []
+
+
+def test_copies_and_pickles_by_us_behind_dynamo():
+    """A copy of a module behind Dynamo calls its own layers under a transform."""
+    model, x = by_us_behind_dynamo(Scaled()), numbers(3, 4)
+    model(x)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            made.layer.weight.mul_(3)
+        for call in (made, vmap(made)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert torch.equal(call(x), torch.nn.functional.linear(x, made.layer.weight, made.layer.bias) * 2)
+        assert not torch.equal(made(x), model(x))
+
+
+def test_method_by_us_behind_dynamo():
+    """A decorated method gets its object, under a transform as elsewhere."""
+
+    class Holder:
+        factor = 3
+
+        @aotlab.compile(backend="eager", frontend="dynamo")
+        def times(self, x):
+            return x * self.factor
+
+    holder, x = Holder(), numbers(3, 4)
+    with pytest.warns(RuntimeWarning, match="times` is called under a torch"):
+        assert torch.equal(vmap(holder.times)(x), x * 3)
+    assert torch.equal(holder.times(x), x * 3)
+    assert Holder.times.__name__ == "times"
+
+
+def test_one_notice_of_what_dynamo_refuses():
+    """Of what ``torch.compile(backend="aotlab")`` made, it is said once; nothing of the functions that are called."""
+
+    def calls_others(x):
+        return body(x) + scalar(x)
+
+    x = numbers(3, 4)
+    f, g = behind_dynamo(calls_others), behind_dynamo(scalar)
+    expected = "is called under a torch.func transform and runs eagerly: Dynamo compiles nothing there, and after that"
+    found, heard, notices = events_of(lambda: vmap(f)(x))
+    assert torch.equal(found, vmap(calls_others)(x))
+    assert heard == ["CompileStarted", "CompileFailed"]
+    assert len(notices) == 1
+    assert f"calls_others` {expected} the same code nowhere until torch.compiler.reset()" in notices[0]
+    assert events_of(lambda: (vmap(f)(x), f(x), behind_dynamo(calls_others)(x)))[1:] == ([], [])  # as the notice says
+    torch.compiler.reset()
+    assert "CompileFinished" in events_of(lambda: f(x))[1]
+    _, _, notices = events_of(lambda: grad(g)(x))
+    assert [notice.split(" is ")[0] for notice in notices] == ["`scalar`"]
+    _, _, notices = events_of(lambda: vmap(behind_dynamo(nn.Linear(4, 2)))(x))
+    assert [notice.split(" is ")[0] for notice in notices] == ["`Linear`"]
+    with aotlab.Report.record() as recording:
+        _, _, notices = events_of(lambda: vmap(behind_dynamo(Scaled()))(x))
+    assert [notice.split(" is ")[0] for notice in notices] == ["`Scaled.forward`"]
+    (frame,) = recording.report().frames
+    assert [(each.error, each.outcome) for each in frame.refusals] == [("TransformError", "ran eagerly")]
+
+
+def test_other_backends_are_left_alone():
+    """What Dynamo refuses to compile with another backend is not ours to tell."""
+    vmap(behind_dynamo(body))(numbers(3, 4))
+    torch.compiler.reset()
+    for backend in ("aot_eager", lambda graph, inputs: graph.forward):
+        assert events_of(lambda backend=backend: vmap(torch.compile(scalar, backend=backend))(numbers(3, 4)))[1:] == (
+            [],
+            [],
+        )
+        torch.compiler.reset()
+
+
+@pytest.mark.parametrize("make", [behind_dynamo, by_us_behind_dynamo], ids=["dynamo", "by us"])
+def test_graph_break_inside_of_a_transform(make):
+    """Where a compiled function itself calls a transform, and Dynamo breaks off inside, it is said as well."""
+
+    def broken(y):
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    f, x = make(lambda x: vmap(broken)(x) * 2), numbers(3, 4)
+    found, _, notices = events_of(lambda: (f(x), f(x)))
+    assert torch.equal(found[0], x.sin() * 2)
+    assert torch.equal(found[1], x.sin() * 2)
+    assert len(notices) == 1
+    assert "broken` is called under a torch.func transform and runs eagerly" in notices[0]
+
+
+def test_asked_for_an_error_behind_dynamo():
+    """Where nothing is to run eagerly, it is an error behind Dynamo, too, and the transform is left."""
+    x = numbers(3, 4)
+    with config.patch(fallback="error"):
+        for _ in range(2):
+            with pytest.raises(TransformError, match=r"is called under a torch\.func transform"):
+                vmap(by_us_behind_dynamo(body))(x)
+            with pytest.raises(Exception, match=r"TransformError: `scalar` is called under a torch\.func transform"):
+                vmap(behind_dynamo(scalar))(x)
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+
+
+def test_inside_of_what_dynamo_traces():
+    """Under a transform of another compiled function, what is behind Dynamo becomes part of that function's graph."""
+    f, model, x = by_us_behind_dynamo(body), by_us_behind_dynamo(Scaled()), numbers(3, 4)
+    if torch.__version__.startswith("2.11"):  # whose Dynamo cannot trace vmap of anything that torch.compile made
+        inner = lambda x: vmap(lambda row: f(row))(x)  # noqa: E731
+    else:
+        inner = lambda x: vmap(f)(x)  # noqa: E731
+    outer = torch.compile(
+        lambda x: (inner(x), vmap(lambda row: model(row))(x), f(x), model(x)),
+        backend="aotlab",
+        options={"compiler": "eager"},
+        fullgraph=True,
+    )
+    found, heard, notices = events_of(lambda: outer(x))
+    for one, other in zip(
+        found, (vmap(body)(x), vmap(model.orig_module)(x), body(x), model.orig_module(x)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    assert (heard.count("CompileStarted"), heard.count("CompileFailed"), notices) == (1, 0, [])
+    direct = compiled(lambda x: vmap(f)(x))  # a function may not capture the model, as it has parameters
+    found, heard, notices = events_of(lambda: direct(x))
+    assert torch.equal(found, vmap(body)(x))
+    assert (heard.count("CompileStarted"), heard.count("CompileFailed"), notices) == (1, 0, [])

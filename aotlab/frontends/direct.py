@@ -111,12 +111,12 @@ class FunctionTarget:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the function."""
-        return FunctionTarget, (self.function,)
+        return type(self), (self.function,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionTarget:
         """Copy what the function is a method of, if it is one; a function is its own copy."""
         function = copy.deepcopy(self.function, memo)
-        return self if function is self.function else FunctionTarget(function)
+        return self if function is self.function else type(self)(function)
 
     def lifted(self) -> Sequence[Tensor]:
         """Lift nothing."""

@@ -25,6 +25,7 @@ from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller
 from aotlab.errors import UsageError, UserLine
 from aotlab.frontends.graph_run import GraphRun, needs_care
+from aotlab.frontends.under_transforms import outside_of_transforms, tell_of_refusals
 from aotlab.partitioners import default_partition
 from aotlab.reached import Reached
 from aotlab.stages.capture import ArgumentKind
@@ -226,6 +227,7 @@ def backend(
     >>> f(torch.zeros(2))
     tensor([1., 1.])
     """
+    tell_of_refusals(backend)
     settings = dict(options or {})
     compiler = resolve(settings.pop("compiler", "inductor"))
     partitioner = settings.pop("partitioner", default_partition)
@@ -258,5 +260,7 @@ def compile_by_dynamo(
     function: Callable[..., Any], *, compiler: Any, partitioner: Any, dynamic: bool | None
 ) -> Callable[..., Any]:
     """Compile ``function`` by `torch.compile` with our backend behind it."""
+    tell_of_refusals(backend)
     options = {"compiler": compiler, "partitioner": partitioner}
-    return torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)
+    made = torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)
+    return outside_of_transforms(function, made, backend_name=resolve(compiler).name)

@@ -298,7 +298,7 @@ def test_entry_point_name():
     from pathlib import Path
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["torch_dynamo_backends"] == {"aotlab": "aotlab.frontends.dynamo:backend"}
+    assert project["entry-points"]["torch_dynamo_backends"] == {"aotlab": "aotlab.frontends.registered:backend"}
     assert dynamo.backend is backend
     installed = [e for e in importlib.metadata.entry_points(group="torch_dynamo_backends") if e.name == "aotlab"]
     if installed:
