@@ -489,3 +489,11 @@ def test_inside_of_what_dynamo_traces():
     found, heard, notices = events_of(lambda: direct(x))
     assert torch.equal(found, vmap(body)(x))
     assert (heard.count("CompileStarted"), heard.count("CompileFailed"), notices) == (1, 0, [])
+
+
+def test_compiled_again():
+    """Compiled again by torch, in one graph, it is the function that is compiled."""
+    f = torch.compile(by_us_behind_dynamo(body), backend="aotlab", options={"compiler": "eager"}, fullgraph=True)
+    found, heard, notices = events_of(lambda: f(numbers(4)))
+    assert torch.equal(found, body(numbers(4)))
+    assert (heard.count("CompileFinished"), notices) == (1, [])
