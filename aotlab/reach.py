@@ -22,12 +22,13 @@ import contextvars
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from aotlab import torch_internals as internals
 from aotlab.buffers import is_buffer
@@ -118,6 +119,7 @@ class _Walk:
         self._looked_at: set[tuple[int, str]] = set()
         self._tensors: dict[int, tuple[str, Tensor]] = {}  # those with attributes, by id
         self._unseen: list[tuple[int, str]] = []  # what no guard can watch, as (id, a clause)
+        self._weak: list[tuple[str, weakref.ref[Any]]] = []
         self._named: set[int] = set()  # ids of what the user's code names
         self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
         self._alive: list[Any] = []  # ids in the sets above belong to these
@@ -137,7 +139,18 @@ class _Walk:
     def unseen(self) -> str | None:
         """Say what the function may read that no guard can watch; None if there is nothing."""
         spared = self._by_chance - self._named
-        return next((text for number, text in self._unseen if number not in spared), None)
+        unseen = (*self._unseen, *self._only_weakly_reached())
+        return next((text for number, text in unseen if number not in spared), None)
+
+    def _only_weakly_reached(self) -> Iterator[tuple[int, str]]:
+        """Name weak references to what is not looked at otherwise: guards would keep it alive."""
+        for label, reference in self._weak:
+            value = reference()
+            value = value.__self__ if isinstance(reference, weakref.WeakMethod) and value is not None else value
+            if value is None or isinstance(value, Tensor) or id(value) in self._seen or id(value) in self._things:
+                continue  # one that is dead remains so, and a trace refuses tensors that are no arguments
+            if (id(value), "module") not in self._looked_at:
+                yield id(reference), f"it reads `{label}`, a weak reference to what nothing else leads to"
 
     def _missing(self, thing: Any) -> frozenset[str]:
         if isinstance(thing, types.ModuleType):
@@ -202,6 +215,10 @@ class _Walk:
         if is_unseen(value):
             what = f"a `{type(value).__qualname__}`, whose state may be another at each call"
             self._unseen.append((id(value), f"it reads `{label or 'self'}`, {what}"))
+        if isinstance(value, weakref.ref):
+            self._weak.append((label, value))
+            if isinstance(value, weakref.WeakMethod):
+                self._todo.append((label, getattr(value(), "__func__", None)))
         for suffix, part in parts_behind(value):
             if isinstance(part, (Tensor, *CONTAINERS)) or is_buffer(part):
                 self._visit(f"{label}{suffix}", part, Item({0: part}, 0))  # nothing can put another one there
@@ -412,10 +429,18 @@ class _Walk:
         if original is not None:
             self._todo.append((label, original))
             return
+        if isinstance(module, fx.GraphModule):
+            self._graph(dot, type(module))
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
                 self._visit(f"{dot}{name}", value, Item(attributes, name))
+
+    def _graph(self, dot: str, kind: type[fx.GraphModule]) -> None:
+        """Guard the code that was last made of a graph, for which it has a class of its own."""
+        if kind.forward.__name__ == "forward":  # else it is made at the first call
+            self._names |= names_in(kind.forward.__code__).attributes
+            self._guard(f"{dot}forward", Item(vars(kind), "forward", kind), kind.forward, "identity", kind.forward)
 
     def _thing(self, label: str, value: Any) -> None:
         """Have the attributes of an object looked at, and those of its class."""

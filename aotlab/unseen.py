@@ -32,7 +32,7 @@ READERS_OF_NAMES = frozenset(("eval", "exec", "globals"))
 #: Classes of the standard library in Python, and the attribute in which each keeps what it holds.
 _KEPT_IN = (
     (collections.ChainMap, "maps"), (collections.UserDict, "data"), (collections.UserList, "data"),
-    (queue.Queue, "queue"),
+    (queue.Queue, "queue"), (weakref.WeakValueDictionary, "data"), (weakref.WeakSet, "data"),
 )  # fmt: skip
 #: The code of all functions that `functools.singledispatch` makes.
 _DISPATCHER = cast(types.FunctionType, functools.singledispatch(lambda value: value)).__code__

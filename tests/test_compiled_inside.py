@@ -210,3 +210,25 @@ def test_what_a_compiled_module_keeps(how):
         assert place not in vars(original)
         assert original.training
         assert all("training" in vars(module) for module in original.modules())
+
+
+def test_the_code_of_a_graph():
+    """Of a `torch.fx.GraphModule` the code counts that was last made of its graph, and attributes that this reads."""
+    graph = torch.fx.symbolic_trace(Plain())
+    outer, x = compiled(nn.Sequential(graph)), numbers(3, 4)
+    assert torch.equal(outer(x), graph(x))
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.mul or getattr(node.target, "__name__", "") == "mul":
+            node.args = (node.args[0], 7.0)
+    graph.recompile()
+    assert torch.equal(outer(x), graph(x))
+    assert outer(x)[2, 0] == (x[2, 0] - 1) * 7
+    graph.layer = nn.LeakyReLU(0.125)
+    assert torch.equal(outer(x), graph(x))
+    log = outer.compiled
+    assert (len(log.entries), log.calls.eager) == (3, 0)
+    with torch.fx._lazy_graph_module._use_lazy_graph_module(True):
+        lazy = torch.fx.symbolic_trace(Plain())
+    outer = compiled(nn.Sequential(lazy))
+    assert torch.equal(outer(x), outer(x))
+    assert len(outer.compiled.entries) == 1

@@ -6,6 +6,7 @@ import array
 import collections
 import ctypes
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -474,6 +475,96 @@ def test_weak_references_are_no_iterators() -> None:
     candidate = compiled(lambda x: x * proxy.scale)
     assert candidate(torch.ones(())).item() == 2.0
     assert behind(candidate).calls.compiled == 1
+
+
+class Scaled:
+    """Has a number, and a method that reads it."""
+
+    scale = 2
+
+    def read(self) -> int:
+        """Read it."""
+        return self.scale
+
+
+def _by_reference(owner: Scaled) -> Callable[[Tensor], Tensor]:
+    reference = weakref.ref(owner)
+    return lambda x: x * reference().scale  # type: ignore[union-attr]
+
+
+def _by_method(owner: Scaled) -> Callable[[Tensor], Tensor]:
+    method = weakref.WeakMethod(owner.read)
+    return lambda x: x * method()()  # type: ignore[misc]
+
+
+def _by_dictionary(owner: Scaled) -> Callable[[Tensor], Tensor]:
+    owners = weakref.WeakValueDictionary(a=owner)
+    return lambda x: x * owners["a"].scale
+
+
+def _by_set(owner: Scaled) -> Callable[[Tensor], Tensor]:
+    owners = weakref.WeakSet([owner])
+    return lambda x: x * sum(each.scale for each in owners)
+
+
+WEAK = (_by_reference, _by_method, _by_dictionary, _by_set)
+
+
+@pytest.mark.parametrize("kind", WEAK)
+def test_what_only_a_weak_reference_leads_to(kind: Callable[[Scaled], Callable[[Tensor], Tensor]]) -> None:
+    """No guard could watch it without keeping it alive: eager. Beside a usual reference the same is compiled."""
+    owners, x = [Scaled()], torch.ones(())
+    function = kind(owners[0])
+    candidate = compiled(function)
+    with pytest.warns(RuntimeWarning, match="a weak reference to what nothing else leads to"):
+        assert candidate(x).item() == 2.0
+    owners[0].scale = 3
+    assert candidate(x).item() == 3.0
+    assert behind(candidate).calls.compiled == 0
+    beside = compiled(lambda x: function(x) + owners[0].scale)
+    assert beside(x).item() == 6.0
+    owners[0].scale = 4
+    assert beside(x).item() == 8.0
+    assert behind(beside).calls.eager == 0
+    gone = weakref.ref(owners[0])
+    owners.clear()
+    del beside
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_weak_reference_to_what_is_gone() -> None:
+    """It stays so."""
+    owner = Scaled()
+    reference = weakref.ref(owner)
+    del owner
+    candidate = compiled(lambda x: x * (2 if reference() is None else 3))
+    assert [candidate(torch.ones(())).item() for _ in range(2)] == [2.0, 2.0]
+    assert behind(candidate).calls.compiled == 2
+
+
+def test_a_module_that_knows_its_parent_weakly() -> None:
+    """The parent is looked at anyway."""
+
+    class Child(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.parent().scale
+
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child, self.scale = Child(), 2
+            self.child.parent = weakref.ref(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.child(x)
+
+    parent = Parent()
+    candidate = compiled(parent)
+    assert candidate(torch.ones(())).item() == 2.0
+    parent.scale = 3
+    assert candidate(torch.ones(())).item() == 3.0
+    assert behind(candidate).calls.eager == 0
 
 
 def test_what_usual_code_has_is_compiled() -> None:
