@@ -2034,12 +2034,12 @@ def innermost_backend(backend: object) -> object:
         backend = inner
 
 
-def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any]], None]) -> None:
+def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any], dict[str, Any]], None]) -> None:
     """Call ``hear`` from now on with each frame that Dynamo refuses as it runs under a transform of ``torch.func``.
 
-    It gets what holds the backend, one for each ``torch.compile``, the frame's code and its local variables. Dynamo has
-    no hook for such frames, and asks no backend; so this puts another function in place of the one that refuses them,
-    for the whole process. It refuses the same.
+    It gets what holds the backend, one for each ``torch.compile``, the frame's code, its local and global variables.
+    Dynamo has no hook for such frames, and asks no backend; so this puts another function in place of the one that
+    refuses them, for the whole process. It refuses the same.
     """
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -2051,7 +2051,8 @@ def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, An
         try:
             refuse(translator)
         except Unsupported:
-            hear(translator.output.compiler_fn, translator.f_code, translator.output.local_scope)
+            output = translator.output
+            hear(output.compiler_fn, translator.f_code, output.local_scope, output.global_scope)
             raise
 
     setattr(InstructionTranslator, refuse.__name__, refuse_and_tell)

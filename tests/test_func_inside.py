@@ -264,7 +264,10 @@ def test_is_compiled(program, make, order):
     found, notices, state_after = outcome(use, making)
     assert_same(expected, found, exact=order == 1)
     assert state_after == state
-    assert notices == []
+    if program is custom and make is behind_dynamo:  # which breaks off at `vmap` of a custom Function's `apply`
+        assert [notice.split(" under ")[0] for notice in notices] == ["`Cubed.forward` is called"]
+    else:
+        assert notices == []
     if make is compiled:
         assert (made[0].calls.compiled, made[0].calls.eager) == (2, 0)
 

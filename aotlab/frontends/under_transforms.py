@@ -9,11 +9,11 @@ frontend, and other calls stay compiled. Of what ``torch.compile(backend="aotlab
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
@@ -25,7 +25,6 @@ from aotlab.cache import CompiledFunction, levels_to_caller, next_number
 from aotlab.errors import GraphInvariantError, TransformError
 from aotlab.frontends.direct import FunctionTarget
 
-_TORCH = str(Path(torch.__file__).parent)
 _WHERE = "a torch.func transform"
 _WHY = "Dynamo compiles nothing there"
 _INSTEAD = (
@@ -80,11 +79,15 @@ def outside_of_transforms(
     return internals.as_made_by_dynamo(call)
 
 
-def _name(code: CodeType, scope: dict[str, Any]) -> str:
-    """Name what is called; a module without code of the user's by its class, as torch calls it from a function."""
-    called = scope.get("fn")
-    of_torch = code.co_filename.startswith(_TORCH) and called is not None
-    return type(called).__qualname__ if of_torch else code.co_qualname
+def _name(code: CodeType, local: dict[str, Any], everywhere: dict[str, Any]) -> str | None:
+    """Name what is called; None if that is not the user's, but a helper of torch's or of the standard library.
+
+    A module of torch's is called by its class: Dynamo sees the function from which torch calls it.
+    """
+    root = str(everywhere.get("__name__")).split(".", 1)[0]
+    if root == "torch":
+        return type(local["fn"]).__qualname__ if "fn" in local else None
+    return None if root in sys.stdlib_module_names - {"__main__"} else code.co_qualname
 
 
 class _Refusals:
@@ -94,7 +97,7 @@ class _Refusals:
         self._backend = backend
         self._told: dict[int, weakref.ref[object]] = {}
 
-    def __call__(self, made: object, code: CodeType, scope: dict[str, Any]) -> None:
+    def __call__(self, made: object, code: CodeType, local: dict[str, Any], everywhere: dict[str, Any]) -> None:
         """Hear that Dynamo refused a frame of ``code`` for the backend ``made``; the frames that it calls come after.
 
         Raises
@@ -102,7 +105,8 @@ class _Refusals:
         TransformError
             Nothing is to run eagerly.
         """
-        if internals.innermost_backend(made) is not self._backend:
+        name = _name(code, local, everywhere)
+        if name is None or internals.innermost_backend(made) is not self._backend:
             return
         eagerly = config.fallback != "error"
         known = self._told.get(id(made))
@@ -110,7 +114,6 @@ class _Refusals:
             return
         self._told = {key: ref for key, ref in self._told.items() if ref() is not None}
         self._told[id(made)] = weakref.ref(made)
-        name = _name(code, scope)
         error = TransformError(f"`{name}` is called under {_WHERE}", why=_WHY, suggestion=_INSTEAD)
         self._announce(name, error, "ran eagerly" if eagerly else "raised")
         if not eagerly:
