@@ -341,7 +341,7 @@ def compile(
     Returns
     -------
     callable
-        A `CompiledFunction`; of a module an `AotModule`; of a function with Dynamo what `torch.compile` makes of it.
+        A `CompiledFunction`; of a module an `AotModule`; of a function with Dynamo a function, as `torch.compile` does.
 
     Raises
     ------

@@ -46,7 +46,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _is_container(value: Any) -> bool:
     if isinstance(value, _OPAQUE):
         return False
-    if type(value).__module__.startswith("aotlab.") and not isinstance(value, nn.Module):
+    if str(type(value).__module__).startswith("aotlab.") and not isinstance(value, nn.Module):
         return False  # a compiled function, which changes by being called; what it was made from is a root, too
     if isinstance(value, (type, types.FunctionType)):
         return not str(value.__module__).startswith(("torch", "builtins", "aotlab"))

@@ -34,7 +34,7 @@ class AotModule(nn.Module):
     """A module that computes what another one does, compiled, on the same parameters, buffers and submodules.
 
     Parameters, buffers, ``state_dict`` keys, attributes and methods are those of the original, which stays usable as
-    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``, or what `torch.compile` made. Copies
+    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``, or holds what `torch.compile` made. Copies
     and pickles have an original of their own and compile for themselves.
     """
 

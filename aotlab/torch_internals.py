@@ -2025,13 +2025,14 @@ def as_made_by_dynamo(wrapper: _Function) -> _Function:
 
 def innermost_backend(backend: object) -> object:
     """Return the function that ``torch.compile`` was given as a backend, without what it has put around it."""
-    while True:
+    for _ in range(8):  # it has put a few around; an object that has every attribute would never end
         inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
         if inner is None:
             inner = backend.func if isinstance(backend, functools.partial) else None
         if inner is None:
-            return backend
+            break
         backend = inner
+    return backend
 
 
 def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any], dict[str, Any]], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -430,7 +431,11 @@ def test_other_backends_are_left_alone():
     """What Dynamo refuses to compile with another backend is not ours to tell."""
     vmap(behind_dynamo(body))(numbers(3, 4))
     torch.compiler.reset()
-    for backend in ("aot_eager", lambda graph, inputs: graph.forward):
+    for backend in (
+        "aot_eager",
+        lambda graph, inputs: graph.forward,
+        MagicMock(side_effect=lambda graph, inputs: graph),
+    ):
         assert events_of(lambda backend=backend: vmap(torch.compile(scalar, backend=backend))(numbers(3, 4)))[1:] == (
             [],
             [],
