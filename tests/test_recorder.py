@@ -524,27 +524,22 @@ def test_lines_of_several_files_and_lambdas():
     assert [line_of(n).function for n in nodes] == ["inner", "outer"]
 
 
-def test_traces_are_not_kept_alive_by_places():
+def test_traces_are_not_kept_alive_by_places(monkeypatch):
     """Places hold code, not frames: nothing of a call's locals stays."""
+    import sys
+    import types
     import weakref
 
     class Big:
         pass
 
-    seen = []
-
-    class Seen:
-        """Not seen by the guards: they do not look through a weak reference."""
-
-        def __init__(self):
-            self.append = seen.append
-
-    keeper = Seen()
-    notes = weakref.ref(keeper)
+    notes = types.ModuleType("notes")  # what is looked up in `sys.modules` is not seen by the guards
+    notes.seen = seen = []
+    monkeypatch.setitem(sys.modules, "notes", notes)
 
     def f(x):
         big = Big()
-        notes().append(weakref.ref(big))
+        sys.modules["notes"].seen.append(weakref.ref(big))
         return x * 2
 
     g = compiled(f)
