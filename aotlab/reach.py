@@ -44,6 +44,8 @@ _NOT_CALLED = frozenset(
     ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
      "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
 )  # fmt: skip
+#: Attributes of torch's objects that are state although they are private: what a scheduler's `get_last_lr` returns.
+_PRIVATE_STATE = frozenset(("_last_lr",))
 #: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 
@@ -84,8 +86,14 @@ def _root(name: Any) -> str:
 
 
 def is_library(thing: Any) -> bool:
-    """Tell whether a function or class belongs to torch, numpy, the standard library or to aotlab itself."""
-    return _root(getattr(thing, "__module__", None)) in _LIBRARIES
+    """Tell whether a function or class belongs to torch, numpy, the standard library or to aotlab itself.
+
+    A function does if it was written there, whatever `functools.wraps` has it say: that it names a function of torch's.
+    """
+    if _root(getattr(thing, "__module__", None)) not in _LIBRARIES:
+        return False
+    written_in = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else None
+    return written_in is None or _root(written_in) in _LIBRARIES
 
 
 @functools.cache
@@ -104,6 +112,25 @@ def _own_names(kind: Hashable) -> frozenset[str]:
             names |= fresh
             todo += fresh
     return frozenset(names)
+
+
+@functools.cache
+def _names_in_methods(kind: Hashable) -> dict[str, frozenset[str]]:
+    """Return the attributes that each method or property of a class of torch's mentions, by the method's name."""
+    found: dict[str, frozenset[str]] = {}
+    for each in cast(type, kind).__mro__:
+        for name, member in vars(each).items():
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(function, types.FunctionType):
+                found[name] = found.get(name, frozenset()) | names_in(function.__code__).attributes
+    return found
+
+
+def _is_simple(value: Any) -> bool:
+    """Tell whether it is a plain value, or a container of such."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return is_plain(value) or (isinstance(value, (list, tuple)) and all(map(is_plain, value)))
 
 
 class _Walk:
@@ -155,8 +182,8 @@ class _Walk:
     def _missing(self, thing: Any) -> frozenset[str]:
         if isinstance(thing, types.ModuleType):
             return frozenset()  # a module whose names come later would have raised
-        if not hasattr(thing, "__dict__"):
-            return frozenset()
+        if not hasattr(thing, "__dict__") or (isinstance(thing, nn.Module) and is_library(type(thing))):
+            return frozenset()  # of torch's modules, what is there counts
         names = self._names - vars(thing).keys()
         if not isinstance(thing, type):
             if isinstance(thing, nn.Module):
@@ -380,7 +407,7 @@ class _Walk:
 
     def _object(self, label: str, value: Any) -> None:
         kind = type(value)
-        if _root(kind.__module__) in ("torch", "aotlab", "numpy", "builtins"):
+        if _root(kind.__module__) in ("aotlab", "numpy", "builtins"):
             return
         self.objects.append((label or "self", value))
         if not is_library(kind):
@@ -434,7 +461,9 @@ class _Walk:
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
+                self._looked_at.add((id(module), name))
                 self._visit(f"{dot}{name}", value, Item(attributes, name))
+        self._things.setdefault(id(module), (own, module))
 
     def _graph(self, dot: str, kind: type[fx.GraphModule]) -> None:
         """Guard the code that was last made of a graph, for which it has a class of its own."""
@@ -457,7 +486,10 @@ class _Walk:
         if hasattr(thing, "__dict__"):
             held = vars(thing)
             wanted = held.keys() & self._names
-            if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
+            of_torch = not is_class and _root(type(thing).__module__) == "torch"
+            if of_torch and not isinstance(thing, nn.Module):
+                self._by_methods(label, thing)
+            if self.mentioned.by_string and not of_torch and not isinstance(thing, types.FunctionType):
                 if not isinstance(thing, (type, types.ModuleType)) and (id(thing), "") not in self._looked_at:
                     self._looked_at.add((id(thing), ""))
                     self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
@@ -503,6 +535,25 @@ class _Walk:
                     self._tensor(f"{label}.{name}", value)
                 elif not is_plain(value) and not isinstance(value, types.ModuleType):
                     self._todo.append((f"{label}.{name}", value))
+
+    def _by_methods(self, label: str, thing: Any) -> None:
+        """Guard the plain attributes of an object of torch's that its methods read which the code calls.
+
+        Private ones are caches for the most part, which change by being read.
+        """
+        methods = _names_in_methods(cast(Hashable, type(thing)))
+        names, todo = set(self._names), ["__call__", *self._names]
+        while todo:
+            fresh = methods.get(todo.pop(), frozenset()) - names
+            names |= fresh
+            todo += fresh
+        for name in sorted(names & vars(thing).keys() - self._names):
+            value = vars(thing)[name]
+            if name.startswith("_") and name not in _PRIVATE_STATE:
+                continue
+            if (id(thing), name) not in self._looked_at and _is_simple(value):
+                self._looked_at.add((id(thing), name))
+                self._visit(f"{label}.{name}", value, Held(thing, name), by_chance=True)
 
     def _counts_by_string(self, thing: Any, name: str, value: Any) -> bool:
         if name.startswith("__"):
