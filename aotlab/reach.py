@@ -8,11 +8,13 @@ of the user's, a namespace, a module of the user's) it looks at the attributes w
     def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
 
 Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
-the standard library is not looked at. What is read by a name that stands in no code (`getattr` with a computed name, a
-dataclass' generated comparison) counts as all attributes where `getattr` and its like are mentioned; otherwise it is a
-documented exclusion, as is the state of most objects written in C, and what `datetime` says. What reads an iterator, a
-file, or names by `eval` runs eagerly (`aotlab.unseen`), unless only the code of an installed package does. The
-environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time` runs eagerly.
+the standard library is not looked at, but for the names of attributes in methods of torch's that the user's code calls.
+What is read by a name that stands in no code (`getattr` with a computed name, a dataclass' generated comparison) counts
+as all attributes where `getattr` and its like are mentioned; otherwise it is a documented exclusion, as is the state of
+most objects written in C, and what `datetime` says. What reads an iterator, a file, or names by `eval` runs eagerly
+(`aotlab.unseen`), unless only the code of an installed package does; so does what follows a weak reference to where
+nothing else leads. The environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time`
+runs eagerly.
 """
 
 from __future__ import annotations
