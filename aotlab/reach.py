@@ -151,6 +151,7 @@ class _Walk:
         self._weak: list[tuple[str, weakref.ref[Any]]] = []
         self._named: set[int] = set()  # ids of what the user's code names
         self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
+        self._answered: dict[type, frozenset[str]] = {}
         self._alive: list[Any] = []  # ids in the sets above belong to these
         self._follow()
 
@@ -190,9 +191,10 @@ class _Walk:
         if not isinstance(thing, type):
             if isinstance(thing, nn.Module):
                 names -= _MODULE_OWN
-            # the class answers first for these, whatever the object holds
-            names -= {n for n in names if _is_data_descriptor(_static(type(thing), n))}
-            names -= {n for n in names if isinstance(_static(type(thing), n), functools.cached_property)}
+            kind = type(thing)
+            if kind not in self._answered:
+                self._answered[kind] = _answered_by_class(kind)
+            names -= self._answered[kind]
         return frozenset(name for name in names if not name.startswith("__"))
 
     # --- the walk
@@ -544,12 +546,13 @@ class _Walk:
         Private ones are caches for the most part, which change by being read.
         """
         methods = _names_in_methods(cast(Hashable, type(thing)))
-        names, todo = set(self._names), ["__call__", *self._names]
+        names: set[str] = set()
+        todo = ["__call__", *(methods.keys() & self._names)]
         while todo:
             fresh = methods.get(todo.pop(), frozenset()) - names
             names |= fresh
             todo += fresh
-        for name in sorted(names & vars(thing).keys() - self._names):
+        for name in sorted((names & vars(thing).keys()) - self._names):
             value = vars(thing)[name]
             if name.startswith("_") and name not in _PRIVATE_STATE:
                 continue
@@ -591,6 +594,13 @@ def _compiled_from(value: Any) -> Any:
 
 def _is_data_descriptor(found: Any) -> bool:
     return found is not None and hasattr(type(found), "__set__")
+
+
+def _answered_by_class(kind: type) -> frozenset[str]:
+    """Return the names for which a class answers first, whatever its object holds."""
+    members = {name: member for each in reversed(kind.__mro__) for name, member in vars(each).items()}
+    kinds = functools.cached_property
+    return frozenset(n for n, member in members.items() if _is_data_descriptor(member) or isinstance(member, kinds))
 
 
 def _is_generated(function: types.FunctionType) -> bool:
