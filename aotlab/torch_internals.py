@@ -1140,6 +1140,25 @@ BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
 # --- autograd ----------------------------------------------------------------------------------------------------
 
 
+def settle_without_gpus() -> None:
+    """Where torch is built for CUDA and finds no GPU, have it take that in before a fake mode says otherwise.
+
+    Entering a fake mode there registers eight GPUs for the whole process. That did two kinds of harm:
+
+    - At its first backward autograd counts devices, once, and starts a thread for each; no child forked from then on can
+      differentiate. So one small backward comes first.
+    - In torch 2.11 what is registered goes with the thread that registered it, and the next thread to enter a fake mode
+      reads freed memory. So this thread registers it, which is the one that imports, and mostly the main one.
+    """
+    if not torch.backends.cuda.is_built() or torch.cuda.device_count():
+        return
+    with torch.inference_mode(False), torch.enable_grad(), no_dispatch_modes(), disable_torch_function():
+        one = torch.ones((), requires_grad=True, device="cpu")
+        torch.autograd.grad(one, one)
+        with FakeTensorMode():
+            pass
+
+
 def sequence_number() -> int:
     """Return the number that the next autograd node will get."""
     return int(torch._C._autograd._get_sequence_nr())

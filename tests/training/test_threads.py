@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
 import threading
 
@@ -180,6 +181,7 @@ def test_forked_processes(when):
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_in_child, args=(sender, function, 1))
     child.start()
+    sender.close()
     try:
         assert receiver.poll(100)
         assert receiver.recv() == trained(both_parts, 1)
@@ -187,3 +189,72 @@ def test_forked_processes(when):
         done.set()
         child.join(20)
         child.kill()
+
+
+FORKED_AT_ONCE = """
+import functools, multiprocessing
+import torch
+import aotlab
+from aotlab.frontends.dynamo import backend
+
+def f(x):
+    return (x * x).sin().sum()
+
+def gradient(of):
+    x = torch.arange(3.0, requires_grad=True)
+    of(x).backward()
+    return x.grad
+
+def in_child(pipe, compiled):
+    torch.set_num_threads(1)
+    pipe.send(gradient(compiled).tolist())
+
+compiled = {how}
+gradient(compiled)  # no backward came before it: autograd starts its threads here
+receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+child = multiprocessing.get_context("fork").Process(target=in_child, args=(sender, compiled))
+child.start()
+sender.close()
+torch.testing.assert_close(torch.tensor(receiver.recv()), gradient(f))
+child.join()
+"""
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork on this system")
+@pytest.mark.parametrize(
+    "how",
+    [
+        'aotlab.compile(f, backend="eager")',
+        'aotlab.compile(f, backend="inductor")',
+        'aotlab.compile(f, backend="eager", frontend="dynamo")',
+        'torch.compile(f, backend="aotlab", options={"compiler": "eager"})',
+        'torch.compile(f, backend=functools.partial(backend, options={"compiler": "eager"}))',
+    ],
+)
+def test_forked_after_the_first_backward(how):
+    """Where torch is built for CUDA and finds no GPU, torch's fake modes make autograd start threads for eight of them."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED_AT_ONCE.replace("{how}", how)], capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_first_call_on_a_thread_that_ends():
+    """What torch's fake modes register for GPUs that are not there is not left to a thread that ends (torch 2.11)."""
+    code = """
+import threading
+import torch
+import aotlab
+
+def call():
+    aotlab.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
+
+aotlab.compile
+thread = threading.Thread(target=call)
+thread.start()
+thread.join()
+fill = [bytes(8) for _ in range(100000)], [torch.ones(1) for _ in range(10000)]
+call()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr

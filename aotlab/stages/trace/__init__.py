@@ -47,7 +47,7 @@ from aotlab.stages.trace.layouts import does_the_same
 from aotlab.stages.trace.levels import first_level
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
-from aotlab.torch_internals import FakeTensorMode
+from aotlab.torch_internals import FakeTensorMode, settle_without_gpus
 
 __all__ = [
     "Pattern",
@@ -61,6 +61,8 @@ __all__ = [
     "is_full",
     "run",
 ]
+
+settle_without_gpus()
 
 
 def run(
