@@ -1145,8 +1145,8 @@ def settle_without_gpus() -> None:
 
     Entering a fake mode there registers eight GPUs for the whole process. That did two kinds of harm:
 
-    - At its first backward autograd counts devices, once, and starts a thread for each; no child forked from then on can
-      differentiate. So one small backward comes first.
+    - At its first backward autograd counts devices, once, and starts a thread for each; no child that is forked
+      afterwards can differentiate. So one small backward comes first.
     - In torch 2.11 what is registered goes with the thread that registered it, and the next thread to enter a fake mode
       reads freed memory. So this thread registers it, which is the one that imports, and mostly the main one.
     """

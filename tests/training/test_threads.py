@@ -232,7 +232,7 @@ child.join()
     ],
 )
 def test_forked_after_the_first_backward(how):
-    """Where torch is built for CUDA and finds no GPU, torch's fake modes make autograd start threads for eight of them."""
+    """Torch built for CUDA and no GPU: fake modes would make autograd start threads for eight that are not there."""
     ended = subprocess.run(
         [sys.executable, "-c", FORKED_AT_ONCE.replace("{how}", how)], capture_output=True, text=True, timeout=300
     )
