@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from torch.compiler import is_dynamo_compiling
+
 from aotlab import config, observe
 from aotlab.compiling import compiling
 from aotlab.errors import (
@@ -174,7 +176,8 @@ class CompiledFunction:
         self._said_limit = False
         self._said_transform = False
         self._told_of_transform = -1  # the audience that was told
-        self.__name__ = self.__qualname__ = target.name
+        self.__qualname__ = target.name
+        self.__name__ = target.name.rpartition(".")[2]
         self.__wrapped__ = getattr(target, "function", None)
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
         self.__module__ = getattr(self.__wrapped__, "__module__", None) or type(self).__module__
@@ -184,10 +187,14 @@ class CompiledFunction:
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind to an object as a function does that is an attribute of a class, so that methods get their ``self``."""
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        return partial(self, instance) if is_dynamo_compiling() else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by an entry whose guards hold, or by compiling one."""
+        if is_dynamo_compiling():
+            return self._target.eager(args, kwargs)  # Dynamo reads on there, and guards what it finds
         if not config.enabled:
             return self._run_eagerly(args, kwargs)
         if foreign_saved_tensor_hooks() and config.saved_tensors_hooks == "eager":
