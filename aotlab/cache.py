@@ -88,14 +88,29 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     """Nothing was compiled and eager has to run the call.
 
     ``notice`` is the sentence to warn with, None if that was said before. ``state`` is the call's, where calls that
-    look the same need not be tried again.
+    look the same need not be tried again; if it is ``raised`` in the trace, not until eager has run the call.
     """
 
-    def __init__(self, error: Exception, *, notice: str | None, state: CallState | None = None) -> None:
+    def __init__(
+        self, error: Exception, *, notice: str | None, state: CallState | None = None, raised: bool = False
+    ) -> None:
         self.error = error
         self.notice = notice
         self.state = state
+        self.raised = raised
         super().__init__(str(error))
+
+
+#: A kind of call that is refused, why, and what ``config.fallback`` was.
+_Refused = tuple[CallState, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Eagerly:
+    """Eager has to run a call: the sentence to warn with, and what to remember once that went well."""
+
+    notice: str | None
+    refused: _Refused | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +183,7 @@ class CompiledFunction:
         self._accept = accept
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
-        self._refused: deque[tuple[CallState, str]] = deque(maxlen=_REFUSALS)
+        self._refused: deque[_Refused] = deque(maxlen=_REFUSALS)
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
@@ -331,9 +346,12 @@ class CompiledFunction:
                 self._warn(text)
                 return result, None
             return served
+        assert outcome is not None
         result = self._run_eagerly(args, kwargs)
-        if isinstance(outcome, str):
-            self._warn(outcome)
+        if outcome.refused is not None:
+            self._refused.append(outcome.refused)
+        if outcome.notice is not None:
+            self._warn(outcome.notice)
         return result, None
 
     def _serve_by(
@@ -358,15 +376,15 @@ class CompiledFunction:
         # not above: the error that eager raises has nothing to do with this one
         return None if error is None else (self._run_again(error, args, kwargs), None)
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | str | None:
-        """Make an entry; or return a sentence to warn with, or None, if the call has to run eagerly."""
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Eagerly:
+        """Make an entry; or say that the call has to run eagerly."""
         number = observe.next_entry()
         reason: list[str | None] = [None]
 
         def explain(state: CallState) -> str | None:
             """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
-            for refused, text in self._refused:
-                if difference(refused, state, mutates=True) is None:
+            for refused, text, fallback in self._refused:
+                if fallback == config.fallback and difference(refused, state, mutates=True) is None:
                     raise Declined(RefusedError(text), notice=None)
             if self._entries:
                 nearest = min(
@@ -399,10 +417,10 @@ class CompiledFunction:
             self._failed(number, started, error, "ran eagerly" if eager else "raised")
             state = getattr(error, "call_state", None)
             if eager and state is not None:
-                self._refused.append((state, str(error)))
+                self._refused.append((state, str(error), config.fallback))
             if not eager or told:
                 raise
-            return f"`{self._target.name}` runs eagerly: {error}"
+            return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {error}")
         except Declined as declined:
             if config.fallback == "error" and isinstance(declined.error, TraceFailed):
                 refusal = UntraceableError(str(declined.error), suggestion="let it run eagerly")
@@ -412,9 +430,10 @@ class CompiledFunction:
                 self._failed(number, started, declined.error, "ran eagerly")
             if self._on_refusal == "tell" and config.fallback == "auto":
                 raise RefusedError(str(declined.error)) from None
-            if declined.state is not None:
-                self._refused.append((declined.state, str(declined.error)))
-            return declined.notice
+            refused = None if declined.state is None else (declined.state, str(declined.error), config.fallback)
+            if refused is not None and not declined.raised:
+                self._refused.append(refused)
+            return _Eagerly(notice=declined.notice, refused=refused if declined.raised else None)
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise
@@ -424,12 +443,12 @@ class CompiledFunction:
             self._failed(number, started, error, "raised")
             raise
         if objection is not None:
-            self._refused.append((entry.state, objection))
+            self._refused.append((entry.state, objection, config.fallback))
             rejected = RefusedError(objection)
             self._failed(number, started, rejected, "ran eagerly")
             if self._on_refusal == "tell":
                 raise rejected
-            return f"`{self._target.name}` runs eagerly: {objection}"
+            return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {objection}")
         self._entries = (entry, *self._entries)
         return entry
 

@@ -11,7 +11,6 @@ held before; afterwards it finds such tensors, and puts the objects back as they
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import types
@@ -21,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aotlab.torch_internals import is_functional
+from aotlab.values import CONTAINERS, is_of_its_own_kind, items_in, keys_in, kind_of
 
 #: So many items are looked at; a watch is no walk through a data set.
 _LIMIT = 20_000
@@ -29,7 +29,6 @@ _OPAQUE = (
     Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
     *_PLAIN,
 )  # fmt: skip
-_COLLECTIONS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _is_container(value: Any) -> bool:
         return False  # a compiled function, which changes by being called; what it was made from is a root, too
     if isinstance(value, (type, types.FunctionType)):
         return not str(value.__module__).startswith(("torch", "builtins", "aotlab"))
-    return isinstance(value, _COLLECTIONS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+    return isinstance(value, CONTAINERS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
 def _of_key(key: Any) -> str:
@@ -59,21 +58,30 @@ def _of_key(key: Any) -> str:
 
 
 def _items(container: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(container, dict):
-        yield from ((f"[{_of_key(key)}]", value) for key, value in list(container.items()))
-    elif isinstance(container, (list, tuple, collections.deque)):
-        yield from ((f"[{i}]", value) for i, value in enumerate(container))
-    elif isinstance(container, (set, frozenset)):
-        yield from (("[…]", value) for value in container)
-    else:
-        yield from ((f".{key}", value) for key, value in _attributes(container).items())
+    """Go through what an object holds, by index and by name; no code of its class is run for its indices."""
+    if isinstance(container, CONTAINERS):
+        items = items_in(container)
+        if isinstance(container, dict):
+            yield from ((f"[{_of_key(key)}]", value) for key, value in zip(keys_in(container), items, strict=True))
+        else:
+            of_set = isinstance(container, (set, frozenset))
+            yield from (("[…]" if of_set else f"[{i}]", value) for i, value in enumerate(items))
+        if not is_of_its_own_kind(container):
+            return
+    yield from ((f".{key}", value) for key, value in _attributes(container).items())
+
+
+def _held(container: Any) -> list[Any]:
+    """Return what a container holds, keys and all, in its order."""
+    return [*keys_in(container), *items_in(container)] if isinstance(container, dict) else items_in(container)
 
 
 class Watch:
     """Remembers what objects hold; ``roots`` are (name, object)."""
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
-        self._before: list[tuple[str, Any, dict[str, Any] | list[Any]]] = []
+        # by index, and by name; each None where an object has none
+        self._before: list[tuple[str, Any, list[Any] | None, dict[str, Any] | None]] = []
         self._caches: list[tuple[str, Any]] = []
         seen: set[int] = set()
         todo = [(name, value) for name, value in roots if _is_container(value)]
@@ -88,18 +96,17 @@ class Watch:
                 continue
             items = list(_items(container))
             budget -= len(items) + 1
-            if isinstance(container, dict):
-                self._before.append((name, container, dict(container)))
-            elif isinstance(container, (list, set, collections.deque)):
-                self._before.append((name, container, list(container)))
-            elif not isinstance(container, (tuple, frozenset)):
-                self._before.append((name, container, _attributes(container)))
+            by_index = isinstance(container, CONTAINERS)
+            by_name = not by_index or is_of_its_own_kind(container)
+            if by_name or not isinstance(container, (tuple, frozenset)):
+                before = _held(container) if by_index else None
+                self._before.append((name, container, before, _attributes(container) if by_name else None))
             todo += [(name + label, value) for label, value in items if _is_container(value)]
 
     def leaked(self) -> str | None:
         """Return the name of a place where a traced tensor lies now, None if there is none."""
-        for name, container, before in self._before:
-            known = {id(value) for value in (before.values() if isinstance(before, dict) else before)}
+        for name, container, before, attributes in self._before:
+            known = {id(value) for value in (*(before or ()), *(attributes or {}).values())}
             for label, value in _items(container):
                 if id(value) not in known and _holds_traced(value, 4):
                     return name + label
@@ -110,26 +117,31 @@ class Watch:
         for _, cache in self._caches:
             if _caches_traced(cache):
                 cache.cache_clear()
-        for _, container, before in self._before:
-            if isinstance(before, list):
-                if [id(value) for value in container] != [id(value) for value in before]:
-                    container.clear()
-                    (container.update if isinstance(container, set) else container.extend)(before)
-            elif isinstance(container, dict):
-                if _identities(container) != _identities(before):
-                    container.clear()
-                    container.update(before)
-            else:
-                for key, value in _attributes(container).items():
-                    if key not in before:
-                        delattr(container, key)
-                    elif value is not before[key]:
-                        setattr(container, key, before[key])
+        for _, container, before, attributes in self._before:
+            # keys that are tensors cannot be compared by their values
+            if before is not None and list(map(id, _held(container))) != list(map(id, before)):
+                _refill(container, before)
+            if attributes is None:
+                continue
+            for key, value in _attributes(container).items():
+                if key not in attributes:
+                    delattr(container, key)
+                elif value is not attributes[key]:
+                    setattr(container, key, attributes[key])
 
 
-def _identities(items: dict[Any, Any]) -> list[tuple[int, int]]:
-    """Say which objects a dictionary holds; keys that are tensors cannot be compared by their values."""
-    return [(id(key), id(value)) for key, value in items.items()]
+def _refill(container: Any, held: list[Any]) -> None:
+    """Let a container hold what `_held` returned, by the methods of Python's own kinds alone."""
+    kind = kind_of(container)
+    if kind in (tuple, frozenset):
+        return
+    kind.clear(container)
+    if isinstance(container, dict):
+        half = len(held) // 2
+        for key, value in zip(held[:half], held[half:], strict=True):
+            kind.__setitem__(container, key, value)
+    else:
+        (kind.update if kind is set else kind.extend)(container, held)
 
 
 def _holds_traced(value: Any, depth: int) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from aotlab import torch_internals as internals
 from aotlab.errors import OutputError, PythonValueError, RefusedError
-from aotlab.values import PLAIN
+from aotlab.values import PLAIN, items_in
 
 #: How a container is taken apart: its items by position, by key, or by the functions registered for its type.
 How = Literal["items", "keys", "registered"]
@@ -497,7 +497,8 @@ def known_objects(
     while todo and len(found) < limit:
         value, here = todo.popleft()
         assert here.steps is not None
-        single = isinstance(value, _SINGLE) or (isinstance(value, (tuple, frozenset)) and not value)
+        empty = isinstance(value, (tuple, frozenset)) and not items_in(value)
+        single = empty or isinstance(value, _SINGLE)
         if id(value) in found or isinstance(value, PLAIN) or (single and here.steps):
             continue
         found[id(value)] = here
@@ -507,7 +508,7 @@ def known_objects(
         if isinstance(value, dict):
             inner: list[tuple[Step, Any]] = [(("item", key), item) for key, item in list(dict.items(value))[:limit]]
         elif isinstance(value, (list, tuple, collections.deque)):
-            inner = [(("item", i), item) for i, item in enumerate(list(value)[:limit])]
+            inner = [(("item", i), item) for i, item in enumerate(items_in(value)[:limit])]
         else:
             inner = [(("attribute", name), item) for name, item in attributes_of(value).items()]
         todo += [(item, Given(here.root, (*here.steps, step))) for step, item in inner]

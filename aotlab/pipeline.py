@@ -160,8 +160,7 @@ def compile_call(
         raise Declined(signal, notice=notice, state=None if signal.passing else state) from signal
     except trace.TraceFailed as failure:
         text = f"`{target.name}` was not compiled and ran eagerly: {failure}"
-        raise Declined(type(failure)(text), notice=text) from failure
-
+        raise Declined(type(failure)(text), notice=text, state=state, raised=True) from failure
     except KeyboardInterrupt:
         surroundings.restore()
         raise

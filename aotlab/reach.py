@@ -14,7 +14,7 @@ as all attributes where `getattr` and its like are mentioned; otherwise it is a 
 most objects written in C, and what `datetime` says. What reads an iterator, a file, or names by `eval` runs eagerly
 (`aotlab.unseen`), unless only the code of an installed package does; so does what follows a weak reference to where
 nothing else leads. The environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time`
-runs eagerly.
+runs eagerly. Of a logger only flags and levels count: it changes by being used, and leads to all others of the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ from aotlab.code_lines import line_like
 from aotlab.code_names import names_in
 from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
 from aotlab.unseen import READERS_OF_NAMES, is_unseen, kept_in, names_looked_up, parts_behind
-from aotlab.values import CONTAINERS, MISSING, Mentioned, is_array, is_plain, snapshot
+from aotlab.values import (
+    CONTAINERS,
+    MISSING,
+    Mentioned,
+    is_array,
+    is_of_its_own_kind,
+    is_plain,
+    items_in,
+    keys_in,
+    snapshot,
+)
 
 _LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
 #: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
@@ -152,6 +162,7 @@ class _Walk:
         self._named: set[int] = set()  # ids of what the user's code names
         self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
         self._answered: dict[type, frozenset[str]] = {}
+        self._slots: dict[type, frozenset[str]] = {}
         self._alive: list[Any] = []  # ids in the sets above belong to these
         self._follow()
 
@@ -163,7 +174,9 @@ class _Walk:
             missing = self._missing(thing)
             if missing:
                 name = f"{label}.…" if label else "self.…"
-                absent.append(Reached(name=name, place=Absent(thing, missing), expected=MISSING, how="absent"))
+                absent.append(
+                    Reached(name=name, place=Absent(thing, missing, by_name=True), expected=MISSING, how="absent")
+                )
         return (*reversed(found.values()), *absent)
 
     def unseen(self) -> str | None:
@@ -265,6 +278,8 @@ class _Walk:
                     self._tensor(f"{label}[{key}]", item)
                 elif not is_plain(item) and not isinstance(item, types.ModuleType):
                     self._todo.append((f"{label}[{key}]", item))
+            if is_of_its_own_kind(value):
+                self._object(label, value)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
             self._todo += [(label or "self", value.__self__), (label, value.__func__)]
@@ -354,7 +369,7 @@ class _Walk:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
             if absent:
-                absences = Absent(namespace, frozenset(absent))
+                absences = Absent(namespace, frozenset(absent), by_name=False)
                 self.found.append(Reached(name="…", place=absences, expected=MISSING, how="absent"))
         for label in names.imports:
             module = sys.modules.get(label)
@@ -498,6 +513,8 @@ class _Walk:
                     self._looked_at.add((id(thing), ""))
                     self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
                 wanted = {name for name in held if name in wanted or self._counts_by_string(thing, name, held[name])}
+            if _root(type(thing).__module__) == "logging":
+                wanted = {name for name in wanted if is_plain(held[name])}
             for name in sorted(str(name) for name in wanted):
                 if (id(thing), name) in self._looked_at or (isinstance(thing, nn.Module) and name in _MODULE_OWN):
                     continue
@@ -510,12 +527,13 @@ class _Walk:
                     place = Held(thing, name)
                 by_chance = name not in self._names and _is_of_others(type(thing))
                 self._visit(f"{label}.{name}", held[name], place, by_chance=by_chance)
-        if is_class or not isinstance(thing, _with_slots(type(thing))):
+        if is_class:
             return
-        for name in self._names:
-            if (id(thing), name) not in self._looked_at and isinstance(
-                _static(type(thing), name), types.MemberDescriptorType
-            ):
+        kind = type(thing)
+        if kind not in self._slots:
+            self._slots[kind] = _names_of_slots(kind)
+        for name in sorted(self._slots[kind] & self._names):
+            if (id(thing), name) not in self._looked_at:
                 self._looked_at.add((id(thing), name))
                 place = Attribute(thing, name)
                 value = place.read()
@@ -566,18 +584,25 @@ class _Walk:
         return is_plain(value) or not isinstance(thing, (type, types.ModuleType))
 
 
-def _with_slots(kind: type) -> Any:
-    return kind if any("__slots__" in vars(each) for each in kind.__mro__) else ()
+def _names_of_slots(kind: type) -> frozenset[str]:
+    """Return the attributes that objects of a class keep in slots."""
+    if not any("__slots__" in vars(each) for each in kind.__mro__):
+        return frozenset()
+    names = {name for each in kind.__mro__ for name in vars(each)}
+    return frozenset(name for name in names if isinstance(_static(kind, name), types.MemberDescriptorType))
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     """Go through a container's items, each with what stands in brackets for it."""
+    items = items_in(value)
     if isinstance(value, dict):
-        yield from ((repr(key) if is_plain(key) else "…", item) for key, item in list(value.items()))
+        yield from (
+            (repr(key) if is_plain(key) else "…", item) for key, item in zip(keys_in(value), items, strict=True)
+        )
     elif isinstance(value, (set, frozenset)):
-        yield from (("…", item) for item in list(value))
+        yield from (("…", item) for item in items)
     else:
-        yield from ((str(i), item) for i, item in enumerate(list(value)))
+        yield from ((str(i), item) for i, item in enumerate(items))
 
 
 def _static(kind: type, name: str) -> Any:

@@ -246,17 +246,22 @@ class Size(Place):
 
 @dataclass(frozen=True, slots=True)
 class Absent(Place):
-    """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now."""
+    """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now.
+
+    The namespace is ``owner`` itself, as globals are, or what ``owner`` holds ``by_name``, whatever else it is.
+    """
 
     owner: Any
     names: frozenset[str]
+    by_name: bool
 
     def _namespace(self) -> Mapping[str, Any]:
-        return self.owner if isinstance(self.owner, Mapping) else vars(self.owner)
+        namespace: Mapping[str, Any] = vars(self.owner) if self.by_name else self.owner
+        return namespace
 
     def identity(self) -> tuple[Any, ...]:
         """Tell it from others."""
-        return ("absent", id(self.owner), self.names)
+        return ("absent", id(self.owner), self.by_name, self.names)
 
     def read(self) -> Any:
         """Return the first of the names that is there by now, `MISSING` as long as none is."""
@@ -277,7 +282,7 @@ class Absent(Place):
     def text(self, constant: Constant) -> str:
         """Write the test."""
         owner = constant(self.owner)
-        return f"{owner if isinstance(self.owner, Mapping) else owner + '.__dict__'}.keys()"
+        return f"{owner + '.__dict__' if self.by_name else owner}.keys()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

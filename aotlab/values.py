@@ -38,6 +38,38 @@ CHANGEABLE = 16_384
 #: An array of more bytes is refused: comparing it would cost more than most calls.
 ARRAY_BYTES = 65_536
 _DEPTH = 64
+#: Python's own kinds of containers.
+_KINDS = frozenset((*CONTAINERS, collections.OrderedDict))
+
+
+def kind_of(container: Any) -> Any:
+    """Return which of Python's own kinds a container is. Its methods read one without running the code of its class.
+
+    Examples
+    --------
+    >>> class Doubled(dict):
+    ...     def __getitem__(self, key):
+    ...         return 2 * super().__getitem__(key)
+    >>> kind_of(Doubled())
+    <class 'dict'>
+    """
+    return next(kind for kind in type(container).__mro__ if kind in _KINDS)
+
+
+def is_of_its_own_kind(container: Any) -> bool:
+    """Tell whether a container is of a class of somebody's, which may have methods and attributes."""
+    return type(container) not in _KINDS
+
+
+def items_in(container: Any) -> list[Any]:
+    """Return what is in a container, of a dictionary its values, without running the code of its class."""
+    kind = kind_of(container)
+    return list(kind.values(container) if isinstance(container, dict) else kind.__iter__(container))
+
+
+def keys_in(container: dict[Any, Any]) -> list[Any]:
+    """Return the keys of a dictionary, without running the code of its class."""
+    return list(kind_of(container).__iter__(container))
 
 
 def is_plain(value: Any) -> bool:
@@ -220,36 +252,45 @@ class ArraySnapshot:
 class _Items:
     """A container: of the same type, with the same items in the same order."""
 
-    __slots__ = ("children", "keys", "type")
+    __slots__ = ("children", "keys", "kind", "type")
 
-    def __init__(self, kind: type[Any], keys: list[Snapshot] | None, children: list[Snapshot]) -> None:
-        self.type: type[Any] = kind
+    def __init__(self, value: Any, keys: list[Snapshot] | None, children: list[Snapshot]) -> None:
+        self.type: type[Any] = type(value)
+        self.kind: Any = None if self.type in _KINDS else kind_of(value)
         self.keys = keys
         self.children = children
 
     def holds(self, now: Any) -> bool:
-        if type(now) is not self.type or len(now) != len(self.children):
+        if type(now) is not self.type:
             return False
-        if self.keys is not None:
-            if not all(snapshot.holds(key) for snapshot, key in zip(self.keys, now, strict=True)):
-                return False
+        keys = now
+        if self.kind is not None:
+            keys, now = self.kind.__iter__(now), items_in(now)
+        elif self.keys is not None:
             now = now.values()
+        if len(now) != len(self.children):
+            return False
+        if self.keys is not None and not all(known.holds(key) for known, key in zip(self.keys, keys, strict=True)):
+            return False
         return all(snapshot.holds(item) for snapshot, item in zip(self.children, now, strict=True))
 
     def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
         if type(now) is not self.type:
             what = "is missing" if now is MISSING else f"is a {type(now).__name__}"
             yield path, f"{what} where the compiled entry expects a {self.type.__name__}"
-        elif len(now) != len(self.children):
-            yield path, f"has {len(now)} items where the compiled entry expects {len(self.children)}"
-        elif self.keys is not None and isinstance(now, dict):
-            for snapshot, key in zip(self.keys, now, strict=True):
+            return
+        items = items_in(now)
+        if len(items) != len(self.children):
+            yield path, f"has {len(items)} items where the compiled entry expects {len(self.children)}"
+        elif self.keys is not None:
+            keys = keys_in(now)
+            for snapshot, key in zip(self.keys, keys, strict=True):
                 if not snapshot.holds(key):
                     yield path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
-            for snapshot, (key, item) in zip(self.children, now.items(), strict=True):
+            for snapshot, key, item in zip(self.children, keys, items, strict=True):
                 yield from snapshot.differences(item, f"{path}[{shown(key)}]")
         else:
-            for i, (snapshot, item) in enumerate(zip(self.children, now, strict=True)):
+            for i, (snapshot, item) in enumerate(zip(self.children, items, strict=True)):
                 inner = f"an item of {path}" if self.type in (set, frozenset) else f"{path}[{i}]"
                 yield from snapshot.differences(item, inner)
 
@@ -301,7 +342,7 @@ def _has_contents(value: Any) -> bool:
 
 
 def _flat(value: Any) -> list[Any]:
-    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+    return [*keys_in(value), *items_in(value)] if isinstance(value, dict) else items_in(value)
 
 
 def snapshot(
@@ -344,11 +385,12 @@ def snapshot(
             )
         return BufferSnapshot(value)
     if isinstance(value, CONTAINERS):
-        if len(value) > MANY or depth == 0:
+        items = items_in(value)
+        if len(items) > MANY or depth == 0:
             return _Many(value, name, depth, mentioned)
-        items = list(value.values() if isinstance(value, dict) else value)
-        keys = [snapshot(key, name, depth - 1, mentioned) for key in value] if isinstance(value, dict) else None
-        return _Items(type(value), keys, [snapshot(item, name, depth - 1, mentioned) for item in items])
+        every_key = keys_in(value) if isinstance(value, dict) else None
+        keys = None if every_key is None else [snapshot(key, name, depth - 1, mentioned) for key in every_key]
+        return _Items(value, keys, [snapshot(item, name, depth - 1, mentioned) for item in items])
     return _Object(value)
 
 

@@ -1367,17 +1367,21 @@ def test_what_a_failed_trace_of_a_module_did_is_taken_back():
 def test_errors_in_guards_are_heard():
     """An error that a comparison raises reaches the caller; the call is not served and not swallowed."""
 
-    class Rude(list):
+    class Rude(str):
+        __slots__ = ()
         armed = False
 
-        def __len__(self):
+        def __eq__(self, other):
             if self.armed:
                 raise ValueError("not today")
-            return super().__len__()
+            return str.__eq__(self, other)
 
-    rude = Rude([2.0])
-    f = compiled(lambda x: x * rude[0])
+        __hash__ = str.__hash__
+
+    held = [Rude("two")]
+    f = compiled(lambda x: x * len(held[0]) - 1)
     f(torch.ones(1))
+    held[0] = Rude("two")
     Rude.armed = True
     with pytest.raises(ValueError, match="not today"):
         f(torch.ones(1))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import aotlab
 from aotlab.bench import courses, training
 from aotlab.bench.courses import (
     Course,
@@ -48,6 +49,22 @@ def test_ten_steps(name, min_cut):
     assert found.losses == expected.losses
     assert found.is_same(expected)
     assert len(set(found.losses)) == 10  # it learns something
+
+
+@pytest.mark.parametrize("name", ["Llama", "LSTM", "U-Net"])
+def test_ten_steps_directly(name):
+    """Those that do not ask tensors for values are compiled by the direct frontend, in one graph."""
+    made = []
+
+    def directly(module):
+        made.append(aotlab.compile(module, backend="eager", partitioner=aotlab.min_cut_rematerialization_partition))
+        return made[-1]
+
+    expected = train(MODELS[name], eagerly)
+    found = train(MODELS[name], directly)
+    assert found.losses == expected.losses
+    assert found.is_same(expected)
+    assert (made[0].compiled.calls.eager, len(made[0].compiled.entries)) == (0, 1)
 
 
 def errors(name, wrap):
