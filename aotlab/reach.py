@@ -161,6 +161,7 @@ class _Walk:
         self._weak: list[tuple[str, weakref.ref[Any]]] = []
         self._named: set[int] = set()  # ids of what the user's code names
         self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
+        self._inside: dict[int, set[int]] = {}  # by id, the ids of what an object was found in
         self._answered: dict[type, frozenset[str]] = {}
         self._slots: dict[type, frozenset[str]] = {}
         self._alive: list[Any] = []  # ids in the sets above belong to these
@@ -181,9 +182,20 @@ class _Walk:
 
     def unseen(self) -> str | None:
         """Say what the function may read that no guard can watch; None if there is nothing."""
-        spared = self._by_chance - self._named
         unseen = (*self._unseen, *self._only_weakly_reached())
-        return next((text for number, text in unseen if number not in spared), None)
+        return next((text for number, text in unseen if not self._is_by_chance(number)), None)
+
+    def _is_by_chance(self, number: int) -> bool:
+        """Tell whether nothing leads to an object but what is looked at by chance, or lies in such."""
+        todo, seen = [number], {number}
+        while todo:
+            each = todo.pop()
+            around = self._inside.get(each, set())
+            if each in self._named or (each not in self._by_chance and not around):
+                return False
+            todo += around - seen
+            seen |= around
+        return True
 
     def _only_weakly_reached(self) -> Iterator[tuple[int, str]]:
         """Name weak references to what is not looked at otherwise: guards would keep it alive."""
@@ -233,9 +245,12 @@ class _Walk:
     ) -> None:
         self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
 
-    def _visit(self, label: str, value: Any, place: Place, *, by_chance: bool = False) -> None:
-        """Guard one value, and go on to what it leads to."""
-        (self._by_chance if by_chance else self._named).add(id(value))
+    def _visit(self, label: str, value: Any, place: Place, *, by_chance: bool = False, within: object = None) -> None:
+        """Guard one value, and go on to what it leads to; it counts as ``within`` does, if it is found in that."""
+        if within is not None:
+            self._inside.setdefault(id(value), set()).add(id(within))
+        else:
+            (self._by_chance if by_chance else self._named).add(id(value))
         if isinstance(value, types.ModuleType):
             if not is_library_module(value):
                 self._todo.append((label, value))
@@ -265,18 +280,21 @@ class _Walk:
                 self._todo.append((label, getattr(value(), "__func__", None)))
         for suffix, part in parts_behind(value):
             if isinstance(part, (Tensor, *CONTAINERS)) or is_buffer(part):
-                self._visit(f"{label}{suffix}", part, Item({0: part}, 0))  # nothing can put another one there
+                place = Item({0: part}, 0)  # nothing can put another one there
+                self._visit(f"{label}{suffix}", part, place, within=value)
             elif not is_plain(part):
+                self._inside.setdefault(id(part), set()).add(id(value))
                 self._todo.append((f"{label}{suffix}", part))
         kept = kept_in(value)
         if kept is not None:
-            self._visit(f"{label}.{kept}", vars(value)[kept], Held(value, kept))
+            self._visit(f"{label}.{kept}", vars(value)[kept], Held(value, kept), within=value)
         self._names |= names_looked_up(value)
         if isinstance(value, CONTAINERS):
             for key, item in _entries(value):
                 if isinstance(item, Tensor):
                     self._tensor(f"{label}[{key}]", item)
                 elif not is_plain(item) and not isinstance(item, types.ModuleType):
+                    self._inside.setdefault(id(item), set()).add(id(value))
                     self._todo.append((f"{label}[{key}]", item))
             if is_of_its_own_kind(value):
                 self._object(label, value)
@@ -526,7 +544,8 @@ class _Walk:
                 else:
                     place = Held(thing, name)
                 by_chance = name not in self._names and _is_of_others(type(thing))
-                self._visit(f"{label}.{name}", held[name], place, by_chance=by_chance)
+                within = None if by_chance else thing
+                self._visit(f"{label}.{name}", held[name], place, by_chance=by_chance, within=within)
         if is_class:
             return
         kind = type(thing)

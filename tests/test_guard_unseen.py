@@ -122,6 +122,37 @@ def number():
     assert reach(lambda x: x * number() * next(shared)).unseen is not None
 
 
+class _Counted:
+    """Can be referred to weakly."""
+
+
+@pytest.mark.parametrize("kind", ["in a dictionary", "in an object", "weakly"])
+def test_what_lies_in_a_register_of_a_package(kind: str) -> None:
+    """What is found in such a thing counts as the thing does: the package's affair, until the user's code names it."""
+    source = """
+class Register:
+    pass
+
+def number():
+    return (len(REGISTER.data) if hasattr(REGISTER, "data") else len(REGISTER)) * 0 + 2
+"""
+    package: dict[str, Any] = {"__name__": "package"}
+    exec(compile(source, "/lib/site-packages/package.py", "exec"), package)
+    number, counted = package["number"], _Counted()
+    if kind == "in a dictionary":
+        register: Any = {"inner": [itertools.count()]}
+    elif kind == "in an object":
+        register = package["Register"]()
+        register.data = {"inner": itertools.count()}
+    else:
+        register = weakref.WeakValueDictionary({1: counted})
+    package["REGISTER"] = register
+    assert reach(lambda x: x * number()).unseen is None
+    assert reach(lambda x: x * number() * len(register.__class__.__name__)).unseen is not None
+    inner = register["inner"] if kind == "in a dictionary" else register.data
+    assert reach(lambda x: x * number() * len(inner)).unseen is not None
+
+
 def test_an_iterator_that_no_code_names() -> None:
     """What hangs beside what is read costs nothing."""
     holder = types.SimpleNamespace(scale=2.0, numbers=itertools.count())
