@@ -65,6 +65,18 @@ def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count
     forward.graph.eliminate_dead_code(is_impure_node=must_stay)
 
 
+def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequence[fx.Node], why: str) -> None:
+    """Save more nodes of the forward, which the backward does not use; ``why`` says what for."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    first_tangent = next((n for n in placeholders(backward.graph) if "tangents" in str(n.target)), first_op)
+    for node in more:
+        node.meta["kept_because"] = why
+        with backward.graph.inserting_before(first_tangent):
+            backward.graph.placeholder(node.name).meta = dict(node.meta)
+    output.args = ((*output_args(forward.graph), *more),)
+
+
 def save_aliases(
     forward: fx.GraphModule, backward: fx.GraphModule, count: int, itself: Mapping[int, frozenset[int]]
 ) -> frozenset[int]:

@@ -28,12 +28,20 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.late_reads import only_read_late
+from aotlab.analysis.views import root_among
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partitioners.copies import COPY
-from aotlab.partitioners.saved import ALIAS, save_aliases, save_clones, save_roots_of_views, take_from_saved
+from aotlab.partitioners.saved import (
+    ALIAS,
+    save_aliases,
+    save_besides,
+    save_clones,
+    save_roots_of_views,
+    take_from_saved,
+)
 from aotlab.partitioners.unused import hold_unused, let_go
 from aotlab.recorder import RunEagerly, tensors_in
 from aotlab.stages.trace.live import Trace
@@ -44,6 +52,8 @@ Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 #: The end of the name of a value of which only copies are saved.
 _MISSING = "_not_saved"
+#: Why something is saved that the first derivative does not use.
+_FOR_DERIVATIVES = "autograd keeps it as well, for derivatives of higher order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +156,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         let_go(module, count, held)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
     itself = _kept_both_ways(trace)
@@ -185,6 +196,43 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         own=split.own,
     )
     return record, split
+
+
+def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.Node]:
+    """Return what autograd's nodes keep and could not be had from what is saved, as the matrix itself of `det`.
+
+    The first derivative makes do without it, those of higher order do not; and eager keeps it as well. What the call
+    overwrites is left out, for which it would take a copy.
+    """
+    tape = trace.tape
+    nodes: dict[int, fx.Node] = {}
+    known: set[int] = set()
+    for node in forward.graph.nodes:
+        for value in (node.meta.get("val"), *node.meta.get("stands_for", ())):
+            nodes.setdefault(id(value), node)
+    for saved in output_args(forward.graph)[count:]:
+        if saved is not None and COPY not in saved.meta:
+            known.update(id(value) for value in (saved.meta.get("val"), *saved.meta.get("stands_for", ())))
+    inputs = {id(fake) for _, fake in trace.placeholders}
+    written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
+    more: list[fx.Node] = []
+
+    def add(value: Tensor) -> None:
+        known.add(id(value))
+        if id(value) in nodes and id(value) not in written:
+            more.append(nodes[id(value)])
+
+    kept = [value for value in trace.kept_by(trace.bits) if root_among(tape, value, known) is None]
+    for value in kept:
+        root = root_among(tape, value, inputs)
+        if root is not None and id(root) not in known:
+            add(root)
+    for value in kept:
+        operations, outside = tape.needed([value], known)
+        if outside or any(tape.operations[i].is_random for i in operations):
+            add(value)
+        known.add(id(value))
+    return more
 
 
 def _keys_of_saved(forward: fx.GraphModule, count: int) -> list[int]:
@@ -268,13 +316,32 @@ def write_backward(
     Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
     saved nor can be computed again.
     """
+    for by_copies in (False, True) if split.copies else (False,):
+        found = _write_backward(trace, split, outputs, defined, drawn, by_copies=by_copies)
+        if found is not None:
+            return found
+    return None
+
+
+def _write_backward(
+    trace: Trace,
+    split: Split,
+    outputs: Sequence[Tensor | None],
+    defined: Sequence[tuple[str, Tensor]],
+    drawn: Sequence[int],
+    *,
+    by_copies: bool,
+) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+    """Do so; with ``by_copies``, what is computed again begins at copies of results, and not only of inputs."""
     # each value by one name first; then what is computed again uses aliases and copies
     first: dict[int, tuple[str, Tensor]] = {}
-    for n, (name, value) in enumerate(zip(split.saved_names, split.saved_values, strict=True)):
+    named = list(zip(split.saved_names, split.saved_values, strict=True))
+    for n, (name, value) in enumerate(named):
         if value is not None and n not in split.copies and (n not in split.aliases or id(value) not in first):
             first[id(value)] = name, value
-    if split.copies:
-        first.update((id(v), (f"{name}{_MISSING}", v)) for name, v in trace.placeholders if id(v) not in first)
+    results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
+    for name, value in (*(results if by_copies else ()), *(trace.placeholders if split.copies else ())):
+        first.setdefault(id(value), (f"{name}{_MISSING}", value))
     same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
     operations = trace.tape.operations
@@ -283,8 +350,7 @@ def write_backward(
     if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
         return None
     module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same, keep=drawn)
-    saved = list(zip(split.saved_names, split.saved_values, strict=True))
-    numbers = take_from_saved(module.graph, saved, copies=split.copies, aliases=split.aliases, itself=split.itself)
+    numbers = take_from_saved(module.graph, named, copies=split.copies, aliases=split.aliases, itself=split.itself)
     if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
         return None
     module.recompile()
@@ -375,7 +441,9 @@ def _describe_saved(
             where = f"a clone of the input `{kept}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
         uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
-        if "kept_because" in node.meta and not is_input:
+        if node.meta.get("kept_because") == _FOR_DERIVATIVES:
+            where += f"; {_FOR_DERIVATIVES}"
+        elif "kept_because" in node.meta and not is_input:
             uses += f"; {node.meta['kept_because']}"
         spec = spec_of(node.meta["val"], None if cloned else storages)
         assert isinstance(spec.nbytes, int)
@@ -384,7 +452,11 @@ def _describe_saved(
                 name=split.saved_names[n],
                 spec=spec,
                 nbytes=spec.nbytes,
-                reason=f"{where}; the backward needs it for {uses}" if uses else f"{where}; it is a gradient itself",
+                reason=f"{where}; the backward needs it for {uses}"
+                if uses
+                else where
+                if _FOR_DERIVATIVES in where
+                else f"{where}; it is a gradient itself",
                 line=line_of(node),
                 is_input=is_input,
                 is_output=is_output,

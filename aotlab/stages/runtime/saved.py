@@ -270,7 +270,7 @@ class SavedValues:
                 for n in needs:
                     if now[n] != self._versions[n] and n not in late:
                         _raise_for_written_value(self._values[n], self._versions[n], now[n])
-            used = list(self._values) if len(needs) == len(self._values) else [self._values[n] for n in needs]
+            used = list(map(self._values.__getitem__, needs))
         for (_, n), (alias, part) in self._parts.items():
             if n in needs:
                 used[needs.index(n)] = _with_part(used[needs.index(n)], alias, part)

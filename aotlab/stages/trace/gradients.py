@@ -40,7 +40,12 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
         try:
             found = trace.derive(number, [True] * count)
             check_again(trace, number, found)
-            trace.connected[number] = [gradient is not None for gradient in found]
+            # a custom Function may return None for what it keeps, to which derivatives of its gradients go
+            reached = reachable(part) if None in found else set()
+            trace.connected[number] = [
+                gradient is not None or (way is not None and way[0] in reached)
+                for gradient, way in zip(found, trace.slots[number], strict=True)
+            ]
             trace.full[number] = found
             gradients += found
         except (RefusedError, RunEagerly):

@@ -17,7 +17,7 @@ values of the forward, as for any backward. A level is differentiated like the o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ from aotlab.analysis.history import (
     state_masks,
 )
 from aotlab.errors import RandomOpError
-from aotlab.recorder import may_overlap_itself
+from aotlab.recorder import may_overlap_itself, tensors_in
 from aotlab.stages.trace.live import Trace
 
 
@@ -158,6 +158,7 @@ class Level:
         same_as: dict[int, int] = {}
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
+        first = len(trace.tape.operations)
         noting = _noting_parents if create_graph and torch.is_anomaly_enabled() else nullcontext  # it is off in a trace
         with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph), noting():
             if everything:
@@ -171,7 +172,7 @@ class Level:
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from)
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
         if trace.drawn:
@@ -269,9 +270,12 @@ def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
 
 
 def _level_above(
-    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int]
+    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
-    """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go."""
+    """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
+
+    ``first`` is the first operation by which they were computed.
+    """
     trace = level.trace
     wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
@@ -286,7 +290,7 @@ def _level_above(
         bits=bits,
         masks=state_masks([part], bits)[0],
         known={*level.known, *nodes, *(node for node, _ in given)},
-        saved=_kept(trace, nodes),
+        saved=_kept(trace, nodes, first),
         own=kept_entries(part, nodes),
         wrappers=wrappers,
     )
@@ -317,14 +321,15 @@ def _new_nodes(starts: Sequence[Edge], known: set[Any], given: Collection[Edge])
     return list(nodes), list(stops)
 
 
-def _kept(trace: Trace, nodes: Iterable[Any]) -> list[Tensor]:
-    """Return the values that nodes keep; in place of a view what it is a view of, as far as the tape knows."""
-    found: dict[int, Tensor] = {}
-    for node in nodes:
-        attributes = vars(node).values() if internals.is_custom_function_node(node) else ()
-        for kept in (*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *attributes):
-            if isinstance(kept, Tensor) and internals.is_functional(kept):
-                value = value_of(kept, "a kept value")
-                if trace.tape.knows(value) and trace.tape.constant(value) is None:
-                    found[id(value)] = value
+def _kept(trace: Trace, nodes: Sequence[Any], first: int) -> list[Tensor]:
+    """Return the values that the nodes keep of which the operations from ``first`` on made them.
+
+    What the node of a write to a view keeps cannot be seen. Where there is one, all that was computed with counts.
+    """
+    kept = trace.kept_by(nodes)
+    if not any(map(internals.is_copy_slices, nodes)):
+        return kept
+    tape = trace.tape
+    used = (tensor for each in tape.operations[first:] for tensor in tensors_in((each.args, each.kwargs)))
+    found = {id(value): value for value in (*kept, *used) if tape.knows(value) and tape.constant(value) is None}
     return list(found.values())

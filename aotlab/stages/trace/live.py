@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,6 +218,18 @@ class Trace:
         if source.index not in self.returned_outputs:
             return None
         return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
+
+    def kept_by(self, nodes: Iterable[Any]) -> list[Tensor]:
+        """Return the values that autograd nodes keep, as far as the tape knows them; what is constant is left out."""
+        found: dict[int, Tensor] = {}
+        for node in nodes:
+            attributes = vars(node).values() if internals.is_custom_function_node(node) else ()
+            for kept in (*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *attributes):
+                if isinstance(kept, Tensor) and internals.is_functional(kept):
+                    value = value_of(kept, "a kept value")
+                    if self.tape.knows(value) and self.tape.constant(value) is None:
+                        found[id(value)] = value
+        return list(found.values())
 
     def gets_gradient(self, k: int) -> bool:
         """Tell whether a gradient can reach the kept input ``k``."""

@@ -1,0 +1,208 @@
+"""What derivatives of derivatives need of the forward, beyond what first derivatives do: kept, in order, connected."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function, grad
+
+import aotlab
+from tests.engine_helpers import compiled, record
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def behind_dynamo(function):
+    """Compile behind Dynamo."""
+    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+
+
+def by_min_cut(function):
+    """Compile with the partitioner that computes again."""
+    return compiled(function, partitioner=aotlab.min_cut_rematerialization_partition)
+
+
+WAYS = pytest.mark.parametrize("make", [compiled, behind_dynamo, by_min_cut])
+
+
+def derivatives(function, args, order):
+    """Return derivatives up to an order; what one of them cannot be had with respect to is None."""
+    out = function(*args)
+    results = [out] if isinstance(out, torch.Tensor) else list(out)
+    found = [result.detach() for result in results]
+    scalar = sum(result.sin().sum() for result in results if result.requires_grad)
+    for _ in range(order):
+        gradients = grad(scalar, args, create_graph=True, allow_unused=True)
+        found += [None if each is None else each.detach().clone() for each in gradients]
+        terms = [each.square().sum() for each in gradients if each is not None and each.requires_grad]
+        if not terms:
+            break
+        scalar = sum(terms)
+    return found
+
+
+def check(function, make, shapes, order, *, exact=True):
+    """Compare derivatives with eager's."""
+    torch.manual_seed(0)
+    drawn = [torch.randn(shape) for shape in shapes]
+    expected = derivatives(function, [each.clone().requires_grad_() for each in drawn], order)
+    found = derivatives(make(function), [each.clone().requires_grad_() for each in drawn], order)
+    assert len(expected) == len(found)
+    for e, f in zip(expected, found, strict=True):
+        assert (e is None) == (f is None)
+        if e is not None and exact:
+            assert torch.equal(e, f)
+        elif e is not None:
+            torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-4)
+
+
+def with_(make, use):
+    """Return what is made, and something that uses it."""
+    return make, use(make)
+
+
+ORDERS = {
+    "view of an input and an output": lambda x: with_(x.sin(), lambda v: v * x.view(-1) ** 2),
+    "flat": lambda x: with_(x.sin(), lambda v: v * x.flatten().exp()),
+    "transposed": lambda x: with_(x.tanh(), lambda v: v * x.t().sin()),
+    "not from x": lambda x: with_(torch.ones(3) * 2 + x.detach(), lambda v: v * x.view(-1) ** 3),
+    "only the second": lambda x: x.sin() * x.reshape(-1) ** 2,
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", ORDERS)
+def test_saved_values_in_any_order(name, make):
+    """A level that keeps all that is saved, in another order than the forward saved it, takes the right values."""
+    check(ORDERS[name], make, [(3,)], 2, exact=name != "transposed")  # there three terms and more are summed inside
+
+
+def detached_factor(x, y):
+    """At third order this mixed up what was kept."""
+    return (x.detach() * y).exp() * x
+
+
+def written_and_used(x, y):
+    """Write a copy and use it twice."""
+    v = x * 1
+    v.exp_()
+    return v, torch.outer(v, y).tanh().sum(1)
+
+
+@WAYS
+@pytest.mark.parametrize("function", [detached_factor, written_and_used])
+def test_saved_values_of_two(function, make):
+    """The same with two arguments."""
+    check(function, make, [(3,), (3,)], 3)
+
+
+class NoneForY(Function):
+    """Has no gradient for what its gradient depends on."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        """Keep it."""
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Use it."""
+        (y,) = ctx.saved_tensors
+        return gradient * y, None
+
+
+UNCONNECTED = {
+    "an input": lambda x, y: NoneForY.apply(x, y),
+    "an intermediate": lambda x, y: NoneForY.apply(x, y.exp()),
+    "used elsewhere as well": lambda x, y: NoneForY.apply(x, y) + y.sin() * x,
+    "times a factor": lambda x, y: NoneForY.apply(x, y * 2) * x,
+    "two of them": lambda x, y: (NoneForY.apply(x, y), NoneForY.apply(y, x)),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", UNCONNECTED)
+def test_a_gradient_that_depends_on_what_gets_none(name, make):
+    """The second derivative reaches what the first one does not; it was None, silently."""
+    check(UNCONNECTED[name], make, [(3,), (3,)], 3)
+
+
+def test_a_gradient_that_is_none_stays_so():
+    """`backward` leaves ``.grad`` of it alone, and hooks on it are called with None, as in eager."""
+    heard = []
+    results = []
+    for make in (lambda f: f, compiled):
+        x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        y.register_hook(heard.append)
+        make(lambda x, y: NoneForY.apply(x, y))(x, y).sum().backward()
+        results.append((x.grad.tolist(), y.grad))
+    assert results[0] == results[1] == ([1.0, 1.0], None)
+    assert heard == [None, None]
+
+
+L = torch.linalg
+KEPT = {
+    "solve": (lambda x: L.solve(x, x.new_ones(3)), 2),
+    "det": (lambda x: L.det(x), 2),
+    "slogdet": (lambda x: L.slogdet(x)[1], 2),
+    "inv": (lambda x: L.inv(x), 3),
+    "cholesky": (lambda x: L.cholesky(x @ x.t() + torch.eye(3)), 2),
+    "svdvals": (lambda x: L.svdvals(x), 2),
+    "eigvalsh": (lambda x: L.eigvalsh(x + x.t()), 2),
+    "nuclear norm": (lambda x: L.matrix_norm(x, "nuc"), 2),
+    "householder_product": (lambda x: L.householder_product(x.tril(-1) + torch.eye(3), x[0] * 0.1), 2),
+    "of an intermediate": (lambda x: L.det(x.sin() + x.t()), 2),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", KEPT)
+def test_what_only_higher_derivatives_use(name, make):
+    """What nodes keep, and the first derivative does without, is there for the next; it was an error."""
+    function, order = KEPT[name]
+    check(function, make, [(3, 3)], order, exact=False)
+
+
+def test_the_reason_says_so():
+    """The matrix of a determinant is saved for derivatives of higher order, and the record says that."""
+    function = compiled(lambda x: torch.linalg.det(x))
+    function(torch.eye(3).requires_grad_()).backward()
+    (of_input,) = [saved for saved in record(function, "partition").saved if saved.is_input]
+    assert "for derivatives of higher order" in of_input.reason
+    assert of_input.used_by == ()
+
+
+def test_nothing_is_saved_besides_where_nothing_is_missing():
+    """Of an ordinary model, nothing is."""
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 3), nn.LogSoftmax(1)
+    )
+    for make in (compiled, by_min_cut):
+        function = make(model)
+        function(torch.randn(5, 4)).sum().backward()
+        reasons = [saved.reason for saved in record(function, "partition").saved]
+        assert reasons
+        assert not [reason for reason in reasons if "higher order" in reason]
+
+
+def masked(x):
+    """Draw which elements to keep, as a masked autoencoder does, and return that beside the loss."""
+    order = torch.rand(x.shape).argsort(1)
+    kept = x.sin().gather(1, order[:, :2])
+    restored = torch.cat([kept, kept.new_zeros(len(x), 2)], 1).gather(1, order.argsort(1))
+    return (restored.exp() - x).square().mean(), restored * 2, order
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("make", [compiled, by_min_cut, behind_dynamo])
+def test_a_backward_from_one_output_with_drawn_indices(make, which):
+    """What min_cut keeps as a copy is enough for a backward from one output; it was an error."""
+    found = []
+    for function in (masked, make(masked)):
+        torch.manual_seed(0)
+        x = torch.arange(12.0).view(3, 4).div(12).requires_grad_()
+        function(x)[which].sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
