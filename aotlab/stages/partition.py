@@ -34,6 +34,7 @@ from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import line_of, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partitioners.copies import COPY
+from aotlab.partitioners.default import default_partition
 from aotlab.partitioners.saved import (
     ALIAS,
     save_aliases,
@@ -156,7 +157,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         let_go(module, count, held)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
+    if _is_default(partitioner):
+        save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
     itself = _kept_both_ways(trace)
@@ -269,6 +271,13 @@ def _name_of(partitioner: Partitioner) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in partitioner.keywords.items())
         return f"{_name_of(partitioner.func)}({settings})"
     return str(getattr(partitioner, "__name__", type(partitioner).__name__))
+
+
+def _is_default(partitioner: Partitioner) -> bool:
+    """Tell whether it is the default partitioner, which saves memory only where that costs nothing at all."""
+    while isinstance(partitioner, functools.partial):
+        partitioner = partitioner.func
+    return partitioner is default_partition
 
 
 def derive_backward(

@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import Function, grad
 
 import aotlab
+from aotlab.errors import DoubleBackwardError
 from tests.engine_helpers import compiled, record
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -157,12 +158,22 @@ KEPT = {
 }
 
 
-@WAYS
+@pytest.mark.parametrize("make", [compiled, behind_dynamo])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_only_higher_derivatives_use(name, make):
     """What nodes keep, and the first derivative does without, is there for the next; it was an error."""
     function, order = KEPT[name]
     check(function, make, [(3, 3)], order, exact=False)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_min_cut_does_not_save(name):
+    """The partitioner that saves memory may do without; then the error says which one does not."""
+    function, order = KEPT[name]
+    try:
+        check(function, by_min_cut, [(3, 3)], order, exact=False)
+    except DoubleBackwardError as error:
+        assert "use aotlab.default_partition" in str(error)  # noqa: PT017  # there may be none
 
 
 def test_the_reason_says_so():
@@ -179,12 +190,11 @@ def test_nothing_is_saved_besides_where_nothing_is_missing():
     model = nn.Sequential(
         nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 3), nn.LogSoftmax(1)
     )
-    for make in (compiled, by_min_cut):
-        function = make(model)
-        function(torch.randn(5, 4)).sum().backward()
-        reasons = [saved.reason for saved in record(function, "partition").saved]
-        assert reasons
-        assert not [reason for reason in reasons if "higher order" in reason]
+    function = compiled(model)
+    function(torch.randn(5, 4)).sum().backward()
+    reasons = [saved.reason for saved in record(function, "partition").saved]
+    assert reasons
+    assert not [reason for reason in reasons if "higher order" in reason]
 
 
 def masked(x):
