@@ -477,6 +477,12 @@ class _Walk:
             self._guard(f"the number of forward {kind} of all modules", Size(held), len(held), "value")
             for number, hook in held.items():
                 self._visit(f"one of the forward {kind} of all modules", hook, Item(held, number))
+        cache = internals.parametrization_cache(module)
+        if cache is not None:
+            self._guard("torch.nn.utils.parametrize.cached()", Item(*cache), cache[0][cache[1]], "value")
+            if cache[0][cache[1]]:
+                what = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps what is computed there"
+                self._unseen.append((0, what))
         for kind, tensors in (
             ("parameters", internals.parameters_held(module)),
             ("buffers", internals.buffers_held(module)),

@@ -59,6 +59,9 @@ from torch.fx.graph import _BoxedCodeGen
 # Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 
+# Where the tensors of parametrized modules are cached.
+from torch.nn.utils import parametrize
+
 # Swaps a module's parameters and buffers for the length of a block, ties included.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
@@ -276,6 +279,13 @@ def without_onednn() -> Iterator[None]:
 def hooks_held(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the dictionaries in which ``module`` keeps its forward hooks and forward pre-hooks."""
     return module._forward_hooks, module._forward_pre_hooks
+
+
+def parametrization_cache(module: torch.nn.Module) -> tuple[dict[str, Any], str] | None:
+    """Return where it is kept whether parametrized tensors are cached; None if the module has none."""
+    if not parametrize.is_parametrized(module):
+        return None
+    return vars(parametrize), "_cache_enabled"
 
 
 def global_hooks_held() -> tuple[dict[int, Any], dict[int, Any]]:
@@ -1768,12 +1778,45 @@ def kept_by_checkpoint(node: Any) -> list[Tensor]:
     return list(found.values())
 
 
+class _RecomputedError(RuntimeError):
+    """What a checkpoint keeps is computed again by one around it, which keeps something else."""
+
+
+@contextlib.contextmanager
+def _nothing_computed_again() -> Iterator[None]:
+    """Let a checkpoint of this thread raise where it would run its function again: only backwards may."""
+    module: Any = sys.modules["torch.utils.checkpoint"]
+    before, thread = module._recomputation_hook, threading.get_ident()
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise _RecomputedError
+        return before(*args, **kwargs)
+
+    module._recomputation_hook = refuse
+    try:
+        yield
+    finally:
+        module._recomputation_hook = before
+
+
 def _unpack_arguments(frame: Any) -> list[Tensor]:
-    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node."""
-    if hasattr(frame, "saved_args"):
-        return [each.unpack() for each in frame.saved_args if hasattr(each, "unpack")]
-    # the first is checkpoint's own
-    return list(frame.input_saver.grad_fn.saved_tensors[1:]) if hasattr(frame, "input_saver") else []
+    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node.
+
+    What lies in a checkpoint around it is not kept.
+    """
+    with _nothing_computed_again():
+        if hasattr(frame, "saved_args"):
+            found = []
+            for each in frame.saved_args:
+                if hasattr(each, "unpack"):
+                    with contextlib.suppress(_RecomputedError):
+                        found.append(each.unpack())
+            return found
+        if hasattr(frame, "input_saver"):
+            with contextlib.suppress(_RecomputedError):
+                return list(frame.input_saver.grad_fn.saved_tensors[1:])  # the first is checkpoint's own
+        return []
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextvars
 import ctypes
 import functools
 import gc
@@ -151,6 +152,28 @@ def number():
     assert reach(lambda x: x * number() * len(register.__class__.__name__)).unseen is not None
     inner = register["inner"] if kind == "in a dictionary" else register.data
     assert reach(lambda x: x * number() * len(inner)).unseen is not None
+
+
+def test_a_refused_call_leaves_context_variables_alone() -> None:
+    """Neither one that had only its default, nor one that was set."""
+    unset: contextvars.ContextVar[Any] = contextvars.ContextVar("unset", default=None)
+    count = contextvars.ContextVar("count", default=0)
+
+    def caches(x: torch.Tensor) -> torch.Tensor:
+        if unset.get() is None:
+            unset.set(torch.ones(2))
+        return x + unset.get()
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        count.set(count.get() + 1)
+        return x * count.get()
+
+    for _ in range(2):
+        for function in (caches, counts):
+            with pytest.raises(LeakedTensorError):
+                compiled(function)(torch.ones(2))
+        assert (unset.get(), count.get()) == (None, _)
+        count.set(_ + 1)
 
 
 def test_an_iterator_that_no_code_names() -> None:

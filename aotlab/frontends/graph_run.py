@@ -21,7 +21,7 @@ saves, where Dynamo's op keeps all in a closure, which no autograd knows of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,16 +77,21 @@ class _Applied(torch.autograd.Function):
             for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
                 kept[i] = value
         grad_mode, graph = torch.is_grad_enabled(), ctx.backward_graph
-        run = _differentiable(graph, ctx.called_at) if grad_mode else GraphRun(graph).run
-        found = run(*gradients, *kept)
+        run = _differentiable(graph, ctx.called_at, kept) if grad_mode else partial(_run, graph, kept)
+        found = run(*gradients)
         found = found if isinstance(found, (tuple, list)) else [found]
         return None, None, None, None, *found
 
 
-def _differentiable(graph: fx.GraphModule, called_at: str) -> Callable[..., Any]:
+def _run(graph: fx.GraphModule, kept: Sequence[Any], *gradients: Any, without: Collection[fx.Node] = ()) -> Any:
+    return GraphRun(graph, without=without).run(*gradients, *kept)
+
+
+def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) -> Callable[..., Any]:
     """Return what runs a backward that Dynamo wrote in the grad mode that is on, as eager runs the user's.
 
-    ``called_at`` is the stack trace of the call of the user's function.
+    ``called_at`` is the stack trace of the call of the user's function; ``kept`` is what that kept, of which
+    `once_differentiable` does not ask whether it requires grad.
 
     Raises
     ------
@@ -94,10 +99,10 @@ def _differentiable(graph: fx.GraphModule, called_at: str) -> Callable[..., Any]
         Dynamo has left nothing of what the user's backward does to grad mode.
     """
     if not is_once_differentiable(graph):
-        return GraphRun(graph, without=switches_around(graph, called_at)).run
+        return partial(_run, graph, kept, without=switches_around(graph, called_at))
 
-    def run_once(_: Any, *given: Any) -> tuple[Any, ...]:
-        found = GraphRun(graph).run(*given)
+    def run_once(_: Any, *gradients: Any) -> tuple[Any, ...]:
+        found = _run(graph, kept, *gradients)
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
     return partial(internals.once_differentiable(run_once), None)

@@ -42,7 +42,8 @@ def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
     """
     storages = StorageNumbers()
     tops = {node for node in placeholders(joint) if not (is_tangent(node) or node.meta.get("overwritten"))}
-    memory = {_memory(node, storages) for node in [*tops, *output_args(joint)[:count]] if node is not None} - {None}
+    seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
+    memory = {_memory(node, storages) for node in seen} - {None}
     return tops | {
         node
         for node in joint.nodes

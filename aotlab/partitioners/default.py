@@ -27,7 +27,7 @@ def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.
     need, and the items of multi-output ops among them.
     """
     found: set[fx.Node] = set()
-    todo = [node for node in outputs if node is not None]
+    todo = [node for node in outputs if isinstance(node, fx.Node)]
     for node in graph.nodes:
         if node.op == "placeholder" and not is_tangent(node):
             found.add(node)
@@ -156,7 +156,7 @@ def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node |
 
 def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
-    todo = [node for node in outputs if node is not None]
+    todo = [node for node in outputs if isinstance(node, fx.Node)]
     while todo:
         node = todo.pop()
         if node not in found and node not in stop:

@@ -27,7 +27,7 @@ def extract(
     body
         The others, in an order in which each comes after those that it uses.
     outputs
-        What the graph returns; None stays None.
+        What the graph returns; None stays None, and so does a plain value, as upstream's graphs return some.
     name
         The class name of the module.
     same
@@ -43,5 +43,5 @@ def extract(
     for node in body:
         if node not in copies and node.op not in ("placeholder", "output"):
             copies[node] = graph.node_copy(node, lambda each: copies[same.get(each, each)])
-    graph.output(tuple(None if node is None else copies[same.get(node, node)] for node in outputs))
+    graph.output(tuple(copies[same.get(node, node)] if isinstance(node, fx.Node) else node for node in outputs))
     return graph_module(joint, graph, name)

@@ -183,7 +183,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
         return storages.number(value) if isinstance(value, Tensor) else None
 
     primals = [node for node in placeholders(graph) if not is_tangent(node)]
-    free = {memory(node) for node in (*primals, *output_args(graph)[:count]) if node is not None}
+    free = {memory(node) for node in (*primals, *output_args(graph)[:count]) if isinstance(node, fx.Node)}
     written = {memory(node) for node in primals if node.meta.get("overwritten")} - {None}
     held: dict[object, int] = {}
     for node in saved:

@@ -31,7 +31,7 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
         From each such node to the one that stands for it.
     """
     storages = StorageNumbers()
-    kept = {memory for node in returned if node is not None for memory in _memory(node, storages)}
+    kept = {memory for node in returned if isinstance(node, fx.Node) for memory in _memory(node, storages)}
     same: dict[fx.Node, fx.Node] = {}
     known: dict[Hashable, fx.Node] = {}
     for node in graph.nodes:

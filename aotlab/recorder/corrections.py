@@ -69,9 +69,14 @@ def _max_pool1d(func: Any) -> Correction:
 
 
 def _without_vectors(func: Any) -> Correction:
-    """Let a function of singular values or eigenvalues compute no vectors where no gradient needs them."""
+    """Let a function of singular values or eigenvalues compute no vectors where no gradient needs them.
+
+    Under a transform of ``torch.func`` it computes them in eager, too.
+    """
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if internals.transforms_active():
+            return func(*args, **kwargs)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in((args, kwargs))):
             return func(*args, **kwargs)
         with values_only():
@@ -167,6 +172,7 @@ def _require() -> Callable[..., Any]:
     def _(condition: Tensor, message: str, value: Tensor) -> Tensor:
         return value.clone()
 
+    require.register_autograd(lambda _, gradient: (None, None, gradient))
     return require
 
 

@@ -125,3 +125,16 @@ def test_regions_in_upstreams_function_warn():
     partition = functools.partial(min_cut_rematerialization_partition, region_budgets={"a": 0.0})
     with pytest.warns(UserWarning, match="says of no op by which module it was made"):
         aot_function(lambda x: x.sin().exp(), nop, partition_fn=partition)(leaf(3))
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("value", [3, 2.5, True, "text", None])
+def test_plain_results_in_upstreams_function(value, name):
+    """Upstream's graphs return plain values as they are."""
+    x = torch.ones(3, requires_grad=True)
+    out, same = aot_function(lambda x: (x.sin().exp(), value), nop, nop, partition_fn=OURS[name])(x)
+    out.sum().backward()
+    assert (same, type(same)) == (value, type(value))
+    expected = torch.ones(3, requires_grad=True)
+    expected.sin().exp().sum().backward()
+    assert torch.equal(x.grad, expected.grad)

@@ -394,3 +394,50 @@ def test_behind_dynamo(kind):
     torch.compiler.reset()
     by_us = functools.partial(backend, options={"compiler": "eager"})
     assert use(program) == use(torch.compile(program, backend=by_us))
+
+
+class Nested(nn.Module):
+    """Checkpoints a layer inside of a checkpoint, with more around."""
+
+    def __init__(self, depth, before, after, drop):
+        """Make the layers."""
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.before = nn.Linear(4, 4) if before else nn.Identity()
+        self.after = nn.Linear(4, 4) if after else nn.Identity()
+        self.dropout = nn.Dropout(0.5 if drop else 0.0)
+        self.depth = depth
+
+    def forward(self, x):
+        """Nest."""
+
+        def outermost(value):
+            return self.after(self._nest(self.before(value), self.depth)).sin()
+
+        return checkpointed(outermost, x)
+
+    def _nest(self, value, depth):
+        if depth == 1:
+            return checkpointed(self.inner, value)
+        return checkpointed(lambda v: self.dropout(self._nest(v.tanh(), depth - 1)), value)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_layer_in_nested_checkpoints(depth, before, after, drop):
+    """What an inner checkpoint keeps lies in the one around it; nothing is run again to see it."""
+    torch.manual_seed(0)
+    model = Nested(depth, before, after, drop)
+
+    def use(function):
+        model.zero_grad()
+        torch.manual_seed(1)
+        function(torch.ones(3, 4)).sum().backward()
+        return [p.grad.tolist() for p in model.parameters()], torch.get_rng_state().tolist()
+
+    candidate = compiled(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert [use(candidate), use(candidate)] == [use(model)] * 2
+    assert behind(candidate).calls.compiled == 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import Function, grad
+from torch.autograd.function import once_differentiable
 
 import aotlab
 from aotlab.errors import DoubleBackwardError
@@ -216,3 +217,66 @@ def test_a_backward_from_one_output_with_drawn_indices(make, which):
         function(x)[which].sum().backward()
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+class Once(Function):
+    """Can be differentiated once."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        """Keep both."""
+        ctx.save_for_backward(x, y)
+        return x * y * y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        """Use both."""
+        x, y = ctx.saved_tensors
+        return gradient * y * y, gradient * 2 * x * y
+
+
+@WAYS
+@pytest.mark.parametrize("tangent", [False, True])
+def test_once_differentiable(tangent, make):
+    """Its gradients have a history, which raises, if a tangent has one; what it kept is no reason."""
+    found = []
+    for function in (lambda x, y: Once.apply(x, y), make(lambda x, y: Once.apply(x, y))):
+        x, y = torch.full((1,), 0.5, requires_grad=True), torch.full((1,), 0.7, requires_grad=True)
+        given = torch.ones(1, requires_grad=tangent)
+        gradients = grad(function(x, y), (x, y), given, create_graph=True)
+        try:
+            second = str(grad(gradients[1], (x, y, given)[: 2 + tangent], allow_unused=True))
+        except RuntimeError as error:
+            second = str(error)
+        found.append(([(each.requires_grad, each.is_leaf) for each in gradients], second))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("make", [compiled, behind_dynamo])
+@pytest.mark.parametrize("of", [lambda x: torch.linalg.eig(x)[0].abs(), lambda x: torch.linalg.eigvals(x).real])
+def test_third_derivatives_of_eigenvalues(of, make):
+    """The check that the loss does not depend on the phase of the vectors is differentiated, too."""
+    torch.manual_seed(3)
+    drawn = torch.randn(3, 3)
+    expected = derivatives(of, [drawn.clone().requires_grad_()], 3)
+    found = derivatives(make(of), [drawn.clone().requires_grad_()], 3)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("make", [compiled, behind_dynamo])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "of", [torch.linalg.svdvals, torch.linalg.matrix_norm, lambda m: torch.linalg.eigvalsh(m @ m.mT)]
+)
+def test_singular_values_under_vmap(of, requires_grad, make):
+    """Under a transform eager computes vectors as well; so does the trace, and its backward works."""
+    found = []
+    for function in (torch.func.vmap(of), make(lambda x: torch.func.vmap(of)(x))):
+        torch.manual_seed(0)
+        x = torch.randn(2, 3, 3, requires_grad=requires_grad)
+        out = function(x)
+        if requires_grad:
+            out.sum().backward()
+        found.append((out.tolist(), None if x.grad is None else x.grad.tolist()))
+    assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
             with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
-                result = call.target.run(lifted, args, kwargs)
+                # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
+                result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
                 if counters is not None:
                     counters.level()
             recorder.states.end()
