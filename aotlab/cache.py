@@ -30,6 +30,7 @@ from aotlab.errors import (
     UntraceableError,
 )
 from aotlab.guards import CallState, difference, distance, transform_around
+from aotlab.interrupts import never_lost
 from aotlab.recorder import is_tracing
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
@@ -409,7 +410,7 @@ class CompiledFunction:
 
         started = time.perf_counter_ns()
         try:
-            with compiling():
+            with compiling(), never_lost():
                 entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
         except RefusedError as error:
             told = config.fallback == "auto" and self._on_refusal == "tell"

@@ -29,12 +29,12 @@ from IPython.core.error import UsageError as ShellUsageError
 
 from aotlab import config
 from aotlab.errors import DeviceError
+from aotlab.interrupts import never_lost
 from aotlab.notebook import live
 from aotlab.notebook.cell import CellCode, linked, take_apart
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
 from aotlab.notebook.graphs import wrong_device
-from aotlab.notebook.interrupts import never_lost
 from aotlab.notebook.names import named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session

@@ -15,6 +15,7 @@ from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling
 from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
+from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Asked, Askers, Derive
@@ -86,7 +87,7 @@ class Backward:
 
     def _compile_once(self, pattern: Pattern, casting: tuple[Any, ...]) -> Compiled:
         """Compile the backward for a pattern, if no other thread does."""
-        with compiling():
+        with compiling(), never_lost():
             known = self._compiled.get((*pattern, *casting))
             if known is None:
                 known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
@@ -132,7 +133,7 @@ class Backward:
                 found[place] = tangent.stride()
         key = (*found, *casting)
         if self._exact and key not in self._compiled and key not in self._tried:
-            with compiling():
+            with compiling(), never_lost():
                 self._try_strides(key, found, casting)
         if key in self._compiled or self._tried.get(key):
             self._of_strides[strides] = tuple(found) if key in self._compiled else pattern
@@ -180,7 +181,7 @@ class Backward:
     def _of_higher_order(self) -> Higher:
         """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
         if self._higher is None:
-            with compiling():
+            with compiling(), never_lost():
                 if self._higher is None:
                     self._higher = self._make_higher(self)
         return self._higher
@@ -242,7 +243,7 @@ class Backward:
             # eager runs, and lets draw, what is on the way to the gradients that are asked for
             key = (slots, pattern, casting)
             if key not in self._of_slots:
-                with compiling():
+                with compiling(), never_lost():
                     if key not in self._of_slots:
                         self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
             return self._compute(self._of_slots[key], saved, inputs)
@@ -273,7 +274,7 @@ class Backward:
         arguments += inputs
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            with compiling():
+            with compiling(), never_lost():
                 self._nans.check(pattern, needs, arguments, autocast=bool(casting))
         if casting:
             with internals.disable_autocast():

@@ -30,6 +30,7 @@ from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling
 from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
+from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinderAbove, Write, made_at
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
@@ -226,7 +227,11 @@ class Higher:
         kind = (pattern, extras, tuple(strides), requires, casting, not self.is_first and _asks_for_all(node))
         plan = self._plans.get(kind)
         if plan is None:
-            with compiling(), internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+            with (
+                compiling(),
+                never_lost(),
+                internals.no_dispatch_modes(),
+            ):  # the caller's are not asked about fake tensors
                 plan = self._plans.get(kind)
                 if plan is None:
                     plan = self._plans[kind] = self._make(kind)

@@ -1,4 +1,4 @@
-"""An interrupt ends the cell also where it comes at a bad moment, and leaves torch's settings as they were.
+"""An interrupt ends a cell or a compilation also where it comes at a bad moment, and leaves all settings as they were.
 
     while True:
         x = x * 1      # before each call, Dynamo asks whether the code that it compiled still holds
@@ -11,8 +11,9 @@ does not close::
     with torch.no_grad():     # an interrupt in ``__exit__`` leaves gradients off in the notebook
         y = x * 2
 
-So, while a cell runs, an interrupt that finds Python in a guard, or in the opening or closing of a context manager of
-ours or torch's, is put off by a moment, as often as it takes.
+A compilation interrupted like that would leave traced tensors in the places of a module's parameters. So, while a cell
+runs, or something is compiled, an interrupt that finds Python in a guard, or in the opening or closing of a context
+manager of ours or torch's, is put off by a moment, as often as it takes.
 """
 
 from __future__ import annotations
