@@ -43,6 +43,7 @@ def interrupting(function, line, skip):
     return lambda frame, event, argument: inside if frame.f_code is code else None
 
 
+@pytest.mark.usefixtures("fresh_dynamo")  # which replaces some functions of torch's when it is loaded
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupt_while_all_is_put_back(moment):
     """It is put off until all is in its place; the model is the user's, torch is torch, and the next call compiles."""
