@@ -1,0 +1,84 @@
+"""What README says may differ from eager: each is shown here, so that the page can be corrected once it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import grad
+
+import aotlab
+from aotlab.errors import RefusedError
+from tests.engine_helpers import compiled
+
+
+def in_one_region(call, between):
+    """Call twice under one autocast."""
+    torch.manual_seed(0)
+    w, a, b = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4), torch.randn(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = call(a, w)
+        with torch.no_grad():
+            between(w)
+        second = call(b, w)
+        loss = (first.float().square() + second.float().square()).sum()
+    return second.detach(), grad(loss, w)[0]
+
+
+def multiply(x, w):
+    """Cast both."""
+    return x @ w
+
+
+def test_the_cache_of_autocast():
+    """Gradients of two calls are summed in another precision; a weight that was written is used as it is."""
+    ours = compiled(multiply)
+    theirs, mine = in_one_region(multiply, lambda w: None), in_one_region(ours, lambda w: None)
+    assert torch.equal(theirs[0], mine[0])
+    assert not torch.equal(theirs[1], mine[1])
+    torch.testing.assert_close(theirs[1], mine[1], rtol=0.01, atol=0.05)
+    stale, fresh = in_one_region(multiply, lambda w: w.mul_(2)), in_one_region(ours, lambda w: w.mul_(2))
+    assert torch.equal(stale[0] * 2, fresh[0])
+
+
+def test_attention_without_gradients():
+    """Eager's own kernel returns other strides; values are close."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.randn(4, 7, 16)
+    with torch.no_grad():
+        theirs, mine = attention(x, x, x)[0], compiled(attention)(x, x, x)[0]
+    torch.testing.assert_close(theirs, mine)
+    assert theirs.stride() != mine.stride()
+
+
+def test_third_derivatives_of_a_determinant():
+    """Of some matrices they are nan."""
+
+    def third(function):
+        torch.manual_seed(0)
+        x = torch.randn(3, requires_grad=True)
+        value = function(x)
+        for _ in range(3):
+            (gradient,) = grad(value, x, create_graph=True)
+            value = gradient.square().sum()
+        return gradient.detach()
+
+    def determinant(x):
+        return torch.linalg.det(x.view(3, 1) @ x.view(1, 3) + torch.eye(3))
+
+    assert third(determinant).isfinite().all()
+    assert not third(compiled(determinant)).isfinite().all()
+
+
+def test_a_custom_op_that_writes():
+    """It is refused before anything was written."""
+
+    @torch.library.custom_op("aotlab_tests::doubles", mutates_args=("x",))
+    def doubles(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    x = torch.ones(2)
+    with pytest.raises(RefusedError):
+        aotlab.compile(lambda x: doubles(x), backend="eager")(x)
+    assert torch.equal(x, torch.ones(2))
