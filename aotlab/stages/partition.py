@@ -224,7 +224,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
         if id(value) in nodes and id(value) not in written:
             more.append(nodes[id(value)])
 
-    kept = [value for value in trace.kept_by(trace.bits) if root_among(tape, value, known) is None]
+    kept = [value for value in trace.kept_by(trace.bits, of_torch=True) if root_among(tape, value, known) is None]
     for value in kept:
         root = root_among(tape, value, inputs)
         if root is not None and id(root) not in known:

@@ -219,12 +219,17 @@ class Trace:
             return None
         return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
 
-    def kept_by(self, nodes: Iterable[Any]) -> list[Tensor]:
-        """Return the values that autograd nodes keep, as far as the tape knows them; what is constant is left out."""
+    def kept_by(self, nodes: Iterable[Any], *, of_torch: bool = False) -> list[Tensor]:
+        """Return the values that autograd nodes keep, as far as the tape knows them; what is constant is left out.
+
+        With ``of_torch``, so are checkpoints and custom Functions, which look at what they keep when they like.
+        """
         found: dict[int, Tensor] = {}
         for node in nodes:
-            attributes = vars(node).values() if internals.is_custom_function_node(node) else ()
-            for kept in (*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *attributes):
+            is_custom = internals.is_custom_function_node(node)
+            by_itself = [] if of_torch else internals.kept_by_checkpoint(node)
+            attributes = vars(node).values() if is_custom else ()
+            for kept in () if of_torch and is_custom else (*internals.saved_tensors_of(node), *by_itself, *attributes):
                 if isinstance(kept, Tensor) and internals.is_functional(kept):
                     value = value_of(kept, "a kept value")
                     if self.tape.knows(value) and self.tape.constant(value) is None:
