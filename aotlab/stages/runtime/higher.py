@@ -227,11 +227,8 @@ class Higher:
         kind = (pattern, extras, tuple(strides), requires, casting, not self.is_first and _asks_for_all(node))
         plan = self._plans.get(kind)
         if plan is None:
-            with (
-                compiling(),
-                never_lost(),
-                internals.no_dispatch_modes(),
-            ):  # the caller's are not asked about fake tensors
+            # the caller's modes are not asked about fake tensors
+            with compiling(), never_lost(), internals.no_dispatch_modes():
                 plan = self._plans.get(kind)
                 if plan is None:
                     plan = self._plans[kind] = self._make(kind)

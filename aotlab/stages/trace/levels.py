@@ -322,7 +322,7 @@ def _new_nodes(starts: Sequence[Edge], known: set[Any], given: Collection[Edge])
 
 
 def _kept(trace: Trace, nodes: Sequence[Any], first: int) -> list[Tensor]:
-    """Return the values that the nodes keep of which the operations from ``first`` on made them.
+    """Return the values that nodes keep; ``first`` is the first operation that ran while they were made.
 
     What the node of a write to a view keeps cannot be seen. Where there is one, all that was computed with counts.
     """
