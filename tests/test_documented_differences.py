@@ -52,6 +52,7 @@ def test_attention_without_gradients():
     assert theirs.stride() != mine.stride()
 
 
+@pytest.mark.skipif(torch.__version__ >= torch.torch_version.TorchVersion("2.15"), reason="2.15 has another formula")
 def test_third_derivatives_of_a_determinant():
     """Of some matrices they are nan."""
 
