@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from aotlab.torch_internals import MODULE_DICTIONARIES
 
@@ -58,8 +59,8 @@ class AotModule(nn.Module):
         return f"AotModule(\n  (orig_module): {inner}\n)"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled form."""
-        return self.compiled(*args, **kwargs)
+        """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that."""
+        return (self.orig_module if is_dynamo_compiling() else self.compiled)(*args, **kwargs)
 
     @property
     def training(self) -> bool:

@@ -19,6 +19,8 @@ pytestmark = [
 ]
 
 held = types.SimpleNamespace(scale=1.0)
+#: Whether Dynamo knows less of wrapped functions and of attributes.
+OLD = torch.__version__.startswith("2.11")
 
 
 def writes(x, w):
@@ -157,6 +159,8 @@ def works_with_dynamo_alone(name):
 def test_functions(name, frontend, around):
     """Values, gradients, mutation and aliasing are eager's."""
     args = leaf(2, 3).detach(), leaf(3, 3)
+    if OLD and (name, frontend) == ("under vmap", "dynamo"):
+        pytest.skip("Dynamo of torch 2.11 leaves vmap of what it compiled to eager, which a notice says")
     if frontend == "dynamo" and not works_with_dynamo_alone(name):
         pytest.skip("Dynamo alone fails at what it compiled inside")
     outer = AROUND[around](program(name, by(frontend)))
@@ -171,6 +175,8 @@ def test_one_graph(name, frontend):
 
     But for methods that are bound outside: those of anything but Python's functions it leaves out of its graphs.
     """
+    if OLD and (name, frontend) in (("under vmap", "dynamo"), ("two deep", "direct")):
+        pytest.skip("Dynamo of torch 2.11 breaks off there")
     graphs = []
     function = torch.compile(program(name, by(frontend)), backend=count(graphs), fullgraph=True)
     for _ in range(2):
@@ -190,6 +196,8 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name, frontend):
     """Of a module, what Dynamo guards is the module's: its flag and its attributes; weights are read anew."""
+    if OLD and (name, frontend) == ("inside of another", "direct"):
+        pytest.skip("Dynamo of torch 2.11 breaks off at a compiled function that is an attribute")
     torch.manual_seed(0)
     plain = Net()
     net = Net()
