@@ -300,6 +300,7 @@ class _Walk:
                 self._object(label, value)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
+            self._inside.setdefault(id(value.__self__), set()).add(id(value))
             self._todo += [(label or "self", value.__self__), (label, value.__func__)]
         elif isinstance(value, (staticmethod, classmethod)):
             self._todo.append((label, value.__func__))
@@ -581,6 +582,7 @@ class _Walk:
                 if isinstance(value, Tensor):
                     self._tensor(f"{label}.{name}", value)
                 elif not is_plain(value) and not isinstance(value, types.ModuleType):
+                    self._named.add(id(value))
                     self._todo.append((f"{label}.{name}", value))
 
     def _by_methods(self, label: str, thing: Any) -> None:

@@ -154,6 +154,25 @@ def number():
     assert reach(lambda x: x * number() * len(inner)).unseen is not None
 
 
+def test_a_method_of_what_lies_in_a_register_of_a_package() -> None:
+    """What the user's code reads by a method is the user's affair, whoever holds the object besides."""
+    source = "def number():\n    return len(REGISTER) * 0 + 2\n"
+    package: dict[str, Any] = {"__name__": "package"}
+    exec(compile(source, "/lib/site-packages/package.py", "exec"), package)
+
+    class Reader:
+        def __init__(self) -> None:
+            self.numbers = itertools.count()
+
+        def read(self) -> int:
+            return next(self.numbers)
+
+    reader = Reader()
+    package["REGISTER"], number, read = [reader], package["number"], reader.read
+    assert reach(lambda x: x * number()).unseen is None
+    assert reach(lambda x: x * number() * read()).unseen is not None
+
+
 def test_a_refused_call_leaves_context_variables_alone() -> None:
     """Neither one that had only its default, nor one that was set."""
     unset: contextvars.ContextVar[Any] = contextvars.ContextVar("unset", default=None)
