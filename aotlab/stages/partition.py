@@ -450,10 +450,11 @@ def _describe_saved(
             where = f"a clone of the input `{kept}`, which the call overwrites"
         needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
         uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
+        why = f"the backward needs it for {uses}" if uses else "it is a gradient itself"
         if node.meta.get("kept_because") == _FOR_DERIVATIVES:
-            where += f"; {_FOR_DERIVATIVES}"
+            why = _FOR_DERIVATIVES
         elif "kept_because" in node.meta and not is_input:
-            uses += f"; {node.meta['kept_because']}"
+            why += f"; {node.meta['kept_because']}"
         spec = spec_of(node.meta["val"], None if cloned else storages)
         assert isinstance(spec.nbytes, int)
         records.append(
@@ -461,11 +462,7 @@ def _describe_saved(
                 name=split.saved_names[n],
                 spec=spec,
                 nbytes=spec.nbytes,
-                reason=f"{where}; the backward needs it for {uses}"
-                if uses
-                else where
-                if _FOR_DERIVATIVES in where
-                else f"{where}; it is a gradient itself",
+                reason=f"{where}; {why}",
                 line=line_of(node),
                 is_input=is_input,
                 is_output=is_output,
