@@ -1,6 +1,7 @@
 """The contents page: what happens to a call, stage by stage.
 
     capture          what was called, with which tensors
+    casts            under autocast, what it keeps of leaves becomes further inputs
     dedupe           a tensor that is passed twice becomes one input
     synthetic_bases  inputs that share memory are found
     trace            one run says what is computed, mutated and aliased; the joint graph
@@ -44,8 +45,8 @@ from aotlab.errors import BY_DYNAMO, RefusedError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import NeedsAnother, NeedsRoom, RunEagerly
-from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
+from aotlab.recorder import NeedsAnother, NeedsCasts, NeedsRoom, RunEagerly
+from aotlab.stages import capture, casts, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
 
@@ -110,7 +111,13 @@ def compile_call(
         decompositions = options.backend.decompositions()
         with journal.stage("trace"), pause:
             functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-            traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+            try:
+                traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+            except NeedsCasts as need:
+                cast, call = casts.run(call, [deduped.kept[k] for k in need.leaves])
+                journal.announce("casts", cast)
+                deduped = dedupe.run(call, options.duplicates)
+                traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
             if not functional and options.backend.needs_states(traced.module):
                 traced, live = _trace(options, call, deduped, bases, decompositions, functional=True)
             if config.debug_assert:
@@ -177,7 +184,7 @@ def compile_call(
     return Entry(
         number=number,
         run=run,
-        state=call.state,
+        state=state,
         settings=settings,
         mutates=mutates,
         offsets=tuple(deduped.kept[k] for k in live.offsets_read),
@@ -428,6 +435,7 @@ def _parts(
     number: int,
 ) -> runtime.Parts:
     tensors = [call.values[i] for i in deduped.kept]
+    given = len(tensors) - len(call.casts)
     return runtime.Parts(
         call=call,
         dedupe=deduped,
@@ -436,7 +444,8 @@ def _parts(
         forward=forward,
         backward=backward,
         settings_hold=settings.holds,
-        tensors_hold=internals.tensor_guards(tensors),
+        tensors_hold=internals.tensor_guards(tensors[:given]),
+        casts_hold=internals.tensor_guards(tensors[given:]),
         entry=number,
         debug=config.debug_assert,
         repeatable=runtime.can_be_repeated(live, writes_last=options.backend.writes_last),

@@ -30,14 +30,25 @@ def multiply(x, w):
     return x @ w
 
 
+def twice(x, w):
+    """Use the cast at two places."""
+    return (x @ w).sin() @ w
+
+
+def several(x, w):
+    """Use the leaf itself in several ways besides."""
+    return x @ w + (w.sum() + w.mean()) * 0
+
+
 def test_the_cache_of_autocast():
-    """Gradients of two calls are summed in another precision; a weight that was written is used as it is."""
-    ours = compiled(multiply)
-    theirs, mine = in_one_region(multiply, lambda w: None), in_one_region(ours, lambda w: None)
+    """Several uses in a call are summed first; a leaf that is used otherwise, too, is cast by each call."""
+    ours = compiled(twice)
+    theirs, mine = in_one_region(twice, lambda w: None), in_one_region(ours, lambda w: None)
     assert torch.equal(theirs[0], mine[0])
     assert not torch.equal(theirs[1], mine[1])
     torch.testing.assert_close(theirs[1], mine[1], rtol=0.01, atol=0.05)
-    stale, fresh = in_one_region(multiply, lambda w: w.mul_(2)), in_one_region(ours, lambda w: w.mul_(2))
+    ours = compiled(several)
+    stale, fresh = in_one_region(several, lambda w: w.mul_(2)), in_one_region(ours, lambda w: w.mul_(2))
     assert torch.equal(stale[0] * 2, fresh[0])
 
 

@@ -27,6 +27,7 @@ from aotlab.recorder import (
     Ground,
     Hook,
     NeedsAnother,
+    NeedsCasts,
     Recorder,
     Reshapes,
     RunEagerly,
@@ -36,6 +37,7 @@ from aotlab.recorder import (
     clocks_watched,
     would_raise,
 )
+from aotlab.stages import casts
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
@@ -106,8 +108,10 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     lifted, args, kwargs = call.rebuild(values, places.made)
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    with WorldUnchanged(), failures_told_apart(), tracing(recorder):
+    with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
+            first = len(inputs) - len(call.casts)
+            casts.install(recorder.tape, [values[i] for i in call.casts], [item.wrapper for item in inputs[first:]])
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
             with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
@@ -119,6 +123,10 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
+        # gradients that the function itself takes end at leaves, which their casts would be cut off from
+        leaves_kept = [] if call.casts or escapes.differentiates else _kept_leaves(recorder, inputs)
+        if leaves_kept:
+            raise NeedsCasts(leaves_kept)
         for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
             windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
             base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
@@ -174,6 +182,12 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         visible=len(leaves),
         held=held,
     )
+
+
+def _kept_leaves(recorder: Recorder, inputs: Sequence[Entered]) -> list[int]:
+    """Return the inputs of which autocast keeps a cast, as it would of the caller's."""
+    may = [(k, item) for k, item in enumerate(inputs) if item.base is None and internals.may_keep_cast_of(item.real)]
+    return casts.kept_in(recorder.tape, [(k, item.wrapper, item.fake) for k, item in may])
 
 
 def _check_siblings(inputs: Sequence[Entered]) -> None:
@@ -296,7 +310,7 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's, or took something out."""
     now, spec = nesting.flatten((args, kwargs))
-    before = values[call.lifted_count :]
+    before = values[call.lifted_count : call.argument_count]
     if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
         return
     _, given, named = call.rebuild(values)

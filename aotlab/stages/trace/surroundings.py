@@ -13,7 +13,7 @@ import torch
 from aotlab import torch_internals as internals
 from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
 from aotlab.guards import global_state, restore_settings
-from aotlab.recorder import Recorder, RunEagerly, Untraceable, line_of_error
+from aotlab.recorder import NeedsCasts, Recorder, RunEagerly, Untraceable, line_of_error
 from aotlab.stages.trace.records import TraceFailed
 
 
@@ -45,14 +45,19 @@ class WorldUnchanged:
         It leaves a setting changed.
     """
 
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
     def __enter__(self) -> None:
         self._settings = global_state()
         self._random_state = _RandomState()
         self._autocast_nesting = internals.autocast_nesting()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if internals.any_autocast_enabled():
-            torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+        # What autocast has kept of traced tensors goes when the region ends, like all that it keeps of the caller's.
+        # But a checkpoint, which runs again when the backward is traced, would find it.
+        if internals.any_autocast_enabled() and (self._recorder.has_checkpoints or not self._autocast_nesting):
+            torch.clear_autocast_cache()
         internals.restore_autocast_nesting(self._autocast_nesting)
         drew = self._random_state.restore()
         now = global_state()
@@ -105,7 +110,7 @@ def failures_told_apart() -> Iterator[None]:
     """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
     try:
         yield
-    except (RefusedError, RunEagerly):
+    except (RefusedError, RunEagerly, NeedsCasts):
         raise
     except RuntimeError as error:
         line = line_of_error(error)
