@@ -114,7 +114,8 @@ def compile_call(
             try:
                 traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
             except NeedsCasts as need:
-                cast, call = casts.run(call, [deduped.kept[k] for k in need.leaves])
+                with journal.stage("casts"):
+                    cast, call = casts.run(call, [deduped.kept[k] for k in need.leaves])
                 journal.announce("casts", cast)
                 deduped = dedupe.run(call, options.duplicates)
                 traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)

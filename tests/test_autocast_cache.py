@@ -204,6 +204,14 @@ def test_what_is_kept_goes_with_the_region():
     assert [each() for each in gone] == [None, None]
 
 
+def test_the_report_names_the_casts():
+    """As a stage, with the inputs that they become."""
+    with aotlab.Report.record() as recording, casting():
+        compiled(multiply)(leaf(4, 4), leaf(4, 4, seed=1))
+    stages = recording.report().stages.set_index("stage")["summary"]
+    assert stages["casts"] == "2 further inputs: autocast(x) and autocast(w)"
+
+
 def strided(*shape):
     """Make a leaf, no view, whose elements lie in another order."""
     made = torch.empty_strided(shape, torch.empty(shape[::-1]).permute(*range(len(shape))[::-1]).stride())
