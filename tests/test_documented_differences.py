@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import grad
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import RefusedError
@@ -50,6 +51,26 @@ def test_the_cache_of_autocast():
     ours = compiled(several)
     stale, fresh = in_one_region(several, lambda w: w.mul_(2)), in_one_region(ours, lambda w: w.mul_(2))
     assert torch.equal(stale[0] * 2, fresh[0])
+
+
+def test_a_checkpoint_computes_again_inside_of_the_region():
+    """Eager's uses the cast that is kept, ours what the leaf holds by then."""
+
+    def region(call):
+        torch.manual_seed(0)
+        w, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = call(x, w).sum()
+            w.data.mul_(2)
+            loss.backward()
+        return loss.detach(), x.grad
+
+    def sine(x, w):
+        return checkpoint(lambda a, b: (a @ b).sin(), x, w, use_reentrant=False)
+
+    (loss, theirs), (ours, mine) = region(sine), region(compiled(sine))
+    assert torch.equal(loss, ours)
+    assert not torch.equal(theirs, mine)
 
 
 def test_attention_without_gradients():
