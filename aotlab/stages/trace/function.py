@@ -37,9 +37,9 @@ from aotlab.recorder import (
     clocks_watched,
     would_raise,
 )
-from aotlab.stages import casts
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
+from aotlab.stages.trace.kept_casts import install, kept_in
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
 from aotlab.stages.trace.writes import with_uncounted_writes
 
@@ -111,7 +111,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
             first = len(inputs) - len(call.casts)
-            casts.install(recorder.tape, [values[i] for i in call.casts], [item.wrapper for item in inputs[first:]])
+            install(recorder.tape, [values[i] for i in call.casts], [item.wrapper for item in inputs[first:]])
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
             with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
@@ -187,7 +187,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
 def _kept_leaves(recorder: Recorder, inputs: Sequence[Entered]) -> list[int]:
     """Return the inputs of which autocast keeps a cast, as it would of the caller's."""
     may = [(k, item) for k, item in enumerate(inputs) if item.base is None and internals.may_keep_cast_of(item.real)]
-    return casts.kept_in(recorder.tape, [(k, item.wrapper, item.fake) for k, item in may])
+    return kept_in(recorder.tape, [(k, item.wrapper, item.fake) for k, item in may])
 
 
 def _check_siblings(inputs: Sequence[Entered]) -> None:
