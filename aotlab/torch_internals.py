@@ -19,10 +19,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -1175,12 +1175,15 @@ class _KeptNode(torch.autograd.Function):
         return None, *gradients
 
 
-def with_kept_node(note: Callable[[Any], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+def with_kept_node(note: Callable[[Any], None], *tensors: Tensor, light: Collection[int] = ()) -> tuple[Tensor, ...]:
     """Return the tensors behind one autograd node, of which `outputs_saved_by` finds them; ``note`` is given it.
 
     Only a weak reference to it may be kept, if what is kept can be reached from the tensors.
+    Of those in the ``light`` places the memory is not kept.
     """
     found: tuple[Tensor, ...] = _KeptNode.apply(note, *tensors)  # type: ignore[no-untyped-call]  # untyped in torch
+    if light:
+        keep_histories_alone(found[0].grad_fn, light)
     return found
 
 
@@ -1437,6 +1440,32 @@ def raise_of(node: Any, given: dict[int, Tensor]) -> None:
     torch.autograd.backward(edges, [given[number] for number in numbers], retain_graph=True)
 
 
+class _Look(NamedTuple):
+    """What is kept of a tensor whose history alone matters."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Look:
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def tensor(self) -> Tensor:
+        return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
+
+
+def keep_histories_alone(node: Any, places: Collection[int]) -> None:
+    """Let go of the memory of what the node of a custom function saved; what it hands out has the history still.
+
+    Where there are ``saved_tensors_hooks``, these keep what they like.
+    """
+    if saved_tensor_hooks() is None:
+        saved = node._raw_saved_tensors
+        for place in places:
+            saved[place].register_hooks(_Look.of, _Look.tensor)
+
+
 def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
     """Return what the node of a custom function of ours saved of what it made, each with its history.
 
@@ -1447,7 +1476,7 @@ def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
     except RuntimeError as error:
         if not is_about_a_write(error):
             raise
-        values = [raw.data for raw in node._raw_saved_tensors]
+        values = [data for raw in node._raw_saved_tensors if isinstance(data := raw.data, Tensor)]  # else a `_Look`
         are_at = versions_of(values)
         try:
             return _at_saved_versions(node, values)

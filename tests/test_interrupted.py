@@ -43,6 +43,14 @@ def interrupting(function, line, skip):
     return lambda frame, event, argument: inside if frame.f_code is code else None
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_terminal():
+    """Let SIGINT be what Python makes of it; it is ignored where tests run in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.usefixtures("fresh_dynamo")  # which replaces some functions of torch's when it is loaded
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupt_while_all_is_put_back(moment):

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from aotlab import torch_internals as internals
+from aotlab.recorder import tensors_in
 
 #: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
 _MOST_PARTS = 64
@@ -572,14 +573,37 @@ def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
 
 
 def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
-    """Return the numbers of the entries of a segment that are edges of what ``nodes`` keep with its history."""
-    kept = {
-        (tensor.grad_fn, tensor.output_nr)
-        for node in nodes
-        for tensor in internals.saved_tensors_of(node)
-        if tensor.requires_grad
-    }
+    """Return the numbers of the entries of a segment that are edges of what ``nodes`` keep with its history.
+
+    What cannot be seen counts as kept: all that went through a node of a checkpoint, which computes again what had
+    that history, and through one of a write to a view.
+    """
+    kept = {edge for node in nodes for edge in (*_edges_kept(node), *_edges_kept_unseen(node, part))}
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
+
+
+def kept_without_memory(part: Segment, nodes: Iterable[Any]) -> frozenset[int]:
+    """Return the numbers of those among them that are kept for their history alone."""
+    kept = {edge for node in nodes for edge in _edges_kept(node)}
+    return frozenset(n for n in kept_entries(part, nodes) if part.entries[n] not in kept)
+
+
+def _edges_kept(node: Any) -> list[Edge]:
+    return [(tensor.grad_fn, tensor.output_nr) for tensor in internals.saved_tensors_of(node) if tensor.requires_grad]
+
+
+def _edges_kept_unseen(node: Any, part: Segment) -> list[Edge]:
+    """Return the edges of what a node may keep where autograd does not show it, or as an attribute."""
+    edges: list[Edge] = []
+    if internals.is_custom_function_node(node):
+        attributes = tensors_in(list(vars(node).values()))
+        edges += [(tensor.grad_fn, tensor.output_nr) for tensor in attributes if tensor.requires_grad]
+    if internals.is_copy_slices(node):  # it may keep the view that was written
+        edges += [edge for edge in part.entries if any(behind[0] is node for behind in next_edges(edge[0]))]
+    if internals.is_copy_slices(node) or internals.is_checkpointed(node):
+        edges += [edge for edge in part.entries if edge[0] is node]
+        edges += next_edges(node)
+    return edges
 
 
 #: The bit of nodes that hold values which autograd does not let go of after a backward; the others' bits follow.

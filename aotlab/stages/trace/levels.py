@@ -59,7 +59,7 @@ class Level:
     bits, masks
         The numbers of the nodes that hold tensors; for each entry, which of these it reaches.
     known
-        All nodes of this level and those below.
+        All nodes of this level and those below, with what comes in from below and the inputs' leaves.
     extras
         What comes into the midst of the level, from one above it.
     laid_out
@@ -93,6 +93,20 @@ class Level:
             stride = torch.empty(shape, device="meta").stride() if shared else like.stride()
             self.extras[edge] = self._stand_in(shape, stride, dtype, device)
         return tuple(self.extras[edge].stride())
+
+    def is_apart(self, edge: Edge) -> bool:
+        """Tell whether a known edge lies in the midst of another segment, to which there is no way from here.
+
+            v = y * 1
+            v.mul_(y)                                                      # keeps a clone of what v was
+            return v, grad(v.tanh().sum(), y, create_graph=True)[0]        # has the clone's node in its graph
+
+        A gradient of the segment of ``v`` may go to the clone, by way of the value that is kept. What lies behind such
+        an edge is run for this gradient by itself: gradients go on in sums, so that each term may go on alone.
+        """
+        if self.part.has(edge[0]) or edge in self.part.entries or edge in self.part.stops:
+            return False
+        return edge not in self.trace.sources and internals.leaf_of(edge[0]) is None
 
     def _stand_in(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -240,7 +254,12 @@ def first_level(trace: Trace, segment: int) -> Level:
         tangents=[trace.tangents[n] for n in trace.entry_tangents[segment]],
         bits=trace.bits,
         masks=trace.state_masks[segment],
-        known={node for node, _ in edges_behind([*entries, *stops])},
+        known={
+            edge[0]
+            for edge in edges_behind([*entries, *stops])
+            if edge in trace.sources
+            or internals.leaf_of(edge[0]) is None  # a leaf of the function's own is out of sight
+        },
         saved=(),
         own=kept_entries(part, trace.bits),
     )
@@ -279,7 +298,7 @@ def _level_above(
     trace = level.trace
     wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level.known, given)
+    nodes, stops = _new_nodes(entries, level, given)
     part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([part])
     made = Level(
@@ -306,14 +325,17 @@ def _tangent_like(trace: Trace, value: Tensor) -> Tensor:
     return trace.tape.enter(fake)
 
 
-def _new_nodes(starts: Sequence[Edge], known: set[Any], given: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
-    """Return the nodes behind ``starts`` that are not ``known``, and the edges at which they are left."""
+def _new_nodes(starts: Sequence[Edge], level: Level, given: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
+    """Return the nodes behind ``starts`` that are not known, and the edges at which they are left.
+
+    A known node to which ``level`` has no way counts as new.
+    """
     nodes: dict[Any, None] = {}
     stops: dict[Edge, None] = {}
     todo = list(starts)
     while todo:
         edge = todo.pop()
-        if edge in given or edge[0] in known:
+        if edge in given or (edge[0] in level.known and not level.is_apart(edge)):
             stops[edge] = None
         elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # a leaf of the function's own: out of sight
             nodes[edge[0]] = None
