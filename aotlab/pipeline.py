@@ -401,7 +401,7 @@ def _backward(
             compile=compile_module,
             name=live.call_name,
             exact=options.backend.exact,
-            is_first=True,
+            askers=backward.askers,
         )
 
     whole = (full, record.late) if full is not None and live.is_whole else None

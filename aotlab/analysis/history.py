@@ -365,7 +365,8 @@ def differentiate(
     if asked is None:
         return _node_by_node(segment, tangents, create_graph=create_graph)
     some = replace(segment, nodes=frozenset(leading_to(segment, list(asked))))
-    return {way: gradient for way, gradient in _node_by_node(some, tangents).items() if way in asked}
+    gradients = _node_by_node(some, tangents, create_graph=create_graph)
+    return {way: gradient for way, gradient in gradients.items() if way in asked}
 
 
 def _node_by_node(

@@ -91,7 +91,7 @@ def views_from_window(
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
     if top is not other_top and not rewritten:
-        return None
+        return _views_past_unsafe(tape, window, value)
     if to_value[: len(to_window)] == to_window:
         return tuple(to_value[len(to_window) :])
     if top is not other_top:
@@ -102,6 +102,21 @@ def views_from_window(
         if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
             return tuple(to_value[count:])
     return None
+
+
+def _views_past_unsafe(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return the same for a window that `_unsafe_view` made, as that of a product of several matrices at once.
+
+    To functionalization it is a view, so that after a write it is made anew for each alias.
+    """
+    (to_window, top), (to_value, other_top) = _steps_from_top(tape, window), _steps_from_top(tape, value)
+    ways = [tape.producer(each) for each in (top, other_top)]
+    if None in ways or any(way[0].target is not internals.UNSAFE_VIEW for way in ways if way is not None):
+        return None
+    (first, _), (second, _) = (way for way in ways if way is not None)
+    if first.args[0] is not second.args[0] or first.args[1:] != second.args[1:] or first.kwargs != second.kwargs:
+        return None
+    return tuple(to_value[len(to_window) :]) if to_value[: len(to_window)] == to_window else None
 
 
 def views_past_detaches(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:

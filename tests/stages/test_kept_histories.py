@@ -102,6 +102,21 @@ def row_returned(x):
     return z, y
 
 
+def row_and_whole(x):
+    """Write a row, and return it beside the whole."""
+    y = x * 1
+    row = y[0]
+    row.exp_()
+    return y, row
+
+
+def turned(x):
+    """Return a turned view that was written, and nothing else."""
+    y = (x * 1).t()
+    y.tanh_()
+    return (y,)
+
+
 RESULTS = {
     "exp": lambda x: twice(x.exp()),
     "checkpoint": lambda x: twice(again(torch.exp, x.tanh())),
@@ -117,6 +132,8 @@ RESULTS = {
     "saved results in a checkpoint": lambda x: again(SavesResults.apply, x),
     "row written": row_written,
     "all written by a view": row_returned,
+    "a written row": row_and_whole,
+    "a written turned view": turned,
 }
 
 
@@ -203,10 +220,16 @@ def unconnected(x):
     return y, row, x / (zeros * zeros + 1)
 
 
+def unconnected_twice(x):
+    """Use that leaf for two results."""
+    zeros = grad(x.detach().requires_grad_().sum(), x, create_graph=True, allow_unused=True, materialize_grads=True)[0]
+    return x @ (zeros + 1), x / (zeros * zeros + 1)
+
+
 @pytest.mark.parametrize("which", [slice(None), slice(1), slice(1, None)], ids=["all", "first", "others"])
 @LEAVES
 @pytest.mark.parametrize("make", [compiled, by_min_cut])
-@pytest.mark.parametrize("function", [written, written_by_norm, written_row, unconnected])
+@pytest.mark.parametrize("function", [written, written_by_norm, written_row, unconnected, unconnected_twice])
 def test_what_lies_in_the_midst_of_another(function, make, leaf, which):
     """What is kept of a value before a write may have its history in the graph of another result."""
 
@@ -232,3 +255,43 @@ def test_there_is_a_way_without_which_it_is_an_error(monkeypatch):
     (first, _) = compiled(written)(x)
     with pytest.raises(aotlab.errors.DoubleBackwardError, match="has no way"):
         grad(first.sum(), x, create_graph=True)
+
+
+def used_before_and_after(x):
+    """Use an argument, write it, and use it again."""
+    before = x.sin()
+    x.exp_()
+    return x * before
+
+
+def rows_used(x):
+    """Write a row of it."""
+    before = grad((x * x).tanh().sum(), x, create_graph=True)[0]
+    x[0].mul_(2)
+    return x.sin(), x * before
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [(used_before_and_after, behind_dynamo)]  # which does not take up torch.autograd.grad
+    + [(function, make) for function in (used_before_and_after, rows_used) for make in (compiled, by_min_cut)],
+)
+def test_asked_for_some_gradients_alone(function, make):
+    """With respect to the written argument alone, what was kept of it before does not matter: it was an error."""
+
+    def use(function):
+        torch.manual_seed(0)
+        given = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+        x = given * 1
+        results = function(x)
+        results = results if isinstance(results, tuple) else (results,)
+        found, scalar = [], sum(result.pow(3).sum() for result in results)
+        for _ in range(3):
+            (each,) = grad(scalar, x, create_graph=True)
+            found.append(each)
+            scalar = each.pow(3).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            grad(sum(result.sum() for result in results), given, create_graph=True)
+        return found
+
+    equal(use(function), use(make(function)))

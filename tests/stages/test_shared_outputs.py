@@ -84,3 +84,25 @@ def test_views_of_written_windows_of_another_dtype(function, make):
 def test_the_gradient_of_an_unfolded_output_has_memory_for_each_element():
     """Two elements of it lie at one place, and have two gradients."""
     assert same(lambda x: Viewed.apply(x.unfold(0, 2, 1)), leaf(3))
+
+
+def last_scores(x):
+    """Take a part of a product of several matrices, write it, and return it."""
+    scores = (x @ x.transpose(1, 2))[:, -1]
+    scores.mul_(0.5)
+    return scores
+
+
+def both_of_a_linear_layer(x):
+    """Return what a linear layer makes of matrices, and a written row of it."""
+    out = torch.nn.functional.linear(x, x[0])
+    row = out[0]
+    row.tanh_()
+    return out, row
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("function", [last_scores, both_of_a_linear_layer])
+def test_written_parts_of_products_of_several_matrices(function, requires_grad):
+    """Such a product is an unsafe view; a written part of it is a view of that. It was refused."""
+    same(function, torch.rand(2, 3, 4, requires_grad=requires_grad))

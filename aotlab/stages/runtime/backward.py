@@ -65,7 +65,7 @@ class Backward:
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = trace.through(segment)
-        self._askers = Askers(trace, split, segment, self.wanted, derive)
+        self.askers = Askers(trace, split, segment, self.wanted, derive)
         self._ways = [trace.slots[segment][i] for i in self.wanted]
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
         #: tried, whether the one for the usual strides does the same.
@@ -167,8 +167,8 @@ class Backward:
         """
         asked = None
         with suppress(Exception), compiling():  # then what stands in the way is the error
-            slots = self._askers.slots()
-            asked = None if slots is None else self._askers.look_up(slots, pattern, mask)
+            slots = self.askers.slots()
+            asked = None if slots is None else self.askers.look_up(slots, pattern, mask)
         return None if asked is None else self._compute(asked, saved, tangents)
 
     def _compute(self, asked: Asked, saved: SavedValues, tangents: list[Any]) -> list[Tensor | None]:
@@ -239,13 +239,13 @@ class Backward:
                 inputs.append(tangent)
         if others:
             pattern = self._with_strides(pattern, inputs, casting)
-        if self._trace.backward_draws and (slots := self._askers.slots()) is not None:
+        if self._trace.backward_draws and (slots := self.askers.slots()) is not None:
             # eager runs, and lets draw, what is on the way to the gradients that are asked for
             key = (slots, pattern, casting)
             if key not in self._of_slots:
                 with compiling(), never_lost():
                     if key not in self._of_slots:
-                        self._of_slots[key] = self._askers.look_up(slots, pattern, mask)
+                        self._of_slots[key] = self.askers.look_up(slots, pattern, mask)
             return self._compute(self._of_slots[key], saved, inputs)
         known = self._compiled.get((*pattern, *casting))
         if known is None:
@@ -269,8 +269,8 @@ class Backward:
             self._lay_out(arguments, needs)
         # where there is one entry all nodes go together; else this takes time for each edge
         several = len(self.all_masks) > 1 and not internals.keeps_graph()
-        asked = self._askers.slots() if several else None
-        saved.release(mask if asked is None else mask & self._askers.mask(asked), self.all_masks)
+        asked = self.askers.slots() if several else None
+        saved.release(mask if asked is None else mask & self.askers.mask(asked), self.all_masks)
         arguments += inputs
         del inputs
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():

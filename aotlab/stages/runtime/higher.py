@@ -33,6 +33,7 @@ from aotlab.guards import autocast_state
 from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
 from aotlab.stages.runtime.anomaly import NanFinderAbove, Write, made_at
+from aotlab.stages.runtime.asked import Askers
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.levels import Level
@@ -41,7 +42,8 @@ from aotlab.stages.trace.levels import Level
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
 
 #: Which tangents are defined; what comes into the midst; the strides of all of these; which of them require grad, under
-#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for.
+#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for; if others stand in the way
+#: of those that are, the slots of these; the edges of written views that are there.
 _Kind = tuple[
     tuple[bool, ...],
     tuple[Edge, ...],
@@ -49,6 +51,8 @@ _Kind = tuple[
     tuple[bool, ...] | None,
     tuple[Any, ...],
     bool,
+    frozenset[int] | None,
+    frozenset[Edge],
 ]
 
 #: The autograd node that hands on what a segment sends to an input; see `aotlab.stages.runtime.segment_calls`.
@@ -115,8 +119,8 @@ class Higher:
         Write a graph, and compile it.
     exact
         Whether gradients are to be summed as they are laid out; else they are copied into the usual strides.
-    is_first
-        Whether it is the level of the function's own nodes.
+    askers
+        What knows which gradients are asked for, of the level of the function's own nodes; None for another.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class Higher:
         compile: Compile,
         name: str,
         exact: bool,
-        is_first: bool,
+        askers: Askers | None,
     ) -> None:
         self.level = level
         self._split = split
@@ -142,7 +146,8 @@ class Higher:
         self._compile = compile
         self.name = name
         self._exact = exact
-        self.is_first = is_first
+        self._askers = askers
+        self.is_first = is_first = askers is not None
         self._strides = [tuple(fake.stride()) for fake in level.tangents]
         self.slot_of = {way[0]: place for place, i in enumerate(wanted) if (way := level.slots[i]) is not None}
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
@@ -216,7 +221,9 @@ class Higher:
         extras: tuple[Edge, ...],
         came: list[Tensor],
         strides: Sequence[tuple[int, ...]],
+        asked: frozenset[int] | None = None,
     ) -> list[Tensor | None]:
+        """Return the gradients of ``wanted``; of ``asked``, if it is given, there are the slots that matter."""
         if self._exact and len(self._plans) < _MOST_LAYOUTS:
             strides = [t.stride() if t.layout is torch.strided else s for t, s in zip(came, strides, strict=True)]
         given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
@@ -224,21 +231,24 @@ class Higher:
         create_graph = torch.is_grad_enabled()
         casting = autocast_state() if internals.any_autocast_enabled() else ()
         requires = tuple(t.requires_grad for t in given) if create_graph else None
-        kind = (pattern, extras, tuple(strides), requires, casting, not self.is_first and _asks_for_all(node))
-        plan = self._plans.get(kind)
-        if plan is None:
-            # the caller's modes are not asked about fake tensors
-            with compiling(), never_lost(), internals.no_dispatch_modes():
-                plan = self._plans.get(kind)
-                if plan is None:
-                    plan = self._plans[kind] = self._make(kind)
-        arguments = self._used(saved, plan, plan.takes, plan.late)
+        views = saved.views_now() if create_graph else {}
+        everything = not self.is_first and _asks_for_all(node)
+        kind = (pattern, extras, tuple(strides), requires, casting, everything, asked, frozenset(views))
+        try:
+            plan = self._plan(kind)
+            arguments = self._used(saved, plan, plan.takes, plan.late)
+        except RuntimeError:
+            # what was written or let go may lie on the way to others than those that are asked for
+            slots = None if self._askers is None or asked is not None else self._askers.slots()
+            if slots is None:
+                raise
+            return self._gradients(saved, pattern, extras, came, strides, slots)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             use = partial(self._used, saved, plan)
             where = () if self.is_first else made_at(node)
             with compiling():
                 self._nans.check(pattern, extras, tuple(strides), given, use, autocast=bool(casting), made_at=where)
-        ends = _Ends(self, node, saved, given, plan).all if plan.above is not None else []
+        ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
             if plan.above is None:
@@ -250,6 +260,16 @@ class Higher:
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
 
+    def _plan(self, kind: _Kind) -> _Plan:
+        plan = self._plans.get(kind)
+        if plan is None:
+            # the caller's modes are not asked about fake tensors
+            with compiling(), never_lost(), internals.no_dispatch_modes():
+                plan = self._plans.get(kind)
+                if plan is None:
+                    plan = self._plans[kind] = self._make(kind)
+        return plan
+
     def _used(self, saved: SavedValues, plan: _Plan, takes: tuple[int, ...], late: frozenset[int]) -> list[Tensor]:
         """Return saved values, with the strides for which the backward was compiled."""
         found = saved.use(plan.mask, takes, late)
@@ -260,9 +280,11 @@ class Higher:
 
     def _make(self, kind: _Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
-        pattern, extras, strides, requires, casting, everything = kind
+        pattern, extras, strides, requires, casting, everything, asked, views = kind
         level = self.level
-        found = level.derive(pattern, extras, strides, requires, autocast=bool(casting), everything=everything)
+        found = level.derive(
+            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, asked=asked, views=views
+        )
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
         numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
         known.update((id(other), ("saved", numbers[id(value)])) for other, value in self._split.same)
@@ -283,7 +305,7 @@ class Higher:
             raise DoubleBackwardError(
                 f"a derivative of the backward of compiled `{self.name}` needs a value that the forward did not save",
                 why="the partitioner chose what to save for first derivatives",
-                suggestion="use aotlab.default_partition, or call the original function",
+                suggestion="use aotlab.default_partition if you chose another one, or call the original function",
             )
         module, needs = written
         above = None
@@ -301,7 +323,7 @@ class Higher:
                 compile=self._compile,
                 name=self.name,
                 exact=self._exact,
-                is_first=False,
+                askers=None,
             )
         lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
         return _Plan(
@@ -310,7 +332,7 @@ class Higher:
             needs=needs,
             takes=(*needs, *dict.fromkeys(lasting)),
             late=only_read_late(module.graph, needs, self._split.lent),
-            mask=level.mask(pattern, extras) & ~found.idle,
+            mask=level.mask(pattern, extras) & ~found.idle & self._on_the_way(asked),
             same_as=found.same_as,
             roots=found.roots,
             kept=tuple(place for _, place in kept.values()),
@@ -318,6 +340,10 @@ class Higher:
             own=() if found.above is None else found.above.own,
             above=above,
         )
+
+    def _on_the_way(self, asked: frozenset[int] | None) -> int:
+        """Return the bits of the nodes on the way to the slots that are asked for; of all nodes, if all are."""
+        return -1 if asked is None or self._askers is None else self._askers.mask(asked)
 
     def _differentiable(
         self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]
@@ -336,7 +362,16 @@ class Higher:
 class _Ends:
     """Says where at run time the gradients of the next level go."""
 
-    def __init__(self, higher: Higher, node: Any, saved: SavedValues, given: Sequence[Tensor], plan: _Plan) -> None:
+    def __init__(
+        self,
+        higher: Higher,
+        node: Any,
+        saved: SavedValues,
+        given: Sequence[Tensor],
+        plan: _Plan,
+        views: dict[Edge, Tensor],
+    ) -> None:
+        self._views = views
         self._higher = higher
         self._node = node
         self._saved = saved
@@ -354,6 +389,8 @@ class _Ends:
         if not higher.is_first and edge in self._node.ends:
             known: End = self._node.ends[edge]
             return known
+        if edge in self._views:
+            return End(tensor=self._views[edge])
         is_input = higher.is_first and edge in higher.slot_of
         if is_input and not (self._goes_inside and higher.is_shared.get(edge)):
             tensor = self._input(edge)

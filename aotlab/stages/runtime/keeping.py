@@ -16,6 +16,7 @@ from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.metadata import before_write
 from aotlab.stages.runtime.saved import Part, Place
+from aotlab.stages.trace.levels import written_views
 from aotlab.stages.trace.records import Source
 
 
@@ -78,6 +79,7 @@ class Keeping:
         self._draft = draft
         self._watched = self._find_watched()
         self._itself = self._find_kept_itself()
+        self._views = written_views(draft.trace)
 
     def expression(self) -> str:
         """Write the list of saved values, and which of them are lent and loose.
@@ -99,7 +101,7 @@ class Keeping:
     @property
     def is_told(self) -> bool:
         """Whether the saved values have to be told anything after the call of the compiled forward."""
-        return self.settles or (self._draft.trace.training and bool(self._itself))
+        return self.settles or (self._draft.trace.training and bool(self._itself or self._views))
 
     @property
     def settles(self) -> bool:
@@ -215,6 +217,10 @@ class Keeping:
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
         for source, settings in self._itself.items():
             self._draft.w.add(f"saved.watch_itself({edges.as_it_is(source)}, {settings})")
+        if self._views:
+            written = self._draft.w.constant("edges", tuple(self._views))
+            views = ", ".join(edges.as_it_is(source) for source in self._views.values())
+            self._draft.w.add(f"saved.note_views({written}, {views})")
 
     def counted_together(self) -> set[int]:
         """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.

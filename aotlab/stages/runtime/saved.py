@@ -119,13 +119,15 @@ class SavedValues:
     ``nodes`` are the autograd nodes behind results that the function's own nodes keep, by the edges of the traced
     program; dead ones are those of results that nobody has any more.
 
+    ``views`` are results that are views and were written: nodes may keep them with their histories.
+
     ``lent`` are the numbers of values that a backward may read as they are by then, ``loose`` of those that autograd
     would not keep: neither hooks nor version checks are for these.
     """
 
     __slots__ = (
         "_hooks", "_itself", "_layouts", "_loose", "_origins", "_parts", "_values", "_versions", "_watched", "hooked",
-        "nodes", "pending", "released"
+        "nodes", "pending", "released", "views"
     )  # fmt: skip
 
     def __init__(self, values: Sequence[Tensor], lent: Sequence[int] = (), loose: Collection[int] = ()) -> None:
@@ -134,6 +136,7 @@ class SavedValues:
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
+        self.views: dict[Any, tuple[weakref.ref[Tensor], int]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
         self._itself: list[_KeptItself] = []
         self._parts: dict[tuple[int, int], tuple[Tensor, Part | None]] = {}
@@ -186,6 +189,17 @@ class SavedValues:
             self.nodes.update((edge, (weakref.ref(node), place)) for place, edge in enumerate(edges))
 
         return note
+
+    def note_views(self, edges: Sequence[Any], *views: Tensor) -> None:
+        """Note the results that are behind some edges of the traced program, as long as somebody has them."""
+        self.views = {e: (weakref.ref(v), internals.version_of(v)) for e, v in zip(edges, views, strict=True)}
+
+    def views_now(self) -> dict[Any, Tensor]:
+        """Return those that are there and were not written since, by their edges."""
+        if self.views is None:
+            return {}
+        found = {edge: (view(), version) for edge, (view, version) in self.views.items()}
+        return {e: v for e, (v, version) in found.items() if v is not None and internals.version_of(v) == version}
 
     def kept_result(self, edge: Any) -> Tensor | None:
         """Return the result at an edge that the function's own node keeps, behind the node that was put there."""

@@ -42,6 +42,7 @@ from aotlab.analysis.history import (
 from aotlab.errors import RandomOpError
 from aotlab.recorder import may_overlap_itself, tensors_in
 from aotlab.stages.trace.live import Trace
+from aotlab.stages.trace.records import Source
 
 
 @dataclass(kw_only=True, eq=False)
@@ -141,12 +142,16 @@ class Level:
         *,
         autocast: bool,
         everything: bool,
+        asked: Collection[int] | None = None,
+        views: Collection[Edge] = (),
     ) -> Derived:
         """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in its midst.
 
         ``strides`` are those of all of these.
         ``requires`` says of each of these whether it requires grad, under ``create_graph``; else it is None.
         ``everything`` says that autograd was asked for all gradients there are, and so runs nodes that lead nowhere.
+        Of ``asked``, if it is given, there are the slots whose gradients matter: what leads to others is not run.
+        ``views`` are the edges of results that are views and were written: gradients of the level above end there.
 
         Raises
         ------
@@ -177,7 +182,8 @@ class Level:
         with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph), noting():
             if everything:
                 _raise_errors(part, tangents)
-            found = differentiate(part, tangents, create_graph=create_graph)
+            ways = None if asked is None else [way for i in asked if (way := self.slots[i]) is not None]
+            found = differentiate(part, tangents, asked=ways, create_graph=create_graph)
             gradients = [None if way is None else found.get(way) for way in self.slots]
             numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
             for slot, gradient in enumerate(gradients if create_graph else ()):
@@ -186,7 +192,7 @@ class Level:
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, first)
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
         if trace.drawn:
@@ -242,6 +248,15 @@ class Derived:
     idle: int
 
 
+def written_views(trace: Trace) -> dict[Edge, Source]:
+    """Return the results that are views and that nodes of writes to them may keep, by their edges."""
+    return {
+        edge: source
+        for edge, source in trace.sources.items()
+        if source.kind == "output" and any(internals.is_copy_slices(node) for node, _ in next_edges(edge[0]))
+    }
+
+
 def first_level(trace: Trace, segment: int) -> Level:
     """Return the level of the function's own autograd nodes, of one segment."""
     part = trace.segments[segment]
@@ -254,15 +269,16 @@ def first_level(trace: Trace, segment: int) -> Level:
         tangents=[trace.tangents[n] for n in trace.entry_tangents[segment]],
         bits=trace.bits,
         masks=trace.state_masks[segment],
-        known={
-            edge[0]
-            for edge in edges_behind([*entries, *stops])
-            if edge in trace.sources
-            or internals.leaf_of(edge[0]) is None  # a leaf of the function's own is out of sight
-        },
+        known={edge[0] for edge in edges_behind([*entries, *stops]) if not _is_own_leaf(trace, edge)},
         saved=(),
         own=kept_entries(part, trace.bits),
     )
+
+
+def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
+    """Tell whether an edge is of a leaf that the function made, which nobody else can see."""
+    source = trace.sources.get(edge)
+    return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "carrier")
 
 
 @contextmanager
@@ -289,16 +305,17 @@ def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
 
 
 def _level_above(
-    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], first: int
+    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], views: Collection[Edge], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
     """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
 
+    ``views`` are results at which they end as well.
     ``first`` is the first operation by which they were computed.
     """
     trace = level.trace
     wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level, given)
+    nodes, stops = _new_nodes(entries, level, {*given, *views})
     part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([part])
     made = Level(
@@ -325,8 +342,8 @@ def _tangent_like(trace: Trace, value: Tensor) -> Tensor:
     return trace.tape.enter(fake)
 
 
-def _new_nodes(starts: Sequence[Edge], level: Level, given: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
-    """Return the nodes behind ``starts`` that are not known, and the edges at which they are left.
+def _new_nodes(starts: Sequence[Edge], level: Level, ends: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
+    """Return the nodes behind ``starts`` that are not known, up to some ``ends``, and the edges at which they are left.
 
     A known node to which ``level`` has no way counts as new.
     """
@@ -335,7 +352,8 @@ def _new_nodes(starts: Sequence[Edge], level: Level, given: Collection[Edge]) ->
     todo = list(starts)
     while todo:
         edge = todo.pop()
-        if edge in given or (edge[0] in level.known and not level.is_apart(edge)):
+        ends_here = edge in ends or edge in level.part.stops
+        if ends_here or (edge[0] in level.known and not level.is_apart(edge)):
             stops[edge] = None
         elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # a leaf of the function's own: out of sight
             nodes[edge[0]] = None
