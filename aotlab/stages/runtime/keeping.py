@@ -79,7 +79,7 @@ class Keeping:
         self._draft = draft
         self._watched = self._find_watched()
         self._itself = self._find_kept_itself()
-        self._views = written_views(draft.trace)
+        self._views = written_views(draft.trace) if draft.trace.training else {}
 
     def expression(self) -> str:
         """Write the list of saved values, and which of them are lent and loose.
