@@ -16,7 +16,6 @@ from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.runtime.metadata import before_write
 from aotlab.stages.runtime.saved import Part, Place
-from aotlab.stages.trace.levels import written_views
 from aotlab.stages.trace.records import Source
 
 
@@ -79,7 +78,7 @@ class Keeping:
         self._draft = draft
         self._watched = self._find_watched()
         self._itself = self._find_kept_itself()
-        self._views = written_views(draft.trace) if draft.trace.training else {}
+        self._views = draft.trace.written_views if draft.trace.training else {}
 
     def expression(self) -> str:
         """Write the list of saved values, and which of them are lent and loose.

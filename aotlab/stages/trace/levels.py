@@ -42,7 +42,6 @@ from aotlab.analysis.history import (
 from aotlab.errors import RandomOpError
 from aotlab.recorder import may_overlap_itself, tensors_in
 from aotlab.stages.trace.live import Trace
-from aotlab.stages.trace.records import Source
 
 
 @dataclass(kw_only=True, eq=False)
@@ -246,15 +245,6 @@ class Derived:
     ends: tuple[int | Edge, ...]
     above: Level | None
     idle: int
-
-
-def written_views(trace: Trace) -> dict[Edge, Source]:
-    """Return the results that are views and that nodes of writes to them may keep, by their edges."""
-    return {
-        edge: source
-        for edge, source in trace.sources.items()
-        if source.kind == "output" and any(internals.is_copy_slices(node) for node, _ in next_edges(edge[0]))
-    }
 
 
 def first_level(trace: Trace, segment: int) -> Level:

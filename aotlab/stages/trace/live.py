@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Edge, Exit, KeptItself, Segment, differentiate
+from aotlab.analysis.history import Edge, Exit, KeptItself, Segment, differentiate, next_edges
 from aotlab.analysis.kept_values import as_of_a_view
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
@@ -209,6 +209,15 @@ class Trace:
         written = {write.index for write in self.writes}
         bases = [s for s in self.placeholder_sources if isinstance(s, Base) and not written.isdisjoint(s.members)]
         return [base.fake for base in bases if base.fake is not None]
+
+    @property
+    def written_views(self) -> dict[Edge, Source]:
+        """The results that are views and that nodes of writes to them may keep with their histories, by their edges."""
+        return {
+            edge: source
+            for edge, source in self.sources.items()
+            if source.kind == "output" and any(internals.is_copy_slices(node) for node, _ in next_edges(edge[0]))
+        }
 
     def value_of(self, source: Source) -> Tensor | None:
         """Return the value of an input as it is left, or of an output that the graph returns; None for another."""
