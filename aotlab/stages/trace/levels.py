@@ -37,6 +37,7 @@ from aotlab.analysis.history import (
     kept_entries,
     next_edges,
     node_bits,
+    reachable,
     state_masks,
 )
 from aotlab.errors import RandomOpError
@@ -252,6 +253,8 @@ def first_level(trace: Trace, segment: int) -> Level:
     part = trace.segments[segment]
     entries = [edge for each in trace.segments for edge in each.entries]
     stops = [edge for each in trace.segments for edge in each.stops]
+    # in torch 2.11 the node of an input that nothing leads to is gone, and must not be asked what is behind it
+    behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable(each))])
     return Level(
         trace=trace,
         part=part,
@@ -259,7 +262,7 @@ def first_level(trace: Trace, segment: int) -> Level:
         tangents=[trace.tangents[n] for n in trace.entry_tangents[segment]],
         bits=trace.bits,
         masks=trace.state_masks[segment],
-        known={edge[0] for edge in edges_behind([*entries, *stops]) if not _is_own_leaf(trace, edge)},
+        known={edge[0] for edge in (*stops, *behind) if not _is_own_leaf(trace, edge)},
         saved=(),
         own=kept_entries(part, trace.bits),
     )
