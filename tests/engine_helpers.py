@@ -21,6 +21,16 @@ def compiled(function: Callable[..., Any], **settings: Any) -> Any:
     return aotlab.compile(function, **{"backend": "eager", **settings})
 
 
+def behind_dynamo(function: Callable[..., Any]) -> Any:
+    """Compile behind Dynamo, for the eager backend."""
+    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+
+
+def by_min_cut(function: Callable[..., Any]) -> Any:
+    """Compile with the partitioner that computes again."""
+    return compiled(function, partitioner=aotlab.min_cut_rematerialization_partition)
+
+
 def behind(callable_: Any) -> CompiledFunction:
     """Return the `CompiledFunction` of what a public function returned."""
     return callable_ if isinstance(callable_, CompiledFunction) else callable_.compiled

@@ -91,7 +91,7 @@ def views_from_window(
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
     if top is not other_top and not rewritten:
-        return _views_past_unsafe(tape, window, value)
+        return _same_past_unsafe(tape, (to_window, top), (to_value, other_top))
     if to_value[: len(to_window)] == to_window:
         return tuple(to_value[len(to_window) :])
     if top is not other_top:
@@ -104,12 +104,15 @@ def views_from_window(
     return None
 
 
-def _views_past_unsafe(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the same for a window that `_unsafe_view` made, as that of a product of several matrices at once.
+def _same_past_unsafe(
+    tape: Tape, window: tuple[list[ViewStep], Tensor], value: tuple[list[ViewStep], Tensor]
+) -> tuple[ViewStep, ...] | None:
+    """Return the views between two, by their steps and tops, where `_unsafe_view` made these of the same.
 
-    To functionalization it is a view, so that after a write it is made anew for each alias.
+    It does so for products of several matrices at once. To functionalization it is a view, which after a write is made
+    anew for each alias.
     """
-    (to_window, top), (to_value, other_top) = _steps_from_top(tape, window), _steps_from_top(tape, value)
+    (to_window, top), (to_value, other_top) = window, value
     ways = [tape.producer(each) for each in (top, other_top)]
     if None in ways or any(way[0].target is not internals.UNSAFE_VIEW for way in ways if way is not None):
         return None

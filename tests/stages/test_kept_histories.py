@@ -14,19 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.stages.trace.levels import Level
-from tests.engine_helpers import compiled
+from tests.engine_helpers import behind_dynamo, by_min_cut, compiled
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-
-
-def behind_dynamo(function):
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
-
-
-def by_min_cut(function):
-    """Compile with the partitioner that computes again."""
-    return compiled(function, partitioner=aotlab.min_cut_rematerialization_partition)
 
 
 WAYS = pytest.mark.parametrize("make", [compiled, behind_dynamo, by_min_cut])

@@ -8,21 +8,10 @@ from torch import nn
 from torch.autograd import Function, grad
 from torch.autograd.function import once_differentiable
 
-import aotlab
 from aotlab.errors import DoubleBackwardError
-from tests.engine_helpers import compiled, record
+from tests.engine_helpers import behind_dynamo, by_min_cut, compiled, record
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-
-
-def behind_dynamo(function):
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
-
-
-def by_min_cut(function):
-    """Compile with the partitioner that computes again."""
-    return compiled(function, partitioner=aotlab.min_cut_rematerialization_partition)
 
 
 WAYS = pytest.mark.parametrize("make", [compiled, behind_dynamo, by_min_cut])
