@@ -110,6 +110,28 @@ def _compiled(
     return CompiledFunction(target, partial(pipeline.compile_call, options), backend_name=backend.name)
 
 
+#: Further parameters of upstream's functions, torch 2.11 to 2.15, that change nothing here ...
+_WITHOUT_EFFECT = frozenset((
+    "enable_log", "_disable_torch_fn_metadata_mode", "cudagraphs", "boxed_forward_device_index", "ignore_shape_env",
+    "compiler_config_extra", "compile_region_name",
+))  # fmt: skip
+#: ... and those of which only the default can be had, with the reason.
+_DEFAULT_ONLY = {
+    "disable_functionalization": "aotlab's graphs are always functional",
+    "pre_grad_passes": "rewrite the module before you pass it",
+}
+
+
+def _check_upstream(name: str, options: Mapping[str, Any]) -> None:
+    """Check what a function was given of upstream's further parameters."""
+    for key, value in options.items():
+        if key in _DEFAULT_ONLY:
+            if value:
+                raise UsageError(f"{key}={value!r:.80} is not supported: {_DEFAULT_ONLY[key]}")
+        elif key not in _WITHOUT_EFFECT:
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
+
+
 def _check_static(dynamic: bool | None, static_argnums: object) -> None:
     if static_argnums is not None:
         raise UsageError(
@@ -131,6 +153,7 @@ def aot_function(
     inference_compiler: Compiler | None = None,
     dynamic: bool = False,
     static_argnums: tuple[int, ...] | None = None,
+    **upstream: Any,
 ) -> CompiledFunction:
     """Trace ``fn`` and its gradient ahead of time and compile both.
 
@@ -151,6 +174,9 @@ def aot_function(
         Let inference graphs write mutated inputs themselves.
     dynamic, static_argnums
         For the signature's sake; not supported.
+    **upstream
+        Upstream's other parameters, of any supported torch. Those about logging and caching have no effect here;
+        of ``disable_functionalization`` only the default is supported.
 
     Returns
     -------
@@ -160,7 +186,7 @@ def aot_function(
     Raises
     ------
     UsageError
-        ``dynamic`` or ``static_argnums`` was given.
+        ``dynamic``, ``static_argnums`` or ``disable_functionalization`` was given.
     RefusedError
         At a call, if the program cannot be compiled faithfully; nothing was changed then.
 
@@ -178,6 +204,7 @@ def aot_function(
     (tensor([1., 2., 3.]), tensor([1., 1., 1.]))
     """
     _check_static(dynamic, static_argnums)
+    _check_upstream("aot_function", upstream)
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
@@ -237,8 +264,10 @@ def _module_function(
     static_argnums: tuple[int, ...] | None = None,
     *,
     duplicates: Literal["drop", "keep"] = "drop",
+    **upstream: Any,
 ) -> CompiledFunction:
     _check_static(dynamic, static_argnums)
+    _check_upstream("aot_module", upstream)
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     return _compiled(
         ModuleTarget(mod), backend, partition_fn, keep_mutations=keep_inference_input_mutations, duplicates=duplicates
@@ -254,6 +283,7 @@ def aot_module_simplified(
     decompositions: Decompositions | None = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
+    **upstream: Any,
 ) -> Function:
     """Compile a module with a flat calling convention, for callers that flatten for themselves.
 
@@ -265,6 +295,9 @@ def aot_module_simplified(
         Example arguments; nothing is run on them before the first call, but their flatness is checked.
     fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
         As for `aot_function`.
+    **upstream
+        As for `aot_function`; what only Dynamo and Inductor pass (``cudagraphs``, ``compiler_config_extra``, …) has no
+        effect here, and ``pre_grad_passes`` is not supported.
 
     Returns
     -------
@@ -280,9 +313,9 @@ def aot_module_simplified(
 
     Notes
     -----
-    After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13, without the arguments that only
-    Dynamo and Inductor pass to it.
+    After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13.
     """
+    _check_upstream("aot_module_simplified", upstream)
     nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
@@ -31,7 +32,8 @@ from aotlab.errors import (
 )
 from aotlab.guards import CallState, difference, distance, transform_around
 from aotlab.interrupts import never_lost
-from aotlab.recorder import is_tracing
+from aotlab.recorder import Printed, is_tracing
+from aotlab.refusals import Refusals
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
 from aotlab.stages.trace import TraceFailed
@@ -63,6 +65,8 @@ class Entry:
         The stages' records by stage name. The graphs in them are the compiler's: some compilers change them.
     reason
         Why it was compiled although there were other entries; None for the first.
+    printed
+        What the function printed while it was traced, until that is written.
     calls
         How many calls it has served.
     """
@@ -75,6 +79,7 @@ class Entry:
     offsets: tuple[int, ...]
     records: dict[str, Any]
     reason: str | None
+    printed: Printed
     calls: int = 0
 
     @property
@@ -185,6 +190,8 @@ class CompiledFunction:
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
         self._refused: deque[_Refused] = deque(maxlen=_REFUSALS)
+        self._eagerly = Refusals()
+        self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
@@ -331,12 +338,16 @@ class CompiledFunction:
         transform = transform_around()
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
+        kind = self._eagerly.kind(self._module, args, kwargs, config.fallback)
+        if self._eagerly.is_known(kind):
+            return self._run_eagerly(args, kwargs), None
         with self._lock:
             served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
             outcome = self._compile(args, kwargs) if served is None else None
         if served is not None:
             return served
         if isinstance(outcome, Entry):
+            self._eagerly.compiled(kind)
             served = self._serve_by((outcome,), args, kwargs)
             if served is None:
                 # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
@@ -348,6 +359,8 @@ class CompiledFunction:
                 return result, None
             return served
         assert outcome is not None
+        if not observe.listening():  # who listens hears of each
+            self._eagerly.ran_eagerly(self._module, args, kwargs, config.fallback)
         result = self._run_eagerly(args, kwargs)
         if outcome.refused is not None:
             self._refused.append(outcome.refused)
@@ -419,6 +432,8 @@ class CompiledFunction:
             state = getattr(error, "call_state", None)
             if eager and state is not None:
                 self._refused.append((state, str(error), config.fallback))
+            if not eager and (printed := getattr(error, "printed", None)) is not None:
+                printed.release()
             if not eager or told:
                 raise
             return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {error}")
@@ -450,6 +465,7 @@ class CompiledFunction:
             if self._on_refusal == "tell":
                 raise rejected
             return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {objection}")
+        entry.printed.release()
         self._entries = (entry, *self._entries)
         return entry
 

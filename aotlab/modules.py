@@ -100,7 +100,7 @@ class AotModule(nn.Module):
             return getattr(self.__dict__["orig_module"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__ or name == "training":
+        if name in self.__dict__ or name in ("training", "__class__"):
             super().__setattr__(name, value)
         else:
             setattr(self.orig_module, name, value)

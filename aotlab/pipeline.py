@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType
@@ -41,15 +41,25 @@ from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.code_lines import definition, line_like
-from aotlab.errors import BY_DYNAMO, RefusedError, UserLine
+from aotlab.errors import (
+    BY_DYNAMO,
+    MetadataMutationError,
+    OutputError,
+    OverlappingInputsError,
+    RefusedError,
+    StorageMutationError,
+    UserLine,
+)
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import NeedsAnother, NeedsCasts, NeedsRoom, RunEagerly
+from aotlab.recorder import LeftToPython, NeedsAnother, NeedsCasts, NeedsRoom, Printed, RunEagerly
 from aotlab.stages import capture, casts, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
 
+#: What may be otherwise if the trace has other bases.
+_OF_MEMORY = (MetadataMutationError, OutputError, OverlappingInputsError, StorageMutationError, RunEagerly)
 #: So many storages of a call may grow.
 _MOST_GROWTHS = 4
 
@@ -92,6 +102,7 @@ def compile_call(
     pause = _GarbagePause()
     state = None
     surroundings = internals.Surroundings()
+    printed = Printed()
     try:
         with journal.stage("capture"), pause:
             captured, call = capture.run(target, args, kwargs)
@@ -112,15 +123,15 @@ def compile_call(
         with journal.stage("trace"), pause:
             functional = config.functionalize_rng_ops or options.backend.needs_states(None)
             try:
-                traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
             except NeedsCasts as need:
                 with journal.stage("casts"):
                     cast, call = casts.run(call, [deduped.kept[k] for k in need.leaves])
                 journal.announce("casts", cast)
                 deduped = dedupe.run(call, options.duplicates)
-                traced, live = _trace(options, call, deduped, bases, decompositions, functional=functional)
+                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
             if not functional and options.backend.needs_states(traced.module):
-                traced, live = _trace(options, call, deduped, bases, decompositions, functional=True)
+                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=True)
             if config.debug_assert:
                 check_graph(traced.module, "joint", writes_inputs=True)
         journal.announce("trace", traced, op_count(traced.module.graph))
@@ -162,10 +173,12 @@ def compile_call(
         if target.frontend == "dynamo":
             error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
         error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
+        error.printed = printed  # type: ignore[attr-defined]
         raise
     except RunEagerly as signal:
         notice = f"`{target.name}` runs eagerly: {signal}{_where(signal, target)}; {signal.suggestion}"
-        raise Declined(signal, notice=notice, state=None if signal.passing else state) from signal
+        told = RunEagerly(str(signal))  # which kind of signal it was is nobody else's matter
+        raise Declined(told, notice=notice, state=None if signal.passing else state) from signal
     except trace.TraceFailed as failure:
         text = f"`{target.name}` was not compiled and ran eagerly: {failure}"
         raise Declined(type(failure)(text), notice=text, state=state, raised=True) from failure
@@ -191,6 +204,7 @@ def compile_call(
         offsets=tuple(deduped.kept[k] for k in live.offsets_read),
         records=journal.records,
         reason=reason,
+        printed=printed,
     )
 
 
@@ -200,50 +214,54 @@ def _trace(
     deduped: dedupe.DedupeRecord,
     bases: Sequence[Base],
     decompositions: dict[Any, Callable[..., Any]],
+    printed: Printed,
     *,
     functional: bool,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; again without some of the bases, if there is something that these do not allow.
+    """Trace the call; again with other bases, if there is something about memory that these do not allow.
 
+    What has nothing to do with memory ends it at once: then the function has run once.
     If ``functional``, random ops take states of generators. If a lone view is written then, the trace leaves the
     call to eager; if inputs share memory, and one of them changes, this function does.
     """
 
     def run_once(chosen: Sequence[Base], *, over_others: bool = False) -> tuple[trace.TraceRecord, trace.Trace]:
-        return trace.run(
-            call,
-            deduped,
-            decompositions=decompositions,
-            keep_input_mutations=options.keep_inference_input_mutations,
-            static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
-            bases=chosen,
-            over_others=over_others,
-            exact=options.backend.exact,
-            functional_draws=functional,
-        )
+        with printed:
+            return trace.run(
+                call,
+                deduped,
+                decompositions=decompositions,
+                keep_input_mutations=options.keep_inference_input_mutations,
+                static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
+                bases=chosen,
+                over_others=over_others,
+                exact=options.backend.exact,
+                functional_draws=functional,
+            )
 
     def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
         try:
             return run_once(chosen)
         except NeedsAnother:
-            with suppress(*failures):
+            with _unless_of_memory():
                 record, live = run_once(chosen, over_others=True)
                 if live.backward_error is None:
                     return record, live
             raise
 
-    failures = (RefusedError, RunEagerly, trace.TraceFailed)
     lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
     if lone:
-        with suppress(*failures):
+        with _unless_of_memory():
             return run(bases)
     try:
         return run(groups)
-    except failures:
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+        if not _is_of_memory(error):
+            raise
         kept = [call.values[position] for position in deduped.kept]
         apart = synthetic_bases.may_be_parted(groups, kept)
         for chosen in [*([lone] if apart and lone else []), *([[]] if apart else [])]:
-            with suppress(*failures):
+            with _unless_of_memory():
                 record, live = run(chosen)
                 if synthetic_bases.are_unchanged(groups, record.metadata.input_info):
                     return record, live
@@ -258,9 +276,37 @@ def _trace(
                 break
             except NeedsRoom as need:
                 room = {**room, need.member: need.nbytes}
-            except failures:
+            except Exception as failure:
+                if not _is_of_memory(failure):
+                    raise
                 break
         raise
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Tell whether a trace that ended so may end otherwise with other bases."""
+    if isinstance(error, trace.TraceFailed):
+        return _is_of_torch(error.__cause__)  # as of a write to memory that overlaps itself
+    return isinstance(error, _OF_MEMORY) and not isinstance(error, LeftToPython)
+
+
+def _is_of_torch(error: BaseException | None) -> bool:
+    """Tell whether torch raised an error, and not the function."""
+    place = None if error is None else error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, RuntimeError) or module.split(".")[0] == "torch"
+
+
+@contextmanager
+def _unless_of_memory() -> Iterator[None]:
+    """Let pass only what ends a trace whatever its bases are."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_memory(error):
+            raise
 
 
 def _line_like(pattern: str | None, state: CallState | None) -> UserLine | None:

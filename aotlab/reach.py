@@ -23,6 +23,7 @@ import builtins
 import contextvars
 import functools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Hashable, Iterator
@@ -334,6 +335,8 @@ class _Walk:
             self._names.add(value.__name__)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value))
+        elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
+            return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
         elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
             original = _compiled_from(value)
             if original is None:

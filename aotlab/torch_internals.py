@@ -19,10 +19,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -620,6 +620,14 @@ def _called_by_checkpoint() -> bool:
     return False
 
 
+def _calling_higher_order_op(frame: types.FrameType | None) -> str | None:
+    """Return the name of the function of ``torch._higher_order_ops`` that a user called; None if none is running."""
+    name = None
+    while frame is not None and "_higher_order_ops" in frame.f_code.co_filename:
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name
+
+
 def default_generator(device: torch.device) -> torch.Generator:
     """Return the generator that random ops on a device draw from if they are given none."""
     if device.type == "cuda":
@@ -669,14 +677,17 @@ def replace_unguarded(
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
     call_back: Callable[..., Any],
+    higher_order: Callable[[str], Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
     ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
     ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
-    ``checkpoint_starts`` that one begins to run its function.
+    ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
+    to have its functions captured by Dynamo, which would meet the trace's tensors.
     """
     thread = threading.get_ident()
+    compile_ = torch.compile
 
     def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -708,6 +719,12 @@ def replace_unguarded(
             checkpoint_starts()
         return pushes(*args)
 
+    @functools.wraps(compile_)
+    def compiles(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and (name := _calling_higher_order_op(sys._getframe(1))):
+            return higher_order(name)
+        return compile_(*args, **kwargs)
+
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch.utils, "swap_tensors", swap),
@@ -724,7 +741,7 @@ def replace_unguarded(
     states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]
     new = [(owner, name, here(replacement, getattr(owner, name))) for owner, name, replacement in places]
     new += [(owner, name, of_state(name, getattr(owner, name))) for owner, name in states]
-    new.append((torch._C._autograd, "_push_saved_tensors_default_hooks", push))
+    new += [(torch._C._autograd, "_push_saved_tensors_default_hooks", push), (torch, "compile", compiles)]
     before = [getattr(owner, name) for owner, name, _ in new]
     try:  # before the first replacement, since an interrupt may come between two of them
         for owner, name, replacement in new:
@@ -1086,6 +1103,12 @@ VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten
 
 #: The lazy conjugate of a tensor.
 CONJUGATE = torch.ops.aten._conj.default
+
+#: Ops that put parts into a tensor, which Inductor does in place if nothing reads the tensor later.
+PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+
+#: The same as the first of them, by eager's kernel.
+PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
 
 #: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
 TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
@@ -2041,6 +2064,7 @@ def inductor_compile(
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
         _lowered(module),
+        _writes_before_reads(),
         fake_mode,
     ):
         return compile_fx_inner(
@@ -2052,6 +2076,46 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
+
+
+_ordering = threading.local()
+
+
+@functools.cache
+def _remember_writes() -> None:
+    """Let nodes of Inductor's scheduler, in the block of `_writes_before_reads`, keep what they know of writes."""
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute = SchedulerNode.recompute_size_and_body
+
+    @functools.wraps(recompute)
+    def recompute_and_rename(self: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(self, *args, **kwargs)
+        if getattr(_ordering, "active", False):
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _writes_before_reads() -> Iterator[None]:
+    """Let Inductor's C++ kernels read a buffer after the op in place that fills it.
+
+    Inductor writes the results of ``bernoulli``, ``index_put``, ``scatter`` and others in place. Where it fits a loop
+    to another one, to fuse both, it forgets that the loop reads what such an op wrote (torch 2.11 to 2.14), and may
+    run the loop first: a mask of dropout is read before it is drawn. Kernels that were cached without this are not
+    used.
+    """
+    from torch.compiler import config
+
+    _remember_writes()
+    before = getattr(_ordering, "active", False)
+    _ordering.active = True
+    try:
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}aotlab: writes before reads"):  # type: ignore[attr-defined]
+            yield
+    finally:
+        _ordering.active = before
 
 
 @contextlib.contextmanager
@@ -2207,6 +2271,94 @@ def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, An
             raise
 
     setattr(InstructionTranslator, refuse.__name__, refuse_and_tell)
+
+
+def leaves_padding_out(module: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a module called with these arguments takes eager's way without padded places.
+
+    `torch.nn.TransformerEncoder` does where nothing is differentiated: it returns zeros at padded places, and as many
+    places as the longest sequence has. A trace and Dynamo take the other way. Dynamo's variables stand for arguments.
+    """
+    if not isinstance(module, torch.nn.TransformerEncoder) or not module.use_nested_tensor:
+        return False
+    mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+    if mask is None or getattr(mask, "value", mask) is None or module.layers[0].training:
+        return False
+    return not (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
+
+
+def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
+    """Let Dynamo see, where it captures for a backend of ours, what it passes over otherwise (torch 2.11 to 2.15).
+
+    - It guards that modules have no hooks; by default it does not look whether there are some by now.
+    - It breaks the graph at ``ctx.set_materialize_grads``, which it forgets.
+    - It breaks the graph at numpy's random functions, which it would let draw from, and seed, torch's generator.
+    - Where it does not trace numpy, it leaves arrays to Python; by itself it writes ``array += 1`` while it captures.
+    - It leaves a transformer's encoder to Python that leaves padded places out.
+
+    ``is_ours`` gets what `innermost_backend` returns. There are no hooks for this in Dynamo; so this puts other methods
+    in the place of five, for the whole process. For other backends they do the same as before.
+    """
+    from torch._dynamo import config, variables
+    from torch._dynamo.exc import unimplemented
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+    from torch._dynamo.variables import builder, misc
+
+    def ours(output: Any) -> bool:
+        return is_ours(innermost_backend(getattr(output, "compiler_fn", None)))
+
+    def break_graph(what: str, why: str) -> NoReturn:
+        unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
+
+    guards: Any = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+    context: Any = misc.AutogradFunctionContextVariable
+    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
+    looks_up: Any = getattr(context, attribute)
+    numpy: Any = misc.NumpyVariable
+    calls: Any = numpy.call_function
+    wraps: Any = builder.VariableBuilder._wrap
+    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
+    translator: Any = InliningInstructionTranslator
+    inlines: Any = translator.inline_call
+    encoder = torch.nn.TransformerEncoder.forward.__code__
+
+    @functools.wraps(guards)
+    def guard_hooks(self: Any, guard: Any) -> None:
+        (self.SEQUENCE_LENGTH if ours(self.check_fn_manager.output_graph) else functools.partial(guards, self))(guard)
+
+    @functools.wraps(looks_up)
+    def look_up(self: Any, tx: Any, name: Any, *more: Any) -> Any:
+        if name == "set_materialize_grads" and ours(tx.output):
+            break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
+        return looks_up(self, tx, name, *more)
+
+    @functools.wraps(calls)
+    def call(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(use_numpy_random_stream=True) if ours(tx.output) else contextlib.nullcontext():
+            return calls(self, tx, *args, **kwargs)
+
+    @functools.wraps(wraps)
+    def wrap(self: Any, value: Any) -> Any:
+        if isinstance(value, arrays) and not config.trace_numpy and ours(self.tx.output):
+            break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
+        return wraps(self, value)
+
+    def inline(parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
+        is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
+        if is_encoder and ours(parent.output) and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
+            set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+            break_graph(
+                "TransformerEncoder with a padding mask",
+                "Eager leaves padded places out where nothing is differentiated; Dynamo does not.",
+            )
+        return inlines(parent, func, args, kwargs, *more, **others)
+
+    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_hooks  # type: ignore[method-assign]
+    setattr(context, attribute, look_up)
+    numpy.call_function = call
+    builder.VariableBuilder._wrap = wrap  # type: ignore[method-assign]
+    translator.inline_call = staticmethod(inline)
 
 
 def dynamo_makes_symbols() -> bool:

@@ -17,13 +17,30 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import tiers
+
 # Tracing takes longer than Hypothesis' default deadline, and a run must be repeatable: the same examples every time.
 settings.register_profile("aotlab", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("aotlab")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` where there is no GPU."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--tier``."""
+    about = "quick, full, long (see tests/tiers.py) or all; default: quick, but all of tests that are named"
+    parser.addoption("--tier", choices=(*tiers.TIERS, "all"), help=about)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the tier, which xdist's workers are told."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    config.option.tier = config.option.tier or ("quick" if whole else "all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out other tiers' tests, and skip what is marked ``gpu`` where there is no GPU."""
+    if config.option.tier != "all":
+        items[:], left_out = tiers.choose(items, config.option.tier)
+        config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -188,11 +188,11 @@ def test_signatures_are_upstreams():
     ours = inspect.signature(aotlab.aot_function).parameters
     assert list(ours) == [
         "fn", "fw_compiler", "bw_compiler", "partition_fn", "decompositions", "num_params_buffers",
-        "keep_inference_input_mutations", "inference_compiler", "dynamic", "static_argnums",
+        "keep_inference_input_mutations", "inference_compiler", "dynamic", "static_argnums", "upstream",
     ]  # fmt: skip
     theirs = inspect.signature(upstream.aot_function).parameters
     assert [key for key in ours if key in theirs] == [key for key in theirs if key in ours]
-    assert set(ours) - set(theirs) <= {"static_argnums"}
+    assert set(ours) - set(theirs) <= {"static_argnums", "upstream"}
     for key in ("bw_compiler", "decompositions", "num_params_buffers", "inference_compiler", "dynamic"):
         assert ours[key].default == theirs[key].default
     assert aotlab.compiled_function is aotlab.aot_function

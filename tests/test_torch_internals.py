@@ -828,6 +828,7 @@ def test_replace_unguarded():
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
         call_back=lambda *a, otherwise: calls.append(f"call_back for {otherwise.__name__}"),
+        higher_order=calls.append,
     ):
         torch.manual_seed(0)
         threading.Thread(target=torch.get_rng_state).start()  # other threads are left alone

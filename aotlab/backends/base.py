@@ -113,18 +113,18 @@ class CallableBackend(Backend):
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Call the compiler for this kind of graph."""
-        # its Python is written now: a `forward` taken from a module that has none yet would write it at each call
-        internals.forward_of(request.module)
+        # one whose Python is written now, since a compiler may take its `forward`, or let TorchScript read its class
+        module = fx.GraphModule(request.module, request.module.graph, type(request.module).__name__)
         compiler = self._compilers[request.kind]
-        expected = _outputs_of(request.module)
-        compiled = compiler(request.module, list(request.example_inputs))
+        expected = _outputs_of(module)
+        compiled = compiler(module, list(request.example_inputs))
         name = str(getattr(compiler, "__name__", type(compiler).__name__))
         if not callable(compiled):
             raise UsageError(
                 f"the compiler `{name}` returned {_described(compiled)} for the {request.kind} graph; it has to return "
                 "a function of the graph's inputs, or of one list of them that is marked with `_boxed_call = True`"
             )
-        if compiled is request.module:
+        if compiled is module:
             return compiled  # nothing can be wrong with it
         return _checked(boxed(compiled), expected, f"the {request.kind} that the compiler `{name}` returned")
 

@@ -61,6 +61,13 @@ def _copied_constants(module: fx.GraphModule) -> None:
         constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
+def _put_into_copies(module: fx.GraphModule) -> None:
+    """Let kernels copy a tensor of which parts are put into itself, where Inductor would write while it reads."""
+    for node in module.graph.nodes:
+        if node.target in internals.PUTS and _memory([node.args[0].meta["val"]]) == _memory([node.args[2].meta["val"]]):
+            node.target = internals.PUT_BY_KERNEL
+
+
 def _draws_exactly(module: fx.GraphModule) -> bool:
     """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
     return any(is_random(node.target) for node in module.graph.nodes) and not any(
@@ -164,6 +171,7 @@ class InductorBackend(Backend):
         module = request.module
         _plain_complex_numbers(module)
         _copied_constants(module)
+        _put_into_copies(module)
         exact = self._exact or _reads_states(module) or request.kind == "backward"
         if not exact:
             _drop_unused_draws(module)

@@ -7,6 +7,7 @@ back when inputs begin to share memory. A graph that cannot be compiled faithful
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import warnings
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import observe, pipeline
+from aotlab import nesting, observe, pipeline
 from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller
@@ -141,8 +142,8 @@ class GraphTarget:
         return self.graph.forward(*args)  # which prints a page about each error, or fails at it and raises another one
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments by what they are in the user's program."""
-        return list(self._names)
+        """Name arguments by what they are in the user's program; compiled autograd passes a list of tensors."""
+        return nesting.paths([*zip(self._names, args, strict=True)])
 
 
 def _first_line(graph: fx.GraphModule) -> UserLine | None:
@@ -201,6 +202,13 @@ def _names_inside(module: type[torch.nn.Module], names: Sequence[str]) -> list[s
     return [inside(name) for name in names]
 
 
+@functools.cache
+def prepare_dynamo() -> None:
+    """Put into Dynamo, when it is first used with aotlab behind it, what keeps its captures to eager's meaning."""
+    tell_of_refusals(backend)
+    internals.let_dynamo_follow_eager(lambda found: found is backend or getattr(found, "is_aotlabs", False) is True)
+
+
 def backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **unknown: Any
 ) -> Callable[..., Any]:
@@ -227,7 +235,7 @@ def backend(
     >>> f(torch.zeros(2))
     tensor([1., 1.])
     """
-    tell_of_refusals(backend)
+    prepare_dynamo()
     settings = dict(options or {})
     compiler = resolve(settings.pop("compiler", "inductor"))
     partitioner = settings.pop("partitioner", default_partition)
@@ -260,7 +268,7 @@ def compile_by_dynamo(
     function: Callable[..., Any], *, compiler: Any, partitioner: Any, dynamic: bool | None
 ) -> Callable[..., Any]:
     """Compile ``function`` by `torch.compile` with our backend behind it."""
-    tell_of_refusals(backend)
+    prepare_dynamo()
     options = {"compiler": compiler, "partitioner": partitioner}
     made = torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)
     return outside_of_transforms(function, made, backend_name=resolve(compiler).name)

@@ -18,6 +18,7 @@ from aotlab import torch_internals as internals
 from aotlab.backends import resolve
 from aotlab.cache import next_number
 from aotlab.errors import UsageError
+from aotlab.frontends.dynamo import prepare_dynamo
 from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
@@ -32,7 +33,9 @@ from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
+from aotlab.report.text import dynamo_clause, plain_names
 from aotlab.report.views import Views
+from aotlab.verification import Comparison
 
 #: How often a region that raises is compiled anew: one that raises in every round of a loop stays eager at last.
 MOST_ERRORS = 8
@@ -148,6 +151,8 @@ class CompiledCell(Views):
         self._cell_id: str | None = None
         self._outside: tuple[Input, ...] = ()
         self._result_names: dict[int, dict[str, str]] = {}
+        # by entry, with what they were made for: an unchanged cell has thousands of rows, the same at each run
+        self._verification_rows: dict[int, tuple[tuple[object, ...], tuple[VerificationRow, ...]]] = {}
         self._finished_lines = 0
         self._lock = threading.RLock()
         self.python_code: dict[int, types.CodeType] = {}
@@ -342,6 +347,8 @@ class CompiledCell(Views):
         def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return self._capture(graph, part)
 
+        prepare_dynamo()
+        backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by what `prepare_dynamo` puts into Dynamo
         return torch.compile(function, backend=backend, dynamic=False)
 
     @contextmanager
@@ -372,7 +379,7 @@ class CompiledCell(Views):
             self._note_recompiles(part)
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):
-                    part.reasons[_clause(reason)] = None
+                    part.reasons[dynamo_clause(reason)] = None
             live.changed(self.identifier)
 
     def _note_recompiles(self, part: _Part) -> None:
@@ -447,7 +454,8 @@ class CompiledCell(Views):
     def show_in(self, shown: Shown) -> None:
         """Show the report in the output of the present run."""
         self.shown, self._shown_state = shown, self._state()
-        shown.report(self.report())
+        if not shown.quiet:
+            shown.report(self.report())
 
     def show(self) -> None:
         """Show the report where the cell's output is, if it has changed since it was shown."""
@@ -540,19 +548,12 @@ class CompiledCell(Views):
         indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
         for entry, comparisons in graph.verified.items():
             name, index = indices.get(entry, (graph.name, None))
-            rename = _renamer(self._result_names.get(entry, {}))
-            for row in comparisons:
-                yield VerificationRow(
-                    engine="aotlab",
-                    kind=row.kind,
-                    subject=rename(row.subject),
-                    equal=row.equal,
-                    expected=rename(row.expected),
-                    actual=rename(row.actual),
-                    sentence=rename(row.sentence),
-                    frame=name,
-                    graph=index,
-                )
+            names = self._result_names.get(entry, {})
+            made = self._verification_rows.get(entry)
+            if made is None or made[0] != (name, index, names):
+                made = (name, index, dict(names)), _rows_of(comparisons, name, index, _renamer(names))
+                self._verification_rows[entry] = made
+            yield from made[1]
 
     def _cell_parts(self, frames: Sequence[Frame]) -> list[CellPart]:
         compiled = {
@@ -595,6 +596,25 @@ class CompiledCell(Views):
 
     def _is_function(self, lines: PythonLines) -> bool:
         return any(part.function is not None and part.first_line == lines.first_line for part in self._parts.values())
+
+
+def _rows_of(
+    comparisons: Sequence[Comparison], frame: str, graph: int | None, rename: Callable[[str], str]
+) -> tuple[VerificationRow, ...]:
+    return tuple(
+        VerificationRow(
+            engine="aotlab",
+            kind=row.kind,
+            subject=rename(row.subject),
+            equal=row.equal,
+            expected=rename(row.expected),
+            actual=rename(row.actual),
+            sentence=rename(row.sentence),
+            frame=frame,
+            graph=graph,
+        )
+        for row in comparisons
+    )
 
 
 def _differs(graph: CapturedGraph | TracedFunction) -> bool:
@@ -676,6 +696,8 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
     def rename(text: str) -> str:
+        if "out[" not in text:
+            return text
         return re.sub(r"out\[\d+\]", lambda found: names.get(found[0], found[0]), text)
 
     return rename
@@ -689,19 +711,7 @@ def _recompiled(reason: str) -> str:
         if line.startswith("User stack trace"):
             break
         kept.append(line.partition("  # ")[0].strip())
-    return _plain_names("; ".join(dict.fromkeys(line for line in kept if line)))
-
-
-def _plain_names(text: str) -> str:
-    """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
-    return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
-
-
-def _clause(reason: str) -> str:
-    """Take the gist from a text in which Dynamo explains itself over several lines."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return _plain_names(f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason))
+    return plain_names("; ".join(dict.fromkeys(line for line in kept if line)))
 
 
 def _one_line(error: BaseException) -> str:

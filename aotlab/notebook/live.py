@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import json
 import signal
 import threading
 import time
@@ -169,16 +168,8 @@ def report_message(report: Report, *, draw: bool = False) -> Message:
     """
     if draw:
         _figures.draw(report)
-    written: dict[str, object] = {}
-
-    def fits(candidate: Report) -> bool:
-        nonlocal written
-        written = candidate.to_dict()
-        return len(json.dumps(written)) <= CAP
-
-    # What is returned is the form that was tried last.
-    fitting(report, fits)
-    return {"kind": "report", "report": written, "figure": _figures.find(report)}
+    small = fitting(report, lambda candidate: len(candidate.to_json()) <= CAP, CAP)
+    return {"kind": "report", "report": small.to_dict(), "figure": _figures.find(report)}
 
 
 def send_report(identifier: str, viewer: Viewer) -> None:

@@ -24,7 +24,7 @@ class Shown:
     """
 
     def __init__(self, shell: Any, *, quiet: bool) -> None:
-        self._quiet = quiet
+        self.quiet = quiet
         self._publisher = shell.display_pub
         replaceable = hasattr(shell, "kernel") and type(self._publisher).__name__ != "CapturingDisplayPublisher"
         self._replaceable = replaceable and not quiet
@@ -42,7 +42,7 @@ class Shown:
 
     def report(self, report: Report) -> None:
         """Show the report in the place of what was said, or of an earlier one; once only where that cannot be."""
-        if not self._quiet and (self._replaceable or not self._reported):
+        if not self.quiet and (self._replaceable or not self._reported):
             self._reported = True
             self._publish(bundle(report))
 

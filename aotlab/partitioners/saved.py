@@ -8,7 +8,7 @@ graphs accordingly; those of `aotlab.stages.partition` say which values each rul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
 from aotlab.partitioners.copies import moves_nothing
 from aotlab.partitioners.unused import must_stay
-from aotlab.torch_internals import OpOverload
+from aotlab.torch_internals import CAST, OpOverload
 
 #: The end of the name of what is saved a second time, as an alias.
 ALIAS = "_memory"
@@ -24,44 +24,90 @@ ALIAS = "_memory"
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
     """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    returned = list(output_args(forward.graph))
-    visible = {node for node in returned[:count] if node is not None} | set(placeholders(forward.graph)) - bases
-    inputs = placeholders(backward.graph)
-    saved = returned[count:]
-    kept: list[fx.Node] = []
-    slots: dict[fx.Node, fx.Node] = {}  # forward node → the backward's placeholder
-    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
-        assert node is not None
-        if node not in visible and root_of(node, visible) is not None:
-            continue
-        slots[node] = placeholder
-        kept.append(node)
-    for node, placeholder in zip(saved, inputs[: len(saved)], strict=True):
-        assert node is not None
-        if node in slots:
-            continue
+    visible = _visible(forward, count) - bases
+
+    def way(node: fx.Node) -> list[fx.Node]:
         chain = [node]
         while chain[-1] not in visible:
+            if not is_view(chain[-1]):
+                return [node]
             chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
-        root = chain.pop()
+        return chain
+
+    _save_roots(forward, backward, count, way)
+
+
+def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Save bools in place of numbers computed from them element by element, as the scaled mask of a dropout."""
+    visible = _visible(forward, count)
+
+    def way(node: fx.Node) -> list[fx.Node]:
+        chain = [node]
+        while node not in visible and node.meta["val"].dtype is not torch.bool:
+            if not _is_elementwise_of_one(node):
+                return chain[:1]
+            node = node.all_input_nodes[0]
+            chain.append(node)
+        if node.meta["val"].dtype is not torch.bool:
+            return chain[:1]
+        if len(chain) > 1:
+            node.meta["kept_because"] = "bools take a fraction of the numbers computed from them"
+        return chain
+
+    _save_roots(forward, backward, count, way)
+
+
+def _visible(forward: fx.GraphModule, count: int) -> set[fx.Node]:
+    """Return the nodes that the caller has: inputs and outputs."""
+    return {*placeholders(forward.graph), *(node for node in output_args(forward.graph)[:count] if node is not None)}
+
+
+def _is_elementwise_of_one(node: fx.Node) -> bool:
+    """Tell whether an op computes each element from one of another value of the same shape, and from numbers."""
+    target, inputs = node.target, node.all_input_nodes
+    return (
+        isinstance(target, OpOverload)
+        and (torch.Tag.pointwise in target.tags or target is CAST)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not must_stay(node)
+        and len(inputs) == 1
+        and isinstance(inputs[0].meta["val"], Tensor)
+        and inputs[0].meta["val"].shape == node.meta["val"].shape
+    )
+
+
+def _save_roots(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, way: Callable[[fx.Node], list[fx.Node]]
+) -> None:
+    """Save in place of each saved value the last of its ``way``, from which the backward computes it again."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    inputs = placeholders(backward.graph)
+    saved = [node for node in returned[count:] if node is not None]
+    ways = [way(node) for node in saved]
+    if all(len(each) == 1 for each in ways):
+        return
+    slots = {node: inputs[n] for n, node in enumerate(saved) if len(ways[n]) == 1}  # of the backward, by forward node
+    for chain, placeholder in zip(ways, inputs, strict=False):
+        if len(chain) == 1:
+            continue
+        *steps, root = chain
         if root not in slots:
             with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
                 slots[root] = backward.graph.placeholder(root.name)
             slots[root].meta = dict(root.meta)
-            kept.append(root)
         copies: dict[fx.Node, fx.Node] = {root: slots[root]}
         first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
         with backward.graph.inserting_before(first_op):
-            for step in reversed(chain):
+            for step in reversed(steps):
                 copies[step] = backward.graph.node_copy(step, copies.__getitem__)
-        placeholder.replace_all_uses_with(copies[node])
+        placeholder.replace_all_uses_with(copies[chain[0]])
         backward.graph.erase_node(placeholder)
     # the backward takes the saved values in the order in which the forward returns them, then the tangents
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
-    for placeholder in [*(slots[node] for node in kept), *inputs[len(saved) :]]:
+    for placeholder in [*slots.values(), *inputs[len(saved) :]]:
         first_op.prepend(placeholder)
-    output.args = ((*returned[:count], *kept),)
+    output.args = ((*returned[:count], *slots),)
     forward.graph.eliminate_dead_code(is_impure_node=must_stay)
 
 

@@ -23,18 +23,51 @@ from aotlab.recorder.memory import may_overlap_itself, place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
+from aotlab.recorder.printed import Printed
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
-from aotlab.recorder.signals import NeedsAnother, NeedsCasts, NeedsRoom, RunEagerly
+from aotlab.recorder.signals import LeftToPython, NeedsAnother, NeedsCasts, NeedsRoom, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
 from aotlab.recorder.writing import overlaps_itself
 
 __all__ = [
-    "MOVES", "Chronicle", "EscapeGuard", "Ground", "Hook", "HookCopies", "HookKind", "NeedsAnother", "NeedsCasts",
-    "NeedsRoom", "Operation", "Place", "Recorder", "Reshapes", "RunEagerly", "SharedCounters", "Tape", "Untraceable",
-    "Warned", "WarningTape",
-    "clocks_watched", "ends_its_storage", "held_tensors", "is_tracing", "line_of_error", "locate",
-    "may_overlap_itself", "modules_named", "overlaps_itself", "place_in", "replayed", "tensors_in", "user_line",
-    "user_place", "warn_again", "would_raise",
+    "MOVES",
+    "Chronicle",
+    "EscapeGuard",
+    "Ground",
+    "Hook",
+    "HookCopies",
+    "HookKind",
+    "LeftToPython",
+    "NeedsAnother",
+    "NeedsCasts",
+    "NeedsRoom",
+    "Operation",
+    "Place",
+    "Printed",
+    "Recorder",
+    "Reshapes",
+    "RunEagerly",
+    "SharedCounters",
+    "Tape",
+    "Untraceable",
+    "Warned",
+    "WarningTape",
+    "clocks_watched",
+    "ends_its_storage",
+    "held_tensors",
+    "is_tracing",
+    "line_of_error",
+    "locate",
+    "may_overlap_itself",
+    "modules_named",
+    "overlaps_itself",
+    "place_in",
+    "replayed",
+    "tensors_in",
+    "user_line",
+    "user_place",
+    "warn_again",
+    "would_raise",
 ]  # fmt: skip

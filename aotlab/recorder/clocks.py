@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.signals import LeftToPython
 
 _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
@@ -37,7 +37,7 @@ def clocks_watched() -> Iterator[None]:
         def read() -> Any:
             module = str(sys._getframe(1).f_globals.get("__name__", ""))
             if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise RunEagerly(
+                raise LeftToPython(
                     f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
                     suggestion="pass the time as an argument",
                 )

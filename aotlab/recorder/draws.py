@@ -8,13 +8,15 @@
 A graph has no op in place, but one that makes a new tensor, row by row. Where eager goes along the memory, drawing for
 the dimensions in the memory's order gives eager's numbers, and eager's strides. Whether it does is the kernel's choice,
 which differs from processor to processor; so the kernel is asked, once in a process. And it has to be certain that the
-tensor lies in memory as its fake says: of some ops' results, fakes are wrong (`aotlab.recorder.fakes`).
+tensor lies in memory as its fake says: of some ops' results, fakes are wrong (`aotlab.recorder.fakes`). So the kernels
+of the ops that it comes from are asked as well, with zeros in tensors that lie like the arguments.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.ir.random_state import original
 from aotlab.recorder.tape import Tape, tensors_in
-from aotlab.torch_internals import OpOverload
+from aotlab.torch_internals import OpOverload, pytree
 
 _BERNOULLI = torch.ops.aten.bernoulli.p
 
@@ -61,7 +63,8 @@ def _strides_are_certain(tape: Tape, tensor: Tensor, likes: Mapping[int, Tensor]
             todo.append(likes[id(tensor)])
             continue
         target, args, kwargs = made[0].target, made[0].args, made[0].kwargs
-        if (random := original(target)) is not None:
+        random = original(target)
+        if random is not None:
             target, args = random, args[1:]  # behind the state
         if target in _ROW_BY_ROW and tensor.is_contiguous():
             continue
@@ -72,9 +75,30 @@ def _strides_are_certain(tape: Tape, tensor: Tensor, likes: Mapping[int, Tensor]
             todo.append(args[0])
         elif like or (torch.Tag.pointwise in target.tags and all(t.shape == tensor.shape for t in given if t.dim())):
             todo += [t for t in given if t.dim()]
+        elif random is None and _kernel_lays_out_so(target, args, kwargs, made[0].result):
+            todo += given
         else:
             return False
     return True
+
+
+def _kernel_lays_out_so(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Run an op on zeros; tell whether its results have the strides that the fake ones have."""
+    if torch.Tag.nondeterministic_seeded in op.tags or any(t.device.type != "cpu" for t in tensors_in((args, kwargs))):
+        return False
+    with internals.outside_of_trace(), torch.inference_mode(False), torch.no_grad():
+
+        def real(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+
+        try:
+            found = op(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+        except Exception:  # noqa: BLE001  # what a kernel has against zeros is no answer
+            return False
+    pairs = zip(tensors_in(found), tensors_in(result), strict=True)
+    return all(one.shape == two.shape and one.stride() == two.stride() for one, two in pairs)
 
 
 def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:

@@ -50,6 +50,7 @@ from aotlab.recorder.ways_around import (
     is_captured,
     leave_call_back,
     refuse_dlpack,
+    refuse_higher_order,
     refuse_random_state,
     refuse_swap,
     spoken_name,
@@ -192,6 +193,9 @@ class EscapeGuard(TorchFunctionMode):
                 f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}",
                 suggestion="use split, chunk or view, to have it compiled",
             )
+        if op_name(func) == "resize_storage_bytes_":
+            # functionalization forgets it, and the graph would write where there is no memory
+            raise RunEagerly(f"the storage of {self._called(args[0], 'a tensor')} is resized, at {user_line()}")
         if func is torch.lstm and torch.is_grad_enabled():
             return lstm(func, args, kwargs or {})
         if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
@@ -296,6 +300,7 @@ class EscapeGuard(TorchFunctionMode):
             self._set,
             self._push_saved_hooks,
             leave_call_back,
+            refuse_higher_order,
         )
         self._replaced.__enter__()
         return self

@@ -29,10 +29,11 @@ from aotlab.recorder.layouts import laid_out, needs_look
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.signals import LeftToPython
 from aotlab.recorder.states import States, draws
 from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
+from aotlab.recorder.ways_around import refuse_higher_order
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
@@ -190,7 +191,7 @@ class Recorder(TorchDispatchMode):
             return answer(*args)
         if not isinstance(func, OpOverload):
             if isinstance(func, HigherOrderOperator):
-                self._refuse_higher_order(func)
+                refuse_higher_order(func, self._line())
             return func(*args, **kwargs)
         if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
             return True  # the graph asks it, and raises
@@ -227,7 +228,7 @@ class Recorder(TorchDispatchMode):
             return self._record_permuted(func, types, args, kwargs, order)
         if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
             line = self._line()
-            raise RunEagerly(
+            raise LeftToPython(
                 f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
                 + ("" if line is None else f", at {line}"),
                 suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
@@ -254,7 +255,8 @@ class Recorder(TorchDispatchMode):
                 return self._ask_constants(func, args, kwargs)
             raise self._no_values(func, (args, kwargs), error) from error
         if draws(func):
-            return self._append_draw(func, args, kwargs, result)
+            result = self._append_draw(func, args, kwargs, result)
+            return self._by_mask(types, result) if func is torch.ops.aten.bernoulli.p else result
         if func in LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
             # a backend that decomposes lays out what it computes as torch's own fakes say
             promised = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
@@ -280,6 +282,14 @@ class Recorder(TorchDispatchMode):
         state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
         self._append(op, args, kwargs, (*([result] if isinstance(result, Tensor) else result), state))
         self.states.drew(result, state)
+        return result
+
+    def _by_mask(self, types: Sequence[type], drawn: Tensor) -> Tensor:
+        """Compute zeros and ones from the bools of them, which are a fraction to save for the backward."""
+        if not (drawn.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
+            return drawn
+        mask = self._record(torch.ops.aten.ne.Scalar, types, (drawn, 0), {})
+        result: Tensor = self._record(internals.CAST, types, (mask,), {"dtype": drawn.dtype})
         return result
 
     def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
@@ -487,14 +497,6 @@ class Recorder(TorchDispatchMode):
             line=self._line(),
             why="the write would be lost or done at the wrong time",
             suggestion="call it outside of the compiled function, or use an op that returns its result",
-        )
-
-    def _refuse_higher_order(self, func: Any) -> NoReturn:
-        raise HigherOrderOpError(
-            f"higher-order op `{func}` has no tracing rule yet",
-            line=self._line(),
-            why="it holds functions, which would have to be traced on their own",
-            suggestion="move it out of the compiled function",
         )
 
 

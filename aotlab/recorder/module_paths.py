@@ -20,6 +20,8 @@ from torch import nn
 
 from aotlab import torch_internals as internals
 from aotlab.recorder.mode import noted
+from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import LeftToPython
 
 _here = threading.local()
 _lock = threading.Lock()
@@ -66,6 +68,11 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     paths: dict[int, str] | None = getattr(_here, "paths", None)
     if paths is None:
         return _ordinary_call(self, *args, **kwargs)
+    if internals.leaves_padding_out(self, args, kwargs):
+        raise LeftToPython(
+            f"`{type(self).__name__}` leaves padded places out where nothing is differentiated, at {user_line()}",
+            suggestion="make it with enable_nested_tensor=False, to have it compiled",
+        )
     stack: dict[str, tuple[str, type]] = _here.stack
     path = paths.get(id(self))
     if path is None:

@@ -27,6 +27,7 @@ _ENGINE = tuple(
         "pipeline.py",
         "cache.py",
         "api.py",
+        "modules.py",
         "torch_internals.py",
         "notebook",
     )

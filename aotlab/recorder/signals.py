@@ -19,6 +19,10 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
         self.suggestion = suggestion
 
 
+class LeftToPython(RunEagerly):
+    """Raised where it is not memory that keeps a call from being traced: the call is not traced again."""
+
+
 class NeedsRoom(RunEagerly):
     """Raised where the storage of the kept input ``member`` has to have at least ``nbytes`` bytes."""
 

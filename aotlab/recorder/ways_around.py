@@ -14,12 +14,14 @@ from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
     EscapeError,
+    HigherOrderOpError,
     RandomOpError,
     RefusedError,
+    UserLine,
 )
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.signals import LeftToPython
 from aotlab.recorder.tape import tensors_in
 
 _MEMORY = "the compiled function would see the memory of this one trace"
@@ -82,15 +84,25 @@ def refuse_random_state(name: str) -> NoReturn:
     )
 
 
+def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
+    """Refuse what holds functions, such as ``torch.cond``."""
+    raise HigherOrderOpError(
+        f"higher-order op `{op}` has no tracing rule yet",
+        line=line or user_line(),
+        why="it holds functions, which would have to be traced on their own",
+        suggestion="move it out of the compiled function",
+    )
+
+
 def leave_call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
     if any(map(internals.is_functional, tensors_in((args, kwargs)))):
-        raise RunEagerly(
+        raise LeftToPython(
             f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
             suggestion="compute with whole tensors, to have it compiled",
         )
     if args and isinstance(args[0], Tensor) and is_captured(args[0]):
-        raise RunEagerly(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
+        raise LeftToPython(f"`{otherwise.__name__}` writes a tensor that is not an argument, at {user_line()}")
     return otherwise(*args, **kwargs)
 
 
@@ -107,7 +119,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
     ------
     CapturedTensorError
         A tensor that is no argument is written.
-    RunEagerly
+    LeftToPython
         A tensor's memory is read by a function that no trace can see into.
     """
     text = str(error)
@@ -121,7 +133,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
                 suggestion=f"pass it as an argument, or {BY_DYNAMO}",
             ) from error
     if "data is not allocated yet" in text:
-        raise RunEagerly(
+        raise LeftToPython(
             f"`{spoken_name(func)}` reads the values of a traced tensor, at {user_line()}",
             suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
         ) from error

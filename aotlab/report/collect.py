@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,10 @@ from typing import NamedTuple
 import torch
 
 from aotlab import config, observe
+from aotlab import torch_internals as internals
 from aotlab._version import __version__
 from aotlab.errors import RefusedError
-from aotlab.report.assemble import Snapshot, assemble, backward_snapshot, snapshot
+from aotlab.report.assemble import Joined, Snapshot, assemble, backward_snapshot, snapshot
 from aotlab.report.model import (
     Call,
     Calls,
@@ -40,6 +41,7 @@ from aotlab.report.model import (
     Report,
     Switch,
 )
+from aotlab.report.text import dynamo_clause
 from aotlab.report.views import Views
 
 #: How many calls a report remembers one by one, per frame; the counters count all.
@@ -64,6 +66,7 @@ class _EntryLog:
     failed: observe.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
+    joined: tuple[int, Joined] | None = None  # of how many snapshots; it takes a while to make
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,6 +194,15 @@ class Recording(Views):
                 at_ns = event.at_ns - self._begin_ns
                 self._breaks.append(GraphBreakRow(frame=event.frame, reason=event.reason, at_ns=at_ns))
 
+    def _note_dynamo(self, reasons: Iterable[str]) -> None:
+        """Take note of why Dynamo handed over nothing, which no graph tells: it skipped a frame, or failed at it."""
+        with self._lock:
+            told = {dynamo_clause(each.reason) for each in self._breaks}
+            at_ns = time.perf_counter_ns() - self._begin_ns
+            for reason in dict.fromkeys(map(dynamo_clause, reasons)):
+                if reason not in told:
+                    self._breaks.append(GraphBreakRow(frame="", reason=reason, at_ns=at_ns))
+
     def _frame(self, function_id: int, function: str) -> _FrameLog:
         key = (function_id, function)
         log = self._frames.get(key)
@@ -244,7 +256,9 @@ class Recording(Views):
     def _build_graph(self, index: int, log: _EntryLog) -> Graph:
         if log.started is None:
             return Graph(index=index, entry=log.entry, status="earlier", calls=log.calls)
-        joined = assemble(log.snapshots)
+        if log.joined is None or log.joined[0] != len(log.snapshots):
+            log.joined = len(log.snapshots), assemble(log.snapshots)
+        joined = log.joined[1]
         ended = log.finished or log.failed
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         capture = next((each.capture for each in log.snapshots if each.capture is not None), None)
@@ -304,11 +318,18 @@ class Recording(Views):
 def record(name: str | None = None) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
+    before = _dynamo_reasons()
     try:
         with observe.listen(recording.hear):
             yield recording
     finally:
+        recording._note_dynamo([reason for reason, n in _dynamo_reasons().items() if n > before.get(reason, 0)])
         recording._finish()
+
+
+def _dynamo_reasons() -> dict[str, int]:
+    """Return what Dynamo has counted of the reasons for which it did not go on, if it is loaded."""
+    return internals.dynamo_reasons() if "torch._dynamo.utils" in sys.modules else {}
 
 
 def _switch_value(name: str) -> bool | int | str | None:

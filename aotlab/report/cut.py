@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import TypeVar, cast
 
 from aotlab.report.markup import clean
@@ -50,23 +51,64 @@ _LADDER = (
 )
 
 
-def fitting(report: Report, fits: Callable[[Report], bool]) -> Report:
+def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None) -> Report:
     """Return ``report``, or the least cut form of it for which ``fits`` is true.
 
-    The result carries its verdict as ``summary``, made from the whole report; what was cut is said in ``notes``.
+    The result carries its verdict as ``summary``, made from the whole report; what was cut is said in ``notes``. With
+    more than ``most`` characters of text a report does not fit. A cut is cheap if it leaves little: so it begins with
+    the harshest, or with the one that was right for a report of the same graphs.
     """
     found = verdict(report)
-    whole = _Cutter(None).visit("", replace(report, summary=Summary(sentence=found.sentence, state=found.state)))
-    if fits(whole):
-        return whole
-    small = whole
-    for limits in _LADDER:
-        cutter = _Cutter(limits)
-        small = cutter.visit("", whole)
-        small = replace(small, notes=(*small.notes, *cutter.notes()))
-        if fits(small):
+    told = replace(report, summary=Summary(sentence=found.sentence, state=found.state))
+    key = tuple([(frame.name, graph.entry, graph.duration_ns) for frame in report.frames for graph in frame.graphs])
+    known = _rungs.get(key) if most is not None else None
+    if known is not None and fits(small := _cut(told, _LADDER[known])):
+        return small
+    if most is None or _characters(told, most) <= most:
+        whole = _Cutter(None).visit("", told)
+        if fits(whole):
+            return whole
+    best = _cut(told, _LADDER[-1])
+    for rung in reversed(range(len(_LADDER) - 1)):
+        small = _cut(told, _LADDER[rung])
+        if not fits(small):
             break
-    return small
+        best = small
+        if most is not None:
+            if len(_rungs) >= _MOST_RUNGS:
+                _rungs.clear()
+            _rungs[key] = rung
+    return best
+
+
+#: For the latest reports, by their graphs, how far they had to be cut.
+_rungs: dict[object, int] = {}
+_MOST_RUNGS = 64
+
+
+def _cut(report: Report, limits: Limits) -> Report:
+    cutter = _Cutter(limits)
+    small = cutter.visit("", report)
+    return replace(small, notes=(*small.notes, *cutter.notes()))
+
+
+def _characters(value: object, most: int) -> int:
+    """Count the characters of text in a report, until there are more than ``most``."""
+    count, todo = 0, [value]
+    while todo and count <= most:
+        value = todo.pop()
+        if isinstance(value, str):
+            count += len(value)
+        elif isinstance(value, tuple):
+            todo += value
+        elif is_dataclass(value) and not isinstance(value, type):
+            todo += [getattr(value, name) for name in _names_of(type(value))]
+    return count
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple([field.name for field in fields(kind)])
 
 
 class _Cutter:
@@ -92,8 +134,8 @@ class _Cutter:
         if isinstance(value, tuple):
             return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
         if is_dataclass(value) and not isinstance(value, type):
-            changed = {field.name: self.visit(field.name, getattr(value, field.name)) for field in fields(value)}
-            return replace(value, **changed)
+            kind = type(value)
+            return cast("R", kind(**{name: self.visit(name, getattr(value, name)) for name in _names_of(kind)}))
         return value
 
     def _text(self, name: str, value: str) -> str:

@@ -759,12 +759,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreakRow:
-    """A place where Dynamo split a function.
+    """A place where Dynamo split a function, or left it to Python.
 
     Attributes
     ----------
     frame
-        The function, as Dynamo names it.
+        Where, as Dynamo says it; empty if it captured nothing there.
     reason
         As Dynamo words it.
     at_ns

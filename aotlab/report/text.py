@@ -108,3 +108,15 @@ def known_size(size: Size) -> int:
 
 def _three(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def plain_names(text: str) -> str:
+    """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
+    return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
+
+
+def dynamo_clause(reason: str) -> str:
+    """Take the gist from a text in which Dynamo explains itself over several lines."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return plain_names(f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason))

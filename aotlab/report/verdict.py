@@ -165,6 +165,8 @@ def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
         return f"{amount(earlier, 'call')} ran code that was compiled before the recording began."
     if any(frame.graphs for frame in report.frames):
         return "the recording ended before a compilation did."
+    if report.graph_break_rows:
+        return f"Dynamo handed over nothing ({_gist(report.graph_break_rows[0].reason)})."
     eager = sum(frame.calls.eager for frame in report.frames)
     if eager:
         return f"{amount(eager, 'call')} ran eagerly."

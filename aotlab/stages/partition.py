@@ -40,6 +40,7 @@ from aotlab.partitioners.saved import (
     save_aliases,
     save_besides,
     save_clones,
+    save_masks,
     save_roots_of_views,
     take_from_saved,
 )
@@ -158,6 +159,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     if _is_default(partitioner):
+        save_masks(forward, backward, count)
         save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)

@@ -81,6 +81,7 @@ def test_inference_with_mutation_in_the_graph():
     assert len(g.entries) == 1
 
 
+@pytest.mark.tier("quick")
 def test_training_step_with_aliasing():
     """One training step: mutation, views of inputs and intermediates, gradients."""
 

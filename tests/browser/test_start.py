@@ -21,6 +21,8 @@ from tests.browser.looks import hard_to_read
 from tests.browser.reference import Reference, reference
 from tests.browser.server import CHECKOUT
 
+pytestmark = pytest.mark.tier("full")
+
 NOTEBOOK = CHECKOUT / "notebooks" / "00_start.ipynb"
 
 

@@ -2460,6 +2460,67 @@ _cell(
     after=("y.backward()", "print(isinstance(net, Net), net.fc.weight.grad)"),
 )
 
+# --- what Dynamo passes over by itself --------------------------------------------------------------------------------
+
+_cell(
+    "numpy work on a tensor's memory",
+    "a = x.numpy()\na += 1\ns = x.sum()",
+    setup=_X,
+    after="print(x, a, s)",
+    captures=False,
+)
+_cell(
+    "numpy work and effects of Python",
+    "log.append(1)\na += 1\nview[0] += 1\ny = torch.nn.functional.dropout(x.t() + 1)",
+    setup=(_X, "import numpy as np\nlog, a = [], np.zeros(3)\nview = memoryview(bytearray(2))"),
+    after="print(log, a, bytes(view), y)",
+    captures=False,
+)
+_cell(
+    "a custom Function that gets None",
+    "y = F.apply(x)[0].sum()\ny.backward()",
+    setup=(
+        "import torch\nx = torch.ones(3, requires_grad=True)",
+        """
+        class F(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.set_materialize_grads(False)
+                return x * 2, x * 3
+            @staticmethod
+            def backward(ctx, first, second):
+                return first if second is None else first + 100
+        """,
+    ),
+    after="print(y, x.grad)",
+    captures=False,
+)
+_cell(
+    "a hook between two calls",
+    """
+    def f(v):
+        return model(v) * 2
+    y = f(data)
+    handle = model[0].register_forward_hook(lambda module, args, out: out * 0)
+    z = f(data)
+    """,
+    setup=_TRAIN,
+    after="print(y, z)",
+)
+_cell(
+    "a transformer that leaves padding out",
+    "with torch.no_grad():\n    y = encoder(z, src_key_padding_mask=mask)\n    s = y.sum() * 2",
+    setup="""
+    import torch
+    from torch import nn
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
+    z, mask = torch.randn(2, 4, 8), torch.tensor([[False, False, False, True], [False, True, True, True]])
+    with torch.no_grad():
+        encoder(z, src_key_padding_mask=mask)  # which warns once in a process
+    """,
+    after="print(y, s)",
+)
+
 # --- ways to run it ---------------------------------------------------------------------------------------------------
 
 _cell("without verification", "x.add_(1)\ny = x * 2\ny", setup=_X, after="print(x, y)", options="--no-verify")

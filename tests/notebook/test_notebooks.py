@@ -261,6 +261,7 @@ def readme() -> str:
     return text[text.index("\n## In a notebook\n") : text.index("\n## Use it\n")]
 
 
+@pytest.mark.tier("quick")
 def test_readme_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's cells run, and the second mutates what the README says."""
     sources = re.findall(r"^```ipython\n(.*?)\n```$", readme(), re.MULTILINE | re.DOTALL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aotlab.report import MIME_TYPE, Report
+from aotlab.report import MIME_TYPE, Report, cut
 from aotlab.report.collect import Recording
 from aotlab.report.cut import fitting
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
@@ -135,3 +135,16 @@ def test_plain_text_is_a_few_lines(report: Report) -> None:
         "  dropout_net: 0 calls, 0 compiled, 0 eager",
         "    graph 0: refused in 2.00 ms, 6 inputs (0 mutated), 0 outputs (0 aliased), 0 kernels",
     ]
+
+
+def test_a_report_of_the_same_graphs_is_cut_once(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unchanged cell that runs again shows its report without trying every way to cut it."""
+    whole = big(report)
+    first = bundle(whole)
+    cuts: list[cut.Limits] = []
+    original = cut._cut
+    monkeypatch.setattr(cut, "_cut", lambda told, limits: (cuts.append(limits), original(told, limits))[1])
+    assert bundle(replace(whole, created="later"))["text/plain"] == first["text/plain"]
+    assert len(cuts) == 1
+    bundle(big(report, nodes=6000, graphs=2))
+    assert len(cuts) > 2

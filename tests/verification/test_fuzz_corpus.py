@@ -13,6 +13,8 @@ import torch
 
 from aotlab.verification.fuzz import corpus
 
+pytestmark = pytest.mark.tier("quick")
+
 FOLDER = Path(__file__).parent / "corpus"
 CELLS = sorted(FOLDER.glob("*.txt"))
 

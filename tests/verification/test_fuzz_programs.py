@@ -17,7 +17,7 @@ def blocks():
     made.close()
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.tier("quick")), *NUMBERS[1:]])
 def test_fixed_programs(blocks, number):
     """Of 200 programs, the same in every run, none differs from eager in anything observable."""
     check(FIXED, blocks[number])

@@ -11,6 +11,8 @@ from aotlab import api
 from aotlab.verification.mutants import MUTANTS, Mutant
 from aotlab.verification.programs import Program, program_of, run_program
 
+pytestmark = pytest.mark.tier("quick")
+
 #: Within how many programs each mutant has to be caught.
 MOST = 2000
 

@@ -14,7 +14,9 @@ import torch
 import aotlab
 from aotlab.verification.mutants import MUTANTS, RARE, Mutant
 from tests.engine_helpers import compiled
-from tests.test_guard_kinds import ROOTS, described, var
+from tests.guards.test_kinds import ROOTS, described, var
+
+pytestmark = pytest.mark.tier("quick")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab.recorder import Operation, RunEagerly, Tape
+from aotlab.recorder import LeftToPython, Operation, Tape
 from aotlab.stages.trace.live import Trace
 
 
@@ -36,7 +36,7 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exc
 
     Raises
     ------
-    RunEagerly
+    LeftToPython
         Now it is something else.
     """
     if not trace.recorder.has_checkpoints:
@@ -51,7 +51,7 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exc
         is_same = are_same(trace.tape, first, second)
     if not is_same:
         raises = f": the next time it raises {type(second).__name__}" if isinstance(second, Exception) else ""
-        raise RunEagerly(
+        raise LeftToPython(
             f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",
         )

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aotlab import torch_internals as internals
 from aotlab.errors import EscapeError
 from tests.engine_helpers import compiled, entry_of, same
-from tests.test_guard_kinds import MODES, ROOTS, assigned, two_calls, var
+from tests.guards.test_kinds import MODES, ROOTS, assigned, two_calls, var
 
 B = torch.backends
 

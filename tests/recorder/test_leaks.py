@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import io
+import threading
 
 import pytest
 import torch
 
+import aotlab
 from aotlab import torch_internals as internals
 from aotlab.errors import LeakedTensorError
 from aotlab.leaks import Watch
@@ -179,3 +182,32 @@ def test_leak_through_a_generator_of_the_closure():
         return x * len(kept)
 
     assert compiled(f)(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_what_a_thread_of_a_package_changes_is_its_own():
+    """Tqdm has a thread that looks after its bars, and notes when it last woke up."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    with tqdm(total=3, file=io.StringIO()) as bar:
+        assert bar.monitor is not None
+        stop = threading.Event()
+
+        def wake():
+            while not stop.is_set():
+                bar.monitor.woken += 1
+
+        thread = threading.Thread(target=wake)
+        thread.start()
+
+        @aotlab.compile(backend="eager")
+        def f(x):
+            bar.set_description  # noqa: B018  # the bar's class is reached, and with it the thread
+            for _ in range(100):
+                x = x + 1
+            return x
+
+        try:
+            assert f(torch.ones(2)).tolist() == [101.0, 101.0]
+        finally:
+            stop.set()
+            thread.join()
+    assert f.calls.compiled == 1

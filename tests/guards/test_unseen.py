@@ -424,7 +424,7 @@ def test_names_that_stand_in_no_code(how: str, monkeypatch: pytest.MonkeyPatch) 
     }
     read = ways[how]
     candidate = compiled(lambda x: x * read())
-    with pytest.warns(RuntimeWarning, match=f"it calls `{how}`, which may read what no guard watches, in .*test_guard"):
+    with pytest.warns(RuntimeWarning, match=f"it calls `{how}`, which may read what no guard watches, in .*unseen"):
         actual = [candidate(torch.ones(())).item()]
     monkeypatch.setitem(globals(), "K", 9)
     actual.append(candidate(torch.ones(())).item())

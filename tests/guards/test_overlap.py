@@ -16,7 +16,7 @@ import torch
 
 import aotlab
 from tests.engine_helpers import compiled
-from tests.test_guard_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls, var
+from tests.guards.test_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls, var
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

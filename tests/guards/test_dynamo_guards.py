@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 
-from tests.test_guard_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
-from tests.test_guard_overlap import EXTERNAL, OVERLAPS, from_memory, windows, write_first, write_second
+from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
+from tests.guards.test_overlap import EXTERNAL, OVERLAPS, from_memory, windows, write_first, write_second
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -1,6 +1,6 @@
 """Random programs, called by callers who take derivatives of derivatives: what comes is eager's, or an error says so.
 
-Hundreds more are run with ``AOTLAB_RANDOM_DERIVATIVES=3000 pytest tests/test_random_derivatives.py``.
+Hundreds more are run with ``AOTLAB_RANDOM_DERIVATIVES=3000 pytest tests/derivatives/test_random_derivatives.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 import aotlab
 from aotlab.errors import DoubleBackwardError, OutputError, RefusedError
+from tests.derivatives.random_derivatives import Program, derivatives, drawn
 from tests.engine_helpers import compiled
-from tests.random_derivatives import Program, derivatives, drawn
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -17,7 +17,7 @@ from torch import nn
 from aotlab.errors import PythonValueError
 from aotlab.values import CHANGEABLE, MANY, Mentioned, snapshot
 from tests.engine_helpers import behind, compiled
-from tests.test_guard_kinds import MODES, by_dynamo, set_attribute, set_item, two_calls, var
+from tests.guards.test_kinds import MODES, by_dynamo, set_attribute, set_item, two_calls, var
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -1,0 +1,61 @@
+"""On Inductor, what an op in place fills is read after it was filled: masks that are drawn, scatters, index writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._inductor.config
+from torch.nn import functional as F  # noqa: N812  # as everybody writes it
+
+import aotlab
+from tests.engine_helpers import leaf
+
+INDEX = torch.tensor([3, 1, 2, 0])
+COLUMNS = torch.arange(7, -1, -1).expand(4, 8)
+
+
+def beside_a_sum(change):
+    """Let a loop that reads what ``change`` made be fused with a reduction."""
+
+    def program(x, index, columns):
+        made = change(x, index, columns) / 0.5
+        return x.sum(1, keepdim=True) * x * made, made
+
+    return program
+
+
+PROGRAMS = {
+    "dropout": lambda x, index, columns: F.dropout(x.sum(1, keepdim=True) * x, 0.5),
+    "dropout_of_layer_norm": lambda x, index, columns: F.dropout(F.layer_norm(x, (8,)), 0.5),
+    "dropout_of_softmax": lambda x, index, columns: F.dropout(x.softmax(1), 0.5) * x,
+    "bernoulli": beside_a_sum(lambda x, index, columns: torch.empty_like(x).bernoulli_(0.5)),
+    "scatter_reduce": beside_a_sum(
+        lambda x, index, columns: torch.ones_like(x).scatter_reduce(1, columns, x.detach(), "prod")
+    ),
+    "scatter_add": beside_a_sum(lambda x, index, columns: torch.zeros_like(x).scatter_add(1, columns, x)),
+    "index_put": beside_a_sum(lambda x, index, columns: torch.zeros_like(x).index_put((index,), x)),
+    "index_add": beside_a_sum(lambda x, index, columns: torch.zeros_like(x).index_add(0, index, x)),
+    "bool_index_put": beside_a_sum(
+        lambda x, index, columns: torch.zeros_like(x, dtype=torch.bool).index_put((index,), x > 0)
+    ),
+    "put_into_itself": lambda x, index, columns: (h := x.softmax(1)).index_add(0, index, h),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_reads_come_after_writes(program, grad):
+    """Results and gradients are eager's, with eager's random numbers."""
+
+    def run(function):
+        torch.manual_seed(0)
+        x = leaf(4, 8, seed=1).detach().requires_grad_(grad)
+        results = function(x, INDEX, COLUMNS)
+        results = results if isinstance(results, tuple) else (results,)
+        if grad:
+            sum(result.sum() for result in results).backward()
+        return [*(result.detach() for result in results), x.grad, torch.get_rng_state()]
+
+    with torch._inductor.config.patch(fallback_random=True):
+        compiled = run(aotlab.compile(program, frontend="direct"))
+    torch.testing.assert_close(compiled, run(program))

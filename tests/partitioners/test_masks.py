@@ -1,0 +1,94 @@
+"""The zeros and ones of a dropout are saved as bools, and so are numbers computed from bools."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import aotlab
+from aotlab.bench.memory import kept_by_eager, measure_memory
+from tests.engine_helpers import same
+
+PARTITIONERS = [aotlab.default_partition, aotlab.min_cut_rematerialization_partition]
+
+
+def stack() -> nn.Module:
+    """Six layers whose dropout keeps a mask beside the activations."""
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.SiLU(), nn.Dropout(0.1))))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
+    """Nor than eager, which keeps floats for its masks."""
+    model, x = stack(), torch.randn(64, 64)
+    ours = aotlab.compile(model, backend="eager", partitioner=partitioner)
+    upstream = torch.compile(model, backend="aot_eager_decomp_partition")
+    kept = measure_memory(lambda: ours(x)).kept_bytes
+    assert kept <= 1.02 * measure_memory(lambda: upstream(x)).kept_bytes
+    assert kept < kept_by_eager(model, x)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: functional.dropout(x, 0.3).sin(),
+        lambda x: functional.dropout(x.double(), 0.3) * x,
+        lambda x: functional.alpha_dropout(x, 0.3) * x,
+        lambda x: functional.dropout1d(x, 0.5) ** 2,
+        lambda x: x * torch.bernoulli(x.sigmoid()),
+        lambda x: x * torch.empty_like(x).bernoulli_(0.5).mul_(2),
+        lambda x: functional.dropout(x.t(), 0.5).exp(),
+        lambda x: ((x > 0).float() * -3 + 1) * x.exp(),
+        lambda x: (x.exp() > 1).to(torch.float64).neg().exp() * x,
+    ],
+)
+def test_as_in_eager(program, partitioner):
+    """Bit for bit, also in second derivatives."""
+
+    def with_derivatives(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = program(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y, gradient
+
+    def make(function):
+        return aotlab.compile(function, backend="eager", frontend="direct", partitioner=partitioner)
+
+    x = torch.randn(4, 6).requires_grad_()
+    same(program, x, make=make)
+    same(with_derivatives, x, make=make)
+
+
+def test_drawn_numbers_that_are_returned():
+    """They are the caller's, and are saved as bools besides only where something is computed from them."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        drawn = torch.empty_like(x).bernoulli_(0.5)
+        scaled = drawn / 0.5
+        return drawn, scaled, x.exp() * scaled
+
+    same(program, torch.randn(3, 4).requires_grad_())
+
+
+def test_written_between():
+    """A mask that is written is not what it was drawn as."""
+
+    def program(x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.5)
+        y = x.exp() * mask.div_(0.5)
+        mask.add_(1)
+        return y * mask * x
+
+    for function in (program, aotlab.compile(program, backend="eager", frontend="direct")):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            function(torch.randn(3, 4).requires_grad_()).sum().backward()
+
+    def without_history(x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.5)
+        mask.div_(0.5)[0].add_(1)
+        return x.exp() * mask
+
+    same(without_history, torch.randn(3, 4).requires_grad_())

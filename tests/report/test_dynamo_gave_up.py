@@ -1,0 +1,56 @@
+"""What Dynamo left to Python, without a graph that would tell: the recording gives Dynamo's reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotlab
+
+pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore")]
+
+
+def positive(x):
+    """Route by a tensor's values."""
+    rows = torch.nonzero(x[:, 0] > 0)[:, 0]
+    return x[rows].sum()
+
+
+def sparse(x):
+    """Multiply."""
+    return torch.sparse.mm(x, torch.ones(3, 2))
+
+
+CALLS = {
+    "LSTM": (nn.LSTM(3, 4), lambda: torch.randn(2, 1, 3), "does not support RNN, GRU, or LSTM"),
+    "sparse": (sparse, lambda: torch.eye(3).to_sparse(), "does not support sparse Tensors"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_was_compiled(name):
+    """The first line says why, and so does the table of graph breaks."""
+    function, argument, why = CALLS[name]
+    with aotlab.Report.record() as report:
+        aotlab.compile(function, backend="eager", frontend="dynamo")(argument())
+    assert report.verdict.startswith("Nothing was compiled: Dynamo handed over nothing")
+    assert why in report.verdict
+    assert report.graph_breaks["reason"].str.contains(why).sum() == 1
+
+
+def test_a_break_between_two_graphs_is_told_once():
+    """By the graph that follows it."""
+    with aotlab.Report.record() as report:
+        aotlab.compile(positive, backend="eager", frontend="dynamo")(torch.ones(4, 3))
+    assert len(report.graph_breaks) == 1
+    assert "nonzero" in report.graph_breaks["reason"][0]
+    assert report.graph_breaks["frame"][0]
+
+
+def test_what_dynamo_said_before_is_not_repeated():
+    """A recording has its own reasons only."""
+    aotlab.compile(sparse, backend="eager", frontend="dynamo")(torch.eye(3).to_sparse())
+    with aotlab.Report.record() as report:
+        aotlab.compile(torch.sin, backend="eager")(torch.ones(2))
+    assert len(report.graph_breaks) == 0

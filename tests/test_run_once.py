@@ -1,0 +1,100 @@
+"""The function's body runs once per compilation, and what it prints is printed once, whoever serves the call."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import aotlab
+from aotlab.errors import RefusedError
+from aotlab.frontends.direct import FunctionTarget
+
+OUTSIDE = torch.ones(3)
+
+
+def compiles(x: Tensor) -> Tensor:
+    """Mutate an argument."""
+    print("here")
+    return x.mul_(2).sin()
+
+
+def asks_for_a_value(x: Tensor) -> Tensor:
+    """Look at a number."""
+    print("here")
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def reads_the_clock(x: Tensor) -> Tensor:
+    """Take the time."""
+    print("here")
+    return x + time.perf_counter() * 0
+
+
+def uses_what_is_no_argument(x: Tensor) -> Tensor:
+    """Take a tensor from the module."""
+    print("here")
+    return x + OUTSIDE
+
+
+def copies_values(x: Tensor) -> Tensor:
+    """Make a tensor of tensors."""
+    print("here")
+    return torch.tensor([x[0], x[1]])
+
+
+def raises(x: Tensor) -> Tensor:
+    """End with an error of the user's."""
+    print("here")
+    raise ValueError(x.shape)
+
+
+@pytest.mark.parametrize(
+    "function", [compiles, asks_for_a_value, reads_the_clock, uses_what_is_no_argument, copies_values, raises]
+)
+@pytest.mark.parametrize("fallback", ["auto", "eager"])
+def test_traced_once_and_printed_once(
+    function: Callable[..., Any], fallback: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the call is compiled, refused, left to eager, or ends with an error of the function's own."""
+    traces = 0
+    run = FunctionTarget.run
+
+    def counted(*args: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return run(*args)
+
+    monkeypatch.setattr(FunctionTarget, "run", counted)
+    compiled = aotlab.compile(function, backend="eager", frontend="direct")
+    with aotlab.config.patch(fallback=fallback), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(RefusedError, ValueError):
+            compiled(torch.ones(3))
+    assert traces == 1
+    assert capsys.readouterr().out == "here\n"
+
+
+def test_a_second_trace_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other bases are tried where memory asks for them; only the last trace is heard."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        print("here")
+        x.resize_(3)
+        y.add_(1)
+        return x * 2
+
+    def outcome(call: Callable[..., Tensor]) -> tuple[list[float], list[float], str]:
+        memory = torch.arange(4.0)
+        result = call(memory[:2], memory)
+        return result.tolist(), memory.tolist(), capsys.readouterr().out
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert outcome(aotlab.compile(function, backend="eager", frontend="direct")) == outcome(function)
