@@ -2064,6 +2064,7 @@ def inductor_compile(
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
         _lowered(module),
+        _falling_back(),
         _writes_before_reads(),
         fake_mode,
     ):
@@ -2132,6 +2133,23 @@ def _lowered(module: fx.GraphModule) -> Iterator[None]:
     finally:
         for op in missing:
             lowering.lowerings.pop(op, None)
+
+
+@contextlib.contextmanager
+def _falling_back() -> Iterator[None]:
+    """Let Inductor call kernels of ops that torch can also decompose, under the environment variable ``CI`` too.
+
+    `torch.compile` decomposes some of them (``upsample_bilinear2d``) above autograd, in a way of its own; where the
+    variable is set, Inductor takes a call of such an op for a mistake of its own lowerings.
+    """
+    from torch._inductor import graph
+
+    make_fallback = graph.make_fallback
+    graph.make_fallback = functools.partial(make_fallback, warn=False)
+    try:
+        yield
+    finally:
+        graph.make_fallback = make_fallback
 
 
 def inductor_source(compiled: Any) -> str | None:

@@ -196,3 +196,23 @@ def test_results_that_eager_has_apart_do_not_share_memory():
         before = hidden.detach().clone()
         out.detach().zero_()
         assert torch.equal(hidden, before)
+
+
+def test_ops_that_could_be_decomposed_are_called_in_ci(monkeypatch):
+    """Where the variable ``CI`` is set, Inductor takes kernels of ops with a decomposition for mistakes of its own."""
+    from torch._inductor import config, lowering
+
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delitem(lowering.lowerings, torch.ops.aten.upsample_bilinear2d.default, raising=False)
+
+    def f(x):
+        return torch.nn.functional.interpolate(x, size=(7, 9), mode="bilinear").sin()
+
+    x, y = leaf(1, 2, 4, 4), leaf(1, 2, 4, 4)
+    with config.patch(force_disable_caches=True):
+        out = aotlab.compile(f, backend="inductor")(x)
+        out.sum().backward()
+    expected = f(y)
+    expected.sum().backward()
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(x.grad, y.grad)
