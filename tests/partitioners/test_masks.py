@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,6 +32,33 @@ def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
     kept = measure_memory(lambda: ours(x)).kept_bytes
     assert kept <= 1.02 * measure_memory(lambda: upstream(x)).kept_bytes
     assert kept < kept_by_eager(model, x)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("scan", [True, False])
+def test_mamba_keeps_no_more_than_what_dynamo_captured(scan):
+    """Where it sees a compiler, transformers' Mamba scans associatively, unless its config says not to.
+
+    That scan keeps more than eager's loop. What the default partitioner keeps is what the captured graph keeps when
+    it is run eagerly: without the scan, eager's bytes.
+    """
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.MambaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, state_size=8, use_associative_scan=scan
+    )
+    model, tokens = transformers.MambaForCausalLM(config).train(), torch.randint(0, 50, (2, 32))
+
+    def kept(function: Callable[..., Any]) -> int:
+        torch._dynamo.reset()
+        return measure_memory(lambda: function(input_ids=tokens, labels=tokens, use_cache=False).loss).kept_bytes
+
+    captured = kept(torch.compile(model, backend="eager"))
+    assert scan or captured == kept(model)
+    ours, least = (
+        kept(aotlab.compile(model, backend="eager", frontend="dynamo", partitioner=each)) for each in PARTITIONERS
+    )
+    assert ours <= captured
+    assert least <= min(1.02 * kept(torch.compile(model, backend="aot_eager_decomp_partition")), kept(model))
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
