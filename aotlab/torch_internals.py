@@ -2144,12 +2144,13 @@ def _falling_back() -> Iterator[None]:
     """
     from torch._inductor import graph
 
-    make_fallback = graph.make_fallback
-    graph.make_fallback = functools.partial(make_fallback, warn=False)
+    names = vars(graph)
+    make_fallback = names["make_fallback"]
+    names["make_fallback"] = functools.partial(make_fallback, warn=False)
     try:
         yield
     finally:
-        graph.make_fallback = make_fallback
+        names["make_fallback"] = make_fallback
 
 
 def inductor_source(compiled: Any) -> str | None:

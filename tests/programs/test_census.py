@@ -1,0 +1,19 @@
+"""What people write compiles, and is eager's: a census that a change of the engine must not shrink.
+
+The models and the notebooks' cells are counted elsewhere: `tests/training` and `tests/notebook/test_cells.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine_helpers import by_min_cut, compiled, same
+from tests.programs.census import PROGRAMS
+
+
+@pytest.mark.parametrize("make", [compiled, by_min_cut])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_compiled(program, make):
+    """As a whole, with one entry for two calls, and bit for bit."""
+    function, args, *kwargs = program()
+    same(function, *args, make=make, kwargs=kwargs[0] if kwargs else None)
