@@ -185,6 +185,7 @@ def global_state() -> tuple[tuple[str, Any], ...]:
     return (
         ("grad mode", torch.is_grad_enabled()),
         ("inference mode", torch.is_inference_mode_enabled()),
+        ("anomaly mode", torch.is_anomaly_enabled()),
         *autocast_state(),
         ("deterministic algorithms", torch.are_deterministic_algorithms_enabled()),
         ("warnings in place of deterministic algorithms", torch.is_deterministic_algorithms_warn_only_enabled()),

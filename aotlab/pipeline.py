@@ -110,6 +110,11 @@ def compile_call(
             reason = explain(call.state)
         _announce_start(target, function_id, number, options, reason)
         journal.announce("capture", captured)
+        if torch.is_anomaly_enabled():
+            raise RunEagerly(
+                "it is called in anomaly mode, which looks at what each autograd node of eager's returns",
+                suggestion="call it outside of torch.autograd.detect_anomaly() to have it compiled",
+            )
 
         with journal.stage("dedupe"):
             deduped = dedupe.run(call, options.duplicates)

@@ -52,8 +52,9 @@ class Refusals:
     def _describe(
         self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], fallback: str
     ) -> Hashable:
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), module is not None and module.training
-        return fallback, modes, glance(args), glance(kwargs)
+        training = module is not None and module.training
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+        return fallback, training, modes, glance(args), glance(kwargs)
 
     def is_known(self, kind: Hashable | None) -> bool:
         """Tell whether a call runs eagerly without another look."""

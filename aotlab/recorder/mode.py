@@ -444,11 +444,6 @@ class Recorder(TorchDispatchMode):
             )
         )
 
-    def line_of(self, sequence: int) -> UserLine | None:
-        """Return the user's line whose forward made the autograd node of that number."""
-        place = self._places.get(sequence)
-        return None if place is None else place()
-
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
             sequence = internals.current_node_sequence()

@@ -17,7 +17,6 @@ from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
-from aotlab.stages.runtime.anomaly import NanFinder
 from aotlab.stages.runtime.asked import Asked, Askers, Derive
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.higher import Higher
@@ -60,7 +59,6 @@ class Backward:
         self._does_the_same = does_the_same
         #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
         self.layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
-        self._nans = NanFinder(trace, split, segment)
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
@@ -273,9 +271,6 @@ class Backward:
         saved.release(mask if asked is None else mask & self.askers.mask(asked), self.all_masks)
         arguments += inputs
         del inputs
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            with compiling(), never_lost():
-                self._nans.check(pattern, needs, arguments, autocast=bool(casting))
         if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)

@@ -270,8 +270,6 @@ class OwnNodes:
         self._light = {entries[n][0] for n in kept_without_memory(trace.segments[segment], trace.bits)}
         passes_by = not kept and any(value is not None for value in trace.saved_values)
         self._is_shared = len(entries) > 1 or passes_by
-        #: In anomaly mode autograd would name such a node for a nan that comes in.
-        self._unless_anomalous = len(entries) == 1 and passes_by and not trace.is_view(entries[0][1] or 0)
         #: The outputs in need of nodes, by their numbers; those of one node of the traced program's together.
         self._groups = self._grouped()
         self.are_noted = any(self._edges(group) & self._kept for group in self._groups)
@@ -332,10 +330,6 @@ class OwnNodes:
                 lines.append(f"common_node({listed})")
             else:
                 draft.w.namespace["own_node"] = internals.with_own_node
-                if self._unless_anomalous:
-                    draft.w.namespace["is_anomaly_enabled"] = torch.is_anomaly_enabled
-                    lines.append(f"{listed} = {listed} if is_anomaly_enabled() else own_node({listed})")
-                else:
-                    lines.append(f"{listed} = own_node({listed})")
+                lines.append(f"{listed} = own_node({listed})")
         if lines:
             draft.with_grad("; ".join(lines))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +31,16 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
-from aotlab.stages.runtime.anomaly import NanFinderAbove, Write, made_at
 from aotlab.stages.runtime.asked import Askers
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
 from aotlab.stages.trace.levels import Level
 
+#: Writes the graph that computes values from those of the saved ones that it needs, whose numbers it returns, and from
+#: what came in; None if that is not possible.
+Write = Callable[
+    [Split, Sequence[Tensor | None], Sequence[tuple[str, Tensor]]], tuple[fx.GraphModule, tuple[int, ...]] | None
+]
 #: Compiles the graph of a backward, for a pattern of defined tangents.
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
 
@@ -153,7 +156,6 @@ class Higher:
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
         self.is_shared = _arrivals(level) if is_first else {}
         self._plans: dict[_Kind, _Plan] = {}
-        self._nans = NanFinderAbove(level, split, write)
 
     def is_awaited(self, saved: SavedValues) -> bool:
         """Tell whether something came into the midst, in the backward that is being run."""
@@ -243,11 +245,6 @@ class Higher:
             if slots is None:
                 raise
             return self._gradients(saved, pattern, extras, came, strides, slots)
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            use = partial(self._used, saved, plan)
-            where = () if self.is_first else made_at(node)
-            with compiling():
-                self._nans.check(pattern, extras, tuple(strides), given, use, autocast=bool(casting), made_at=where)
         ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():

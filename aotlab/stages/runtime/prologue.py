@@ -76,6 +76,8 @@ class Prologue:
             f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
+        if self.draft.trace.training:
+            conditions.append(f"{w.constant('anomaly_mode', torch.is_anomaly_enabled)}()")
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
             conditions.append(f"{w.constant('transforms_active', internals.transforms_active)}()")
         if self.draft.trace.sets_saved_hooks:

@@ -16,9 +16,7 @@ values of the forward, as for any backward. A level is differentiated like the o
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,8 +176,7 @@ class Level:
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
-        noting = _noting_parents if create_graph and torch.is_anomaly_enabled() else nullcontext  # it is off in a trace
-        with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph), noting():
+        with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph):
             if everything:
                 _raise_errors(part, tangents)
             ways = None if asked is None else [way for i in asked if (way := self.slots[i]) is not None]
@@ -272,17 +269,6 @@ def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
     """Tell whether an edge is of a leaf that the function made, which nobody else can see."""
     source = trace.sources.get(edge)
     return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "carrier")
-
-
-@contextmanager
-def _noting_parents() -> Iterator[None]:
-    """Let autograd note which node makes which, as it does in anomaly mode; there are no values to look at.
-
-    Nodes are run one by one by stopping autograd with an exception, of which it would warn.
-    """
-    with torch.autograd.set_detect_anomaly(True, check_nan=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
