@@ -23,12 +23,12 @@ from torch.compiler import is_dynamo_compiling
 from aotlab import config, observe
 from aotlab.compiling import compiling
 from aotlab.errors import (
+    AotlabError,
     GraphInvariantError,
     HooksError,
     RecompileLimitError,
     RefusedError,
     TransformError,
-    UntraceableError,
 )
 from aotlab.guards import CallState, difference, distance, transform_around
 from aotlab.interrupts import never_lost
@@ -36,7 +36,6 @@ from aotlab.recorder import Printed, is_tracing
 from aotlab.refusals import Refusals
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
-from aotlab.stages.trace import TraceFailed
 from aotlab.torch_internals import SettingsGuard, foreign_saved_tensor_hooks
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
@@ -91,24 +90,32 @@ class Entry:
 
 
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
-    """Nothing was compiled and eager has to run the call.
+    """Nothing was compiled, for the reason that ``refusal`` gives.
 
-    ``notice`` is the sentence to warn with, None if that was said before. ``state`` is the call's, where calls that
-    look the same need not be tried again; if it is ``raised`` in the trace, not until eager has run the call.
+    ``state`` is the call's, where calls that look the same need not be tried again; if the function ``raised`` while it
+    was traced, not until eager has run the call. ``known`` says that this was found out, and said, before. ``printed``
+    is what the function printed meanwhile.
     """
 
     def __init__(
-        self, error: Exception, *, notice: str | None, state: CallState | None = None, raised: bool = False
+        self,
+        refusal: AotlabError,
+        *,
+        state: CallState | None = None,
+        raised: bool = False,
+        known: bool = False,
+        printed: Printed | None = None,
     ) -> None:
-        self.error = error
-        self.notice = notice
+        self.refusal = refusal
         self.state = state
         self.raised = raised
-        super().__init__(str(error))
+        self.known = known
+        self.printed = printed
+        super().__init__(str(refusal))
 
 
-#: A kind of call that is refused, why, and what ``config.fallback`` was.
-_Refused = tuple[CallState, str, str]
+#: A kind of call that runs eagerly, and why.
+_Refused = tuple[CallState, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +164,8 @@ class CompiledFunction:
         What is compiled.
     compile_call
         Makes an entry for one call: ``(target, args, kwargs, reason, entry_number, function_id) -> Entry``.
-    on_refusal
-        What happens under ``config.fallback = "auto"`` to a call that is refused: the error is raised, or the call runs
-        eagerly. ``"tell"`` raises as well, for a caller who will see to it that the call runs eagerly.
+    tells
+        Whether a refusal is raised although `config.fallback` is ``"eager"``: to a caller who runs the call eagerly.
     number
         What events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of code.
     warn
@@ -174,7 +180,7 @@ class CompiledFunction:
         target: Target,
         compile_call: Callable[..., Entry],
         *,
-        on_refusal: Literal["raise", "eager", "tell"] = "raise",
+        tells: bool = False,
         backend_name: str,
         number: int | None = None,
         warn: bool = True,
@@ -183,7 +189,7 @@ class CompiledFunction:
         self._target = target
         self._id = next(_ids) if number is None else number
         self._compile_call = compile_call
-        self._on_refusal = on_refusal
+        self._tells = tells
         self._backend_name = backend_name
         self._warns = warn
         self._accept = accept
@@ -277,7 +283,7 @@ class CompiledFunction:
         return CompiledFunction(
             target,
             self._compile_call,
-            on_refusal=self._on_refusal,
+            tells=self._tells,
             backend_name=self._backend_name,
             warn=self._warns,
             accept=self._accept,
@@ -293,7 +299,7 @@ class CompiledFunction:
             pass
         make = partial(
             CompiledFunction,
-            on_refusal=self._on_refusal,
+            tells=self._tells,
             backend_name=self._backend_name,
             warn=self._warns,
             accept=self._accept,
@@ -338,8 +344,8 @@ class CompiledFunction:
         transform = transform_around()
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
-        kind = self._eagerly.kind(self._module, args, kwargs, config.fallback)
-        if self._eagerly.is_known(kind):
+        kind = self._eagerly.kind(self._module, args, kwargs)
+        if self._eagerly.is_known(kind) and config.fallback == "eager":
             return self._run_eagerly(args, kwargs), None
         with self._lock:
             served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
@@ -360,7 +366,7 @@ class CompiledFunction:
             return served
         assert outcome is not None
         if not observe.listening():  # who listens hears of each
-            self._eagerly.ran_eagerly(self._module, args, kwargs, config.fallback)
+            self._eagerly.ran_eagerly(self._module, args, kwargs)
         result = self._run_eagerly(args, kwargs)
         if outcome.refused is not None:
             self._refused.append(outcome.refused)
@@ -397,9 +403,9 @@ class CompiledFunction:
 
         def explain(state: CallState) -> str | None:
             """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
-            for refused, text, fallback in self._refused:
-                if fallback == config.fallback and difference(refused, state, mutates=True) is None:
-                    raise Declined(RefusedError(text), notice=None)
+            for refused, text in self._refused if config.fallback == "eager" else ():
+                if difference(refused, state, mutates=True) is None:
+                    raise Declined(RefusedError(text), known=True)
             if self._entries:
                 nearest = min(
                     self._entries,
@@ -415,41 +421,15 @@ class CompiledFunction:
                     f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
                     f"aotlab.config.recompile_limit; the last reason: {reason[0]}; it runs eagerly from now on"
                 )
-                if config.fallback == "error":
-                    raise RecompileLimitError(text)
-                told, self._said_limit = self._said_limit, True
-                raise Declined(RecompileLimitError(text), notice=None if told else text)
+                raise Declined(RecompileLimitError(text))
             return reason[0]
 
         started = time.perf_counter_ns()
         try:
             with compiling(), never_lost():
                 entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
-        except RefusedError as error:
-            told = config.fallback == "auto" and self._on_refusal == "tell"
-            eager = told or config.fallback == "eager" or (config.fallback == "auto" and self._on_refusal == "eager")
-            self._failed(number, started, error, "ran eagerly" if eager else "raised")
-            state = getattr(error, "call_state", None)
-            if eager and state is not None:
-                self._refused.append((state, str(error), config.fallback))
-            if not eager and (printed := getattr(error, "printed", None)) is not None:
-                printed.release()
-            if not eager or told:
-                raise
-            return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {error}")
         except Declined as declined:
-            if config.fallback == "error" and isinstance(declined.error, TraceFailed):
-                refusal = UntraceableError(str(declined.error), suggestion="let it run eagerly")
-                self._failed(number, started, refusal, "raised")
-                raise refusal from declined.error
-            if not isinstance(declined.error, RefusedError):
-                self._failed(number, started, declined.error, "ran eagerly")
-            if self._on_refusal == "tell" and config.fallback == "auto":
-                raise RefusedError(str(declined.error)) from None
-            refused = None if declined.state is None else (declined.state, str(declined.error), config.fallback)
-            if refused is not None and not declined.raised:
-                self._refused.append(refused)
-            return _Eagerly(notice=declined.notice, refused=refused if declined.raised else None)
+            return self._decline(declined, number, started)
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise
@@ -459,15 +439,40 @@ class CompiledFunction:
             self._failed(number, started, error, "raised")
             raise
         if objection is not None:
-            self._refused.append((entry.state, objection, config.fallback))
-            rejected = RefusedError(objection)
-            self._failed(number, started, rejected, "ran eagerly")
-            if self._on_refusal == "tell":
-                raise rejected
-            return _Eagerly(notice=f"`{self._target.name}` runs eagerly: {objection}")
+            rejected = Declined(RefusedError(objection), state=entry.state, printed=entry.printed)
+            return self._decline(rejected, number, started)
         entry.printed.release()
         self._entries = (entry, *self._entries)
         return entry
+
+    def _decline(self, declined: Declined, number: int, started: int) -> _Eagerly:
+        """Remember why nothing was compiled, and say what is to happen to the call.
+
+        Raises
+        ------
+        RefusedError, RecompileLimitError
+            Nothing is to run eagerly, or whoever called sees to it.
+        """
+        raises = config.fallback == "error"
+        if not declined.known:
+            self._failed(number, started, declined.refusal, "raised" if raises else "ran eagerly")
+        if raises:
+            if declined.printed is not None:
+                declined.printed.release()
+            raise declined.refusal from declined.__cause__
+        text = str(declined.refusal)
+        refused = None if declined.state is None else (declined.state, text)
+        if refused is not None and not declined.raised:
+            self._refused.append(refused)
+        if self._tells:
+            raise declined.refusal from declined.__cause__
+        if isinstance(declined.refusal, RefusedError):
+            text = f"`{self._target.name}` runs eagerly: {text}"
+        elif self._said_limit:
+            return _Eagerly(notice=None)
+        else:
+            self._said_limit = True
+        return _Eagerly(notice=None if declined.known else text, refused=refused if declined.raised else None)
 
     def _failed(
         self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
@@ -492,7 +497,7 @@ class CompiledFunction:
         Exception
             Whatever eager raises; ``error`` itself if whoever called sees to it that the call runs eagerly.
         """
-        if self._on_refusal == "tell" and config.fallback == "auto":
+        if self._tells and config.fallback == "eager":
             raise error
         text = (
             f"`{self._target.name}` was compiled, but this call ran eagerly: its compiled form raised "
@@ -539,7 +544,6 @@ class CompiledFunction:
         TransformError
             Nothing is to run eagerly, or whoever called sees to it.
         """
-        told = self._on_refusal == "tell" and config.fallback == "auto"
         eagerly = config.fallback != "error"
         refusal = TransformError(
             f"`{self._target.name}` is called under {transform}",
@@ -560,7 +564,7 @@ class CompiledFunction:
                 )
             )
             self._failed(number, time.perf_counter_ns(), refusal, "ran eagerly" if eagerly else "raised")
-        if told or not eagerly:
+        if self._tells or not eagerly:
             raise refusal
         result = self._run_eagerly(args, kwargs)
         if not self._said_transform:

@@ -14,10 +14,10 @@ from typing import Literal
 #: compiled before. Read at every call; `aotlab.disable` and `aotlab.enable` set it.
 enabled: bool = True
 
-#: What happens to a program that cannot be compiled faithfully. ``"auto"``: the public functions raise,
-#: Dynamo's backend runs the graph eagerly with one warning. ``"eager"``: everything runs eagerly with one
-#: warning. ``"error"``: everything raises.
-fallback: Literal["auto", "eager", "error"] = "auto"
+#: What happens to a program that cannot be compiled faithfully. ``"eager"``: it runs eagerly, with one warning that
+#: says why. ``"error"``: that sentence is raised, as a `RefusedError`, before anything was changed. Read at every call
+#: that compiles.
+fallback: Literal["eager", "error"] = "eager"
 
 #: How many entries one function may have before further signatures run eagerly with a warning.
 recompile_limit: int = 8

@@ -1,7 +1,8 @@
 """The exceptions that aotlab raises.
 
-Each kind of refusal has a class of its own, so that a caller can tell "not there yet" from "used
-wrongly". A refusal is raised before anything that the caller owns has been changed.
+A program that cannot be compiled faithfully runs eagerly, with a warning that says why; under
+``config.fallback = "error"`` that sentence is raised as a `RefusedError`, before anything that the caller owns has been
+changed. Each kind of refusal has a class of its own, under which reports count it.
 
     AotlabError
     ├── UsageError              the call is malformed; change the call
@@ -233,7 +234,7 @@ class HigherOrderOpError(RefusedError):
 
 
 class UntraceableError(RefusedError):
-    """The trace raised an error of torch's own; only under ``config.fallback = "error"``, else eager runs the call."""
+    """Tracing the function raised an error that eager does not."""
 
 
 class HooksError(RefusedError):

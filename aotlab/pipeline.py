@@ -48,6 +48,7 @@ from aotlab.errors import (
     OverlappingInputsError,
     RefusedError,
     StorageMutationError,
+    UntraceableError,
     UserLine,
 )
 from aotlab.guards import CallState, sentences
@@ -92,10 +93,8 @@ def compile_call(
 
     Raises
     ------
-    RefusedError
-        The call cannot be compiled faithfully; nothing was changed.
     Declined
-        Eager has to run the call.
+        The call cannot be compiled faithfully; nothing was changed.
     """
     started = time.perf_counter_ns()
     journal = _Journal(number)
@@ -172,21 +171,10 @@ def compile_call(
                 _parts(options, call, deduped, live, split_record, forward, backward, settings, number)
             )
         journal.announce("runtime", generated)
-    except RefusedError as error:
-        if error.line is None:
-            error.reword(line=_line_like(error.pattern, state) or _definition(target))
-        if target.frontend == "dynamo":
-            error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
-        error.call_state = state  # type: ignore[attr-defined]  # read by the cache, to refuse the like at once
-        error.printed = printed  # type: ignore[attr-defined]
-        raise
-    except RunEagerly as signal:
-        notice = f"`{target.name}` runs eagerly: {signal}{_where(signal, target)}; {signal.suggestion}"
-        told = RunEagerly(str(signal))  # which kind of signal it was is nobody else's matter
-        raise Declined(told, notice=notice, state=None if signal.passing else state) from signal
-    except trace.TraceFailed as failure:
-        text = f"`{target.name}` was not compiled and ran eagerly: {failure}"
-        raise Declined(type(failure)(text), notice=text, state=state, raised=True) from failure
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+        raised = isinstance(error, trace.TraceFailed)
+        again = None if isinstance(error, RunEagerly) and error.passing else state
+        raise Declined(_refusal(error, target, state), state=again, raised=raised, printed=printed) from error
     except KeyboardInterrupt:
         surroundings.restore()
         raise
@@ -328,10 +316,20 @@ def _definition(target: Target) -> UserLine | None:
     return target.line if code is None or target.frontend == "dynamo" else definition(code)
 
 
-def _where(signal: RunEagerly, target: Target) -> str:
-    """Say where the function begins, if the reason says no line."""
-    line = None if ", at " in str(signal) or "registered at " in str(signal) else _definition(target)
-    return "" if line is None else f", at {line}"
+def _refusal(
+    error: RefusedError | RunEagerly | trace.TraceFailed, target: Target, state: CallState | None
+) -> RefusedError:
+    """Make of what ended a compilation the error that says so, with the line of the user's program."""
+    if isinstance(error, RefusedError):
+        if error.line is None:
+            error.reword(line=_line_like(error.pattern, state) or _definition(target))
+        if target.frontend == "dynamo":
+            error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
+        return error
+    if isinstance(error, trace.TraceFailed):
+        return UntraceableError(str(error))
+    has_line = ", at " in str(error) or "registered at " in str(error)
+    return RefusedError(str(error), suggestion=error.suggestion, line=None if has_line else _definition(target))
 
 
 class _GarbagePause:

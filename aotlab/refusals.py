@@ -41,20 +41,14 @@ class Refusals:
     def __init__(self) -> None:
         self._kinds: dict[Hashable, list[int]] = {}
 
-    def kind(
-        self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], fallback: str
-    ) -> Hashable | None:
-        """Describe a call of a function, or of a module, under `config.fallback`; None if nothing is remembered."""
-        if not self._kinds:
-            return None
-        return self._describe(module, args, kwargs, fallback)
+    def kind(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        """Describe a call of a function, or of a module; None if nothing is remembered."""
+        return self._describe(module, args, kwargs) if self._kinds else None
 
-    def _describe(
-        self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], fallback: str
-    ) -> Hashable:
+    def _describe(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         training = module is not None and module.training
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
-        return fallback, training, modes, glance(args), glance(kwargs)
+        return training, modes, glance(args), glance(kwargs)
 
     def is_known(self, kind: Hashable | None) -> bool:
         """Tell whether a call runs eagerly without another look."""
@@ -64,11 +58,11 @@ class Refusals:
         found[1] -= 1
         return True
 
-    def ran_eagerly(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], fallback: str) -> None:
+    def ran_eagerly(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember that a call was looked at and ran eagerly."""
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
-        found = self._kinds.setdefault(self._describe(module, args, kwargs, fallback), [0, 0])
+        found = self._kinds.setdefault(self._describe(module, args, kwargs), [0, 0])
         found[0] += 1
         found[1] = min(2 ** found[0], _MOST_CALLS) if found[0] > 1 else 0
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 import aotlab
-from aotlab import observe
+from aotlab import config, observe
 from aotlab.cache import CompiledFunction, Entry
+from aotlab.errors import RefusedError
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.verification import Verification, compare
 
@@ -116,6 +118,13 @@ def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 def nonleaf(*shape: int, seed: int = 0) -> torch.Tensor:
     """Make a tensor that requires grad and may be mutated."""
     return leaf(*shape, seed=seed) * 1
+
+
+@contextmanager
+def refusing(kind: Any = RefusedError, match: str | None = None) -> Iterator[Any]:
+    """Assert that what cannot be compiled is refused, where nothing is to run eagerly."""
+    with config.patch(fallback="error"), pytest.raises(kind, match=match) as caught:
+        yield caught
 
 
 @contextmanager

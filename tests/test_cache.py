@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 import weakref
 
@@ -19,10 +20,14 @@ from aotlab.errors import (
     DataDependentError,
     MetadataMutationError,
     RecompileLimitError,
+    RefusedError,
     UnsupportedTensorError,
 )
 from aotlab.observe import Called, CompileFailed, CompileFinished, CompileStarted
-from tests.engine_helpers import compiled, events, global_torch_state, leaf, nonleaf
+from tests.engine_helpers import compiled, events, global_torch_state, leaf, nonleaf, refusing
+
+#: A tensor that functions use without being given it.
+CAPTURED = torch.ones(2)
 
 
 def test_entries_and_calls_are_counted():
@@ -210,32 +215,31 @@ def test_refusals_raise_by_default():
 
     g = compiled(f)
     for _ in range(2):
-        with pytest.raises(DataDependentError):
+        with refusing(DataDependentError):
             g(torch.ones(2), True)
     assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
     assert len(g.entries) == 1
 
 
 def test_fallback_eager():
-    """Under config.fallback="eager" a refused call runs eagerly with one warning, and is not traced again."""
+    """A refused call runs eagerly with one warning, and is not traced again."""
 
     def f(x, y):
         y.add_(1)
         return x * x.sum().item()
 
-    with config.patch(fallback="eager"):
-        g = compiled(f)
-        y = torch.zeros(2)
-        with pytest.warns(RuntimeWarning, match="runs eagerly") as caught:
-            assert g(torch.ones(2), y).tolist() == [2.0, 2.0]
-        assert [w.filename for w in caught] == [__file__]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with events() as heard:
-                assert g(torch.full((2,), 3.0), y).tolist() == [18.0, 18.0]
-        assert y.tolist() == [2.0, 2.0]
-        assert not [e for e in heard if isinstance(e, CompileStarted)]
-        assert (g.calls.eager, g.entries) == (2, ())
+    g = compiled(f)
+    y = torch.zeros(2)
+    with pytest.warns(RuntimeWarning, match="runs eagerly") as caught:
+        assert g(torch.ones(2), y).tolist() == [2.0, 2.0]
+    assert [w.filename for w in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with events() as heard:
+            assert g(torch.full((2,), 3.0), y).tolist() == [18.0, 18.0]
+    assert y.tolist() == [2.0, 2.0]
+    assert not [e for e in heard if isinstance(e, CompileStarted)]
+    assert (g.calls.eager, g.entries) == (2, ())
 
 
 def test_fallback_eager_with_other_signatures():
@@ -244,32 +248,43 @@ def test_fallback_eager_with_other_signatures():
     def f(x, escape):
         return x * 2 if not escape else x * x.sum().item()
 
-    with config.patch(fallback="eager"):
-        g = compiled(f)
-        with pytest.warns(RuntimeWarning):
-            g(torch.ones(2), True)
-        assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
-        assert g.calls.compiled == 1
+    g = compiled(f)
+    with pytest.warns(RuntimeWarning):
+        g(torch.ones(2), True)
+    assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
+    assert g.calls.compiled == 1
 
 
 def test_refused_calls_do_not_keep_arguments_alive():
     """What a refusal remembers, to refuse the like at once, are facts and no tensors."""
-    with config.patch(fallback="eager"):
-        g = compiled(lambda x: x * x.sum().item())
-        x = torch.ones(2)
-        reference = weakref.ref(x)
-        with pytest.warns(RuntimeWarning):
-            g(x)
-        del x
-        gc.collect()
-        assert reference() is None
-        assert g(torch.ones(2)).tolist() == [2.0, 2.0]
+    g = compiled(lambda x: x * x.sum().item())
+    x = torch.ones(2)
+    reference = weakref.ref(x)
+    with pytest.warns(RuntimeWarning):
+        g(x)
+    del x
+    gc.collect()
+    assert reference() is None
+    assert g(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_fallback_error():
-    """Under config.fallback="error" refusals raise, too."""
-    with config.patch(fallback="error"), pytest.raises(DataDependentError):
-        compiled(lambda x: x.sum().item())(torch.ones(2))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sum().item(),  # refused by a class of its own
+        lambda x: x * (time.time() > 0),  # left to eager by a signal
+        lambda x: x * CAPTURED,  # a tensor that is no argument
+        lambda x: x * len([x.sum().tolist()]),
+    ],
+)
+def test_one_policy(function):
+    """Whatever is not compiled runs eagerly with one warning; under config.fallback="error" its sentence is raised."""
+    with pytest.warns(RuntimeWarning) as caught:
+        assert torch.equal(compiled(function)(torch.ones(2)), function(torch.ones(2)))
+    (warning,) = caught
+    with refusing(RefusedError) as raised:
+        compiled(function)(torch.ones(2))
+    assert str(warning.message) == f"`{function.__qualname__}` runs eagerly: {raised.value}"
 
 
 def test_failed_traces_run_eagerly_with_a_warning():
@@ -298,7 +313,7 @@ def test_failed_traces_run_eagerly_with_a_warning():
 
 def test_refusal_events():
     """A refusal is announced with its error, its time and what happens instead."""
-    with events() as heard, pytest.raises(DataDependentError):
+    with events() as heard, refusing(DataDependentError):
         compiled(lambda x: x.sum().item())(torch.ones(2))
     (failed,) = [e for e in heard if isinstance(e, CompileFailed)]
     assert isinstance(failed.error, DataDependentError)
@@ -333,7 +348,7 @@ def test_events_of_calls():
 def test_refused_call_leaves_later_calls_alone():
     """After a refusal the same function serves calls that can be compiled."""
     f = compiled(lambda x, y: (x.mul_(2), y + 1))
-    with pytest.raises(UnsupportedTensorError):
+    with refusing(UnsupportedTensorError):
         f(torch.ones(2), torch.eye(2).to_sparse())
     assert f(torch.ones(2), torch.full((2,), 2.0))[1].tolist() == [3.0, 3.0]
     assert f.calls.total == 1
@@ -470,13 +485,13 @@ def test_metadata_refusal_is_counted_by_reason():
         with internals.disable_torch_function():
             x.t_()
 
-    with pytest.raises(MetadataMutationError) as caught:
+    with refusing(MetadataMutationError) as caught:
         compiled(steps_unseen)(torch.ones(2, 3))
     assert caught.value.reason == "MetadataMutation"
 
 
 def test_declined_carries_its_cause():
     """`Declined` is the signal between pipeline and cache."""
-    cause = ValueError("cause")
-    declined = Declined(cause, notice=None)
-    assert (declined.error, declined.notice, declined.state, str(declined)) == (cause, None, None, "cause")
+    refusal = RefusedError("seen", suggestion="do otherwise")
+    declined = Declined(refusal)
+    assert (declined.refusal, declined.state, str(declined)) == (refusal, None, "seen; do otherwise")

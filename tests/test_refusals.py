@@ -76,17 +76,16 @@ def test_other_calls_are_looked_at():
     """Another shape, dtype, grad mode, training flag or value is another kind of call."""
     refusals, module = Refusals(), Switched()
     for _ in range(2):
-        refusals.ran_eagerly(module, (torch.ones(2), 1), {"a": [None]}, "auto")
+        refusals.ran_eagerly(module, (torch.ones(2), 1), {"a": [None]})
 
     def is_known(*args, **kwargs):
-        return refusals.is_known(refusals.kind(module, args, kwargs, "auto"))
+        return refusals.is_known(refusals.kind(module, args, kwargs))
 
     assert is_known(torch.zeros(2), 1, a=[None])
     assert not is_known(torch.zeros(3), 1, a=[None])
     assert not is_known(torch.zeros(2, dtype=torch.int32), 1, a=[None])
     assert not is_known(torch.zeros(2), True, a=[None])
     assert not is_known(torch.zeros(2), 1, a=None)
-    assert not refusals.is_known(refusals.kind(module, (torch.zeros(2), 1), {"a": [None]}, "error"))
     with torch.no_grad():
         assert not is_known(torch.zeros(2), 1, a=[None])
     module.eval()
@@ -99,7 +98,7 @@ def test_kinds_are_bounded():
     """A function that is refused for ever new shapes does not remember all."""
     refusals = Refusals()
     for size in range(200):
-        refusals.ran_eagerly(None, (torch.ones(size),), {}, "auto")
+        refusals.ran_eagerly(None, (torch.ones(size),), {})
     assert len(refusals._kinds) <= 64
 
 

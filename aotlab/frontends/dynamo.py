@@ -260,7 +260,6 @@ def compile_graph(target: GraphTarget, compiler: Backend, partitioner: Any, **se
         where = next((line for line in map(_line_of_frame, reversed(reason.user_stack))), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    settings.setdefault("on_refusal", "eager")
     return CompiledFunction(target, partial(pipeline.compile_call, made), backend_name=compiler.name, **settings)
 
 

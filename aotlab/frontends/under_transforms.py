@@ -66,7 +66,7 @@ def outside_of_transforms(
 
     Of a module, what is returned can be copied and pickled as ``compiled`` can.
     """
-    eagerly = CompiledFunction(_AsWritten(original), _not_compiled, on_refusal="eager", backend_name=backend_name)
+    eagerly = CompiledFunction(_AsWritten(original), _not_compiled, backend_name=backend_name)
     if isinstance(original, torch.nn.Module):
         return ModuleBehindDynamo(compiled, eagerly)
     if not isinstance(compiled, FunctionType):

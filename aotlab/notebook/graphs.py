@@ -129,7 +129,7 @@ class CapturedGraph:
             backend,
             default_partition,
             number=number,
-            on_refusal="tell",
+            tells=True,
             warn=False,
             accept=self._accept if verify or device is not None else None,
         )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from aotlab import nesting, pipeline
 from aotlab.backends import Backend
-from aotlab.cache import CompiledFunction, Entry
-from aotlab.errors import RefusedError
+from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partitioners import default_partition
@@ -102,14 +101,13 @@ class TracedFunction:
         def compile_call(*given: Any) -> Entry:
             try:
                 return pipeline.compile_call(options, *given)
-            except RefusedError as error:
-                refused(str(error))  # what is refused before anything is traced makes no event that names the function
+            except Declined as declined:
+                refused(str(declined))  # what is refused before anything is traced makes no event of the function
                 raise
 
         self.compiled = CompiledFunction(
             self._target,
             compile_call,
-            on_refusal="eager",
             backend_name=backend.name,
             number=number,
             warn=False,

@@ -9,7 +9,7 @@ import aotlab
 from aotlab.backends.inductor import InductorBackend, is_random, kernels_in
 from aotlab.errors import TransformError
 from aotlab.ir.metadata import MutationType
-from tests.engine_helpers import events, leaf, metadata, record
+from tests.engine_helpers import events, leaf, metadata, record, refusing
 
 OUTPUT_CODE = '''
 cpp_fused_sin_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r"""
@@ -179,10 +179,10 @@ def test_a_dual_gradient_is_refused():
     y = aotlab.compile(lambda x: x.sin() * x, backend="inductor")(x)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(TransformError, match="dual tensor"):
+        with refusing(TransformError, match="dual tensor"):
             torch.autograd.grad(y, x, dual, retain_graph=True)
         assert torch.autograd.grad(y, x, torch.ones(3), retain_graph=True)[0].isfinite().all()
-    with pytest.raises(TransformError, match="under grad, vjp or jvp"):
+    with refusing(TransformError, match="under grad, vjp or jvp"):
         torch.func.grad(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0].sum())(torch.ones(3))
     torch.autograd.grad(y, x, torch.ones(3))
 

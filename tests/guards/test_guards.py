@@ -20,7 +20,7 @@ from aotlab.errors import (
 )
 from aotlab.guards import byte_interval, difference, extent_bytes, overlapping_pairs, same_value
 from aotlab.reach import reached_state
-from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, traced
+from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced
 
 
 def outcome(value):
@@ -288,7 +288,7 @@ def test_objects_are_refused():
         value = 2
 
     for value in (Box(), {1, 2}, functools.partial(torch.add, 1), iter([1])):
-        with pytest.raises(PythonValueError, match="`y` is a") as caught:
+        with refusing(PythonValueError, match="`y` is a") as caught:
             compiled(lambda x, y: x * 2)(torch.ones(2), value)
         assert caught.value.argument == "y"
 
@@ -643,14 +643,14 @@ def test_modes_are_refused():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    with Mode(), pytest.raises(TransformError, match="dispatch mode"):
+    with Mode(), refusing(TransformError, match="dispatch mode"):
         f(torch.ones(3))
 
     class Function(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    with Function(), pytest.raises(TransformError, match="function mode"):
+    with Function(), refusing(TransformError, match="function mode"):
         f(torch.ones(3))
 
 
@@ -684,7 +684,7 @@ def test_surroundings_are_guarded_after_the_trace():
 )
 def test_kinds_of_tensors_are_refused(make, kind, word):
     """What a trace cannot represent is refused by name."""
-    with pytest.raises(kind, match=word) as caught:
+    with refusing(kind, word) as caught:
         compiled(lambda y, x: (y.add_(1), x))(torch.ones(2), make())
     assert caught.value.argument == "x"
 

@@ -30,7 +30,7 @@ from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
 from aotlab.guards import difference
 from aotlab.values import snapshot
-from tests.engine_helpers import behind, compiled
+from tests.engine_helpers import behind, compiled, refusing
 
 ROOTS: list[torch.Tensor] = []
 MODES = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
@@ -174,7 +174,7 @@ def test_device_is_named():
     elsewhere = dataclasses.replace(state, leaves=(dataclasses.replace(facts, device=torch.device("cuda", 0)),))
     said = difference(state, elsewhere, mutates=False)
     assert said == "`x` is on cuda:0 where the compiled entry expects cpu"
-    with pytest.raises(RefusedError, match=r"`x` is .*meta"):
+    with refusing(RefusedError, match=r"`x` is .*meta"):
         f(torch.ones(2, device="meta"))
 
 
@@ -260,10 +260,10 @@ def test_bits_and_layouts_are_refused_after_a_compiled_call():
     f(plain)
     f(torch.ones(2, 2))
     for tensor, word in ((plain.conj(), "conjugate"), (torch.ones(2, 2).to_sparse(), "sparse")):
-        with pytest.raises(RefusedError, match=f"`x` is .*{word}"):
+        with refusing(RefusedError, match=f"`x` is .*{word}"):
             f(tensor)
     f(torch.ones(1))
-    with pytest.raises(RefusedError, match="`x` is a lazy negative"):
+    with refusing(RefusedError, match="`x` is a lazy negative"):
         f(plain.conj().imag)
     assert f(plain).tolist() == [2 + 4j]
 
@@ -476,7 +476,7 @@ def test_code_of_a_function_that_is_passed():
 def test_classes_and_modules_of_the_users_are_refused():
     """A class or module that is passed could change without a check seeing it; torch's own are compared by identity."""
     for value in (Settings, module_of_the_users):
-        with pytest.raises(PythonValueError, match="`y` is a"):
+        with refusing(PythonValueError, match="`y` is a"):
             compiled(lambda x, y: x * 2)(torch.ones(2), value)
     two_calls(
         lambda x, y: (x * 2, y.__name__),
@@ -508,7 +508,7 @@ def test_values_with_attributes_are_refused():
     f = compiled(lambda x, y: x * y)
     f(torch.ones(2), value)
     value.more = 3
-    with pytest.raises(PythonValueError, match=r"`y` is a .*Decorated"):
+    with refusing(PythonValueError, match=r"`y` is a .*Decorated"):
         compiled(lambda x, y: x * y)(torch.ones(2), value)
 
 
@@ -1039,7 +1039,7 @@ def test_many_items():
 def test_large_arrays_are_refused():
     """An array too large to be compared at every call is refused by name."""
     table = np.zeros(100_000)
-    with pytest.raises(PythonValueError, match="`table`, which the function reads, is a numpy array of 800000 bytes"):
+    with refusing(PythonValueError, match="`table`, which the function reads, is a numpy array of 800000 bytes"):
         compiled(lambda x: x * table[0])(torch.ones(1))
 
 
@@ -1275,7 +1275,7 @@ def test_changes_are_refused_and_undone():
         (attribute, "counts.n"), (item, "history"), (array, "table"), (fresh, "held.appeared"),
         (of_class, "Settings.rate"), (of_globals, "SCALE"),
     ):  # fmt: skip
-        with pytest.raises(LeakedTensorError, match=f"the function changes `{name}`"):
+        with refusing(LeakedTensorError, match=f"the function changes `{name}`"):
             compiled(function)(torch.ones(2))
     assert (counts.n, history, table.tolist(), Settings.rate, SCALE) == (0, [1], [0.0, 0.0], 2.0, 2.0)
     assert not hasattr(held, "appeared")
@@ -1294,7 +1294,7 @@ def test_a_module_that_changes_what_it_reads():
             return x * self.config.n
 
     module = Counts()
-    with pytest.raises(LeakedTensorError, match=r"the function changes `self\.config\.n`"):
+    with refusing(LeakedTensorError, match=r"the function changes `self\.config\.n`"):
         compiled(module)(torch.ones(2))
     assert module.config.n == 0
 
@@ -1314,7 +1314,7 @@ def test_a_backward_that_changes_what_it_reads():
             return gradient * 2
 
     f = compiled(lambda x: Counts.apply(x))
-    with pytest.raises(LeakedTensorError, match="the backward of a function changes `seen`"):
+    with refusing(LeakedTensorError, match="the backward of a function changes `seen`"):
         f(torch.ones(2, requires_grad=True))
     assert seen == []
     assert f(torch.ones(2)).tolist() == [2.0, 2.0]
@@ -1331,7 +1331,7 @@ def test_what_a_failed_trace_did_is_taken_back():
         counts.fresh = 1
         return x * x.sum().item()
 
-    with pytest.raises(RefusedError):
+    with refusing(RefusedError):
         compiled(f)(torch.ones(2))
     assert (counts.n, history, table[0], hasattr(counts, "fresh")) == (0, [], 0.0, False)
     with settings.patch(fallback="eager"), pytest.warns(RuntimeWarning, match="runs eagerly"):
@@ -1357,7 +1357,7 @@ def test_what_a_failed_trace_of_a_module_did_is_taken_back():
 
     module = Counts()
     weights = [*module.parameters()]
-    with pytest.raises(RefusedError):
+    with refusing(RefusedError):
         compiled(module)(torch.ones(1, 1, 2))
     assert (module.n, module.config.n, "calls" in OPTIONS) == (0, 0, False)
     assert all(a is b for a, b in zip(module.parameters(), weights, strict=True))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from aotlab.errors import LeakedTensorError, PythonValueError
 from aotlab.reach import reach
-from tests.engine_helpers import behind, compiled
+from tests.engine_helpers import behind, compiled, refusing
 
 
 def _three(function: Callable[[Tensor], Any]) -> list[float]:
@@ -189,7 +189,7 @@ def test_a_refused_call_leaves_context_variables_alone() -> None:
 
     for _ in range(2):
         for function in (caches, counts):
-            with pytest.raises(LeakedTensorError):
+            with refusing(LeakedTensorError):
                 compiled(function)(torch.ones(2))
         assert (unset.get(), count.get()) == (None, _)
         count.set(_ + 1)
@@ -255,7 +255,7 @@ def test_contents_that_the_function_changes(kind: str) -> None:
         change(held)
         return x * read(held)
 
-    with pytest.raises(LeakedTensorError, match="the function changes `held`"):
+    with refusing(LeakedTensorError, match="the function changes `held`"):
         compiled(function)(torch.ones(()))
     assert before == read(held)
 
@@ -285,7 +285,7 @@ def test_a_pointer() -> None:
 def test_too_many_bytes() -> None:
     """What cannot be compared cheaply is refused, as a numpy array is."""
     held = bytearray(70_000)
-    with pytest.raises(PythonValueError, match="`held`, which the function reads, is a bytearray of 70000 bytes"):
+    with refusing(PythonValueError, match="`held`, which the function reads, is a bytearray of 70000 bytes"):
         compiled(lambda x: x * len(held))(torch.ones(()))
 
 
@@ -399,7 +399,7 @@ def test_methods_written_in_c() -> None:
         keep(y)
         return y
 
-    with pytest.raises(LeakedTensorError):
+    with refusing(LeakedTensorError):
         compiled(function)(torch.ones(()))
     assert kept == []
 
@@ -498,7 +498,7 @@ def test_a_queue() -> None:
         kept.put(y)
         return y
 
-    with pytest.raises(LeakedTensorError, match=r"`kept\.queue"):
+    with refusing(LeakedTensorError, match=r"`kept\.queue"):
         compiled(function)(torch.ones(()))
     assert kept.empty()
 
@@ -533,7 +533,7 @@ def test_a_file_that_is_written() -> None:
 
 def test_a_function_as_an_argument() -> None:
     """One that no guard can watch is refused by name."""
-    with pytest.raises(PythonValueError, match=r"`g` is a function that no guard can watch, .* it calls `globals`"):
+    with refusing(PythonValueError, match=r"`g` is a function that no guard can watch, .* it calls `globals`"):
         compiled(lambda x, g: x * g())(torch.ones(()), lambda: globals()["K"])
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aotlab.errors import HooksError
-from tests.engine_helpers import alike, compiled, leaf
+from tests.engine_helpers import alike, compiled, leaf, refusing
 
 
 def an_input(x, y):
@@ -291,7 +291,7 @@ def own_object(x):
 )
 def test_what_is_refused(function):
     """State that each call of eager has for itself, and tensors where they cannot be exchanged; the line is named."""
-    with pytest.raises(HooksError, match=r"# refused") as error:
+    with refusing(HooksError, match=r"# refused") as error:
         compiled(function)(leaf(3))
     assert __file__ in str(error.value)
 
@@ -303,7 +303,7 @@ def test_a_list_that_is_an_argument():
         x.register_hook(lambda g: log.append(g))
         return x * 2
 
-    with pytest.raises(HooksError, match="holds `log`, a `list` of the call"):
+    with refusing(HooksError, match="holds `log`, a `list` of the call"):
         compiled(f)(leaf(3), [])
 
 

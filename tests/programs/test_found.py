@@ -10,7 +10,7 @@ from torch import nn
 
 import aotlab
 from aotlab.errors import EscapeError, HigherOrderOpError, OutputError, RefusedError
-from tests.engine_helpers import compiled, leaf, same
+from tests.engine_helpers import compiled, leaf, refusing, same
 
 FACTOR = 2
 CONTAINER: dict[str, object] = {"k": 2, "act": torch.relu, "deep": [collections.deque([1])]}
@@ -179,7 +179,7 @@ def test_parameters_are_parameters_inside():
         y.tag = 5
         return y
 
-    with pytest.raises(OutputError, match="tag"):
+    with refusing(OutputError, match="tag"):
         compiled(tags)(torch.ones(1))
 
 
@@ -211,7 +211,7 @@ def test_reentrant_checkpoints_are_refused():
     """A reentrant checkpoint is refused when compiling, not by a message about something else in the backward."""
     from torch.utils.checkpoint import checkpoint
 
-    with pytest.raises(HigherOrderOpError, match="use_reentrant"):
+    with refusing(HigherOrderOpError, match="use_reentrant"):
         compiled(lambda a: checkpoint(torch.sin, a, use_reentrant=True) * 2)(leaf(3))
 
 
@@ -222,7 +222,7 @@ def test_a_refused_trace_puts_settings_back():
         torch.set_default_dtype(torch.float64)
         return x.numpy()
 
-    with pytest.raises(EscapeError):
+    with refusing(EscapeError):
         compiled(f)(torch.ones(2))
     assert torch.get_default_dtype() == torch.float32
 
@@ -265,7 +265,7 @@ def test_a_written_inference_tensor_is_refused_before_it_is_written():
             x.add_(1)
 
     text = r"`x` was made under inference_mode and is written, at .*test_found.py:\d+ .*: .*; call the function under"
-    with pytest.raises(RefusedError, match=text):
+    with refusing(RefusedError, match=text):
         compiled(f)(x)
     assert torch.equal(x, torch.ones(3))
 

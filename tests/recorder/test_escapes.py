@@ -20,7 +20,7 @@ from aotlab.errors import (
     LeakedTensorError,
     RefusedError,
 )
-from tests.engine_helpers import compiled, leaf, same
+from tests.engine_helpers import compiled, leaf, refusing, same
 
 WEIGHT = torch.ones(3)
 PARAMETER = torch.ones(3, requires_grad=True)
@@ -113,7 +113,7 @@ def test_looking_behind_an_argument(kind, grad):
     values, version = x.tolist(), x._version
     g = compiled(inplace_then(look))
     for _ in range(2):
-        with pytest.raises(error) as caught:
+        with refusing(error) as caught:
             g(x)
         if error is not LeakedTensorError:
             assert caught.value.line is not None
@@ -138,10 +138,10 @@ def test_a_training_step_is_told_what_runs_it(kind):
     def step(x):
         return STEPS[kind](model, x)
 
-    with pytest.raises(EscapeError, match=r'frontend="dynamo", or torch\.compile.* whole training step'):
+    with refusing(EscapeError, match=r'frontend="dynamo", or torch\.compile.* whole training step'):
         compiled(step)(leaf(3))
     compiled(step, frontend="dynamo")(leaf(3))
-    with pytest.raises(EscapeError) as caught:
+    with refusing(EscapeError) as caught:
         compiled(lambda x: x.data_ptr())(torch.ones(3))
     assert "whole training step" not in str(caught.value)
 
@@ -276,7 +276,7 @@ def test_captured_tensors(kind, grad):
     x = leaf(3) * 1 if grad else torch.ones(3)
     before = (WEIGHT._version, WEIGHT.requires_grad, PARAMETER.grad, x.tolist())
     for function in (program, inplace_then(program)):
-        with pytest.raises(error) as caught:
+        with refusing(error) as caught:
             compiled(function)(x)
         assert isinstance(caught.value, RefusedError)
         assert caught.value.suggestion
@@ -359,6 +359,6 @@ def test_refused_traces_keep_nothing_alive():
     """After a refusal, nothing of the trace can be reached from anywhere."""
     before = len(traced_tensors())
     for look, error in (LOOKS["numpy"], LOOKS["bool"], LOOKS["swap_tensors"], CAPTURED["data ="]):
-        with pytest.raises(error):
+        with refusing(error):
             compiled(inplace_then(look))(torch.ones(3))
     assert len(traced_tensors()) == before

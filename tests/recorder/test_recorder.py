@@ -19,7 +19,7 @@ from aotlab.errors import (
 from aotlab.ir.graphs import line_of
 from aotlab.recorder import Recorder, Tape, Untraceable, mode, overlaps_itself, tensors_in, user_line
 from aotlab.torch_internals import FakeTensorMode
-from tests.engine_helpers import compiled, leaf, record, same, targets, traced
+from tests.engine_helpers import compiled, leaf, record, refusing, same, targets, traced
 
 
 class Recording:
@@ -431,9 +431,9 @@ def test_foreign_tensors_are_refused():
     real, parameter = torch.ones(2), nn.Parameter(torch.ones(2))
     foreign = FakeTensorMode().from_tensor(torch.ones(2))
     with recording.recorder:
-        with pytest.raises(CapturedTensorError, match=r"shape \(2,\) that is not an argument"):
+        with refusing(CapturedTensorError, match=r"shape \(2,\) that is not an argument"):
             torch.ops.aten.mul.Tensor(x, real)
-        with pytest.raises(CapturedTensorError):
+        with refusing(CapturedTensorError):
             torch.ops.aten.mul.Tensor(x, parameter)
         with pytest.raises(Untraceable, match="made around the trace"):
             torch.ops.aten.mul.Tensor(x, foreign)
@@ -447,13 +447,13 @@ def test_subclasses_inside_are_refused():
         pass
 
     own = torch.ones(2).as_subclass(Own)
-    with pytest.raises((SubclassError, CapturedTensorError)):
+    with refusing((SubclassError, CapturedTensorError)):
         compiled(lambda x: x * own)(torch.ones(2))
 
 
 def test_data_dependent_ops_are_refused():
     """The op and the line are named."""
-    with pytest.raises(DataDependentError, match="of what `nonzero` returns depends on the values of `x`") as caught:
+    with refusing(DataDependentError, match="of what `nonzero` returns depends on the values of `x`") as caught:
         compiled(lambda x: x.nonzero())(torch.ones(2))
     assert caught.value.line.code.startswith("compiled(lambda x: x.nonzero())")
     assert caught.value.suggestion
@@ -463,7 +463,7 @@ def test_mutation_that_reaches_the_recorder_is_refused():
     """An op that still writes when it gets here has no rule in functionalization."""
     recording = Recording()
     x = recording.enter(torch.ones(2))
-    with recording.recorder, pytest.raises(HigherOrderOpError, match="changes its arguments"):
+    with recording.recorder, refusing(HigherOrderOpError, match="changes its arguments"):
         torch.ops.aten.add_.Tensor(x, 1)
 
 

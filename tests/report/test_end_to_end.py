@@ -18,6 +18,7 @@ import aotlab
 from aotlab.errors import EscapeError
 from aotlab.report import Report
 from aotlab.report.collect import Recording
+from tests.engine_helpers import refusing
 
 HERE = Path(__file__).name
 
@@ -246,7 +247,7 @@ def test_a_refusal_arrives_with_its_line() -> None:
         x.untyped_storage().resize_(24)
         return x + 1
 
-    with Report.record() as raised, pytest.raises(EscapeError):
+    with Report.record() as raised, refusing(EscapeError):
         aotlab.compile(turn, backend="eager")(torch.ones(2, 3))
     assert rows(raised.refusals, "reason", "argument", "outcome") == [["Escape", "x", "raised"]]
     assert raised.verdict.startswith("Nothing was compiled: turn was refused, EscapeError: `untyped_storage()` of `x`")

@@ -14,7 +14,7 @@ import torch
 import aotlab
 from aotlab import nesting
 from aotlab.errors import LeakedTensorError, OutputError, PythonValueError
-from tests.engine_helpers import compiled, leaf, same
+from tests.engine_helpers import compiled, leaf, refusing, same
 
 
 class Pair(NamedTuple):
@@ -541,7 +541,7 @@ class WithDel:
 )
 def test_results_that_cannot_be_made_again(function, text):
     """They are refused, with their place in the result."""
-    with pytest.raises(OutputError, match=None) as caught:
+    with refusing(OutputError, match=None) as caught:
         compiled(function)(torch.ones(2))
     assert text in str(caught.value)
     assert caught.value.suggestion
@@ -561,7 +561,7 @@ def test_arguments_that_cannot_be_taken_apart():
         ([Plain(iter([1]))], "`x[0].value` is a `builtins.list_iterator`"),
         ({torch.ones(1): 1}, "`x` has a key that is a `torch.Tensor`"),
     ):
-        with pytest.raises(PythonValueError) as caught:
+        with refusing(PythonValueError) as caught:
             compiled(f)(value)
         assert text in str(caught.value)
 
@@ -577,10 +577,10 @@ def test_changed_arguments_are_refused():
         held.value.append(1)
 
     plain = Plain(torch.ones(1))
-    with pytest.raises(LeakedTensorError):
+    with refusing(LeakedTensorError):
         compiled(assigns)(plain)
     assert plain.value.tolist() == [1.0]
     listed = Plain([torch.ones(1)])
-    with pytest.raises(LeakedTensorError):
+    with refusing(LeakedTensorError):
         compiled(adds)(listed)
     assert len(listed.value) == 1

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad, functional, grad
 
 import aotlab
 from aotlab.errors import TransformError
-from tests.engine_helpers import compiled
+from tests.engine_helpers import compiled, refusing
 from tests.func_helpers import MAKES, assert_same, behind_dynamo, numbers, outcome
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -277,7 +277,7 @@ def test_dual_gradients(make):
     y, expected = make(body)(x), body(x)
     with forward_ad.dual_level():
         results = [parts(grad(each, x, dual(numbers(4)), retain_graph=True)[0]) for each in (y, expected)]
-        with pytest.raises(TransformError, match="dual tensor"):
+        with refusing(TransformError, match="dual tensor"):
             grad(y, x, dual(numbers(4)), create_graph=True)
         plain = grad(y, x, numbers(4), create_graph=True)[0]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -299,7 +299,7 @@ def test_a_backward_in_another_transform(make):
         return grad(y, x, v, retain_graph=True, create_graph=True)[0].sum()
 
     for use in (lambda: torch.func.grad(inside)(numbers(4)), lambda: torch.func.jvp(inside, *[(numbers(4),)] * 2)):
-        with pytest.raises(TransformError, match="the backward of compiled `body` was called"):
+        with refusing(TransformError, match="the backward of compiled `body` was called"):
             use()
     constant = torch.func.grad(lambda v: (v * inside(numbers(4))).sum())(numbers(4))
     assert torch.equal(constant, grad(body(x), x, numbers(4))[0].sum().expand(4))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import MetadataMutationError
-from tests.engine_helpers import behind, compiled, record
+from tests.engine_helpers import behind, compiled, record, refusing
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -282,7 +282,7 @@ def test_other_shapes_are_an_error_of_ours():
     x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
     y = f(x, w)
     w.data = torch.ones(1)
-    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+    with refusing(MetadataMutationError, match="was given other sizes or other memory after the call"):
         y.sum().backward()
 
 
@@ -293,7 +293,7 @@ def test_elements_of_its_own_for_an_expanded_tensor_are_an_error_of_ours(backend
     x, w = torch.ones(1, 3, requires_grad=True).expand(3, 3), torch.ones(3, 3, requires_grad=True)
     y = f(x, w)
     x.data = torch.ones(3, 3)
-    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+    with refusing(MetadataMutationError, match="was given other sizes or other memory after the call"):
         y.sum().backward()
 
 
@@ -575,6 +575,6 @@ def test_kept_beside_one_that_is_written():
 
     call = compiled(program)
     assert gradient(call, is_given=False) == gradient(program, is_given=False)
-    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory after the call"):
+    with refusing(MetadataMutationError, match="was given other sizes or other memory after the call"):
         gradient(call, is_given=True)
     assert behind(call).calls.eager == 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 import aotlab
 from aotlab.errors import RandomOpError, RefusedError
 from aotlab.ir.graphs import output_args, placeholders
-from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
+from tests.engine_helpers import compiled, leaf, nonleaf, record, refusing, same, targets, traced
 
 
 def saved(function, *args):
@@ -128,7 +127,7 @@ def test_a_random_op_in_the_backward_is_refused():
         next(n for n in backward.graph.nodes if n.op == "output").args = ((node,),)
         return forward, backward
 
-    with pytest.raises(RandomOpError, match="of the forward into the backward"):
+    with refusing(RandomOpError, match="of the forward into the backward"):
         compiled(lambda x: x.sin(), partitioner=moves_everything)(leaf(3))
 
 

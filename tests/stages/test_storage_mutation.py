@@ -9,7 +9,7 @@ import torch
 
 from aotlab.errors import EscapeError, MetadataMutationError, StorageMutationError
 from aotlab.ir.metadata import MutationType
-from tests.engine_helpers import compiled, leaf, metadata, nonleaf, same
+from tests.engine_helpers import compiled, leaf, metadata, nonleaf, refusing, same
 from tests.stages.test_metadata_mutation import behind_dynamo
 
 pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
@@ -354,7 +354,7 @@ def test_set_is_refused_before_anything_happened(change):
         return x * 2
 
     x, y = torch.zeros(3), torch.ones(2)
-    with pytest.raises((StorageMutationError, MetadataMutationError, EscapeError)):
+    with refusing((StorageMutationError, MetadataMutationError, EscapeError)):
         compiled(f)(x, y)
     assert (x._version, y._version, y.tolist()) == (0, 0, [1.0, 1.0])
 
@@ -382,7 +382,7 @@ def test_other_ways_are_refused_before_anything_happened(function):
         return function(x)
 
     y, x = torch.zeros(2), torch.arange(3.0)
-    with pytest.raises(EscapeError) as caught:
+    with refusing(EscapeError) as caught:
         compiled(f)(y, x)
     assert caught.value.line is not None
     assert (y._version, x._version, x.tolist()) == (0, 0, [0.0, 1.0, 2.0])

@@ -18,7 +18,7 @@ def result(name: str, outcome: Outcome, reason: str = "") -> Result:
 
 
 EQUAL = result("abs call float32", Outcome.EQUAL)
-REFUSED = result("nonzero call float32", Outcome.REFUSED, "DataDependentError: …")
+EAGERLY = result("nonzero call float32", Outcome.EAGERLY, "DataDependentError: …")
 
 
 def test_a_crash_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -55,7 +55,7 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         yield EQUAL
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(campaign, "_chosen", lambda *_: [EQUAL.name, REFUSED.name])
+    monkeypatch.setattr(campaign, "_chosen", lambda *_: [EQUAL.name, EAGERLY.name])
     monkeypatch.setattr(campaign, "_results", interrupted)
     path, out = tmp_path / "ops.json", io.StringIO()
     with pytest.raises(KeyboardInterrupt):
@@ -80,11 +80,11 @@ def test_errors_and_dynamo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_the_table_names_all_that_is_not_equal():
     """Counts by outcome first, then a line with its reason for each variant that is not equal."""
-    assert campaign.table([EQUAL, REFUSED]).splitlines() == [
+    assert campaign.table([EQUAL, EAGERLY]).splitlines() == [
         "     1  equal",
-        "     1  refused",
+        "     1  ran eagerly",
         "",
-        "refused:",
+        "ran eagerly:",
         "  nonzero call float32: DataDependentError: …",
     ]
 
@@ -109,9 +109,9 @@ def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixt
 
 
 def test_status_is_that_of_the_worst(monkeypatch: pytest.MonkeyPatch):
-    """Refusals are no failure; a wrong value is."""
+    """What runs eagerly is no failure; a wrong value is."""
     wrong = result("add call float32", Outcome.DIFFERENT, "`out` is …")
-    for found, status in (([EQUAL, REFUSED], 0), ([EQUAL, wrong], 1)):
+    for found, status in (([EQUAL, EAGERLY], 0), ([EQUAL, wrong], 1)):
         monkeypatch.setattr(campaign, "_chosen", lambda *_, found=found: [each.name for each in found])
         monkeypatch.setattr(campaign, "_results", lambda *_, found=found: iter(found))
         out = io.StringIO()

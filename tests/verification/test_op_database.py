@@ -18,15 +18,15 @@ from aotlab.verification.op_database import SAMPLE, Outcome, Variant, cases_of, 
 RIGHT = (Outcome.EQUAL, Outcome.ROUNDED, Outcome.SHAPES, Outcome.RAISES)
 
 _RANDOM = (Outcome.EAGERLY, "draws in the order of the memory of a tensor that is not contiguous")
-_VALUES = (Outcome.REFUSED, "DataDependentError: ")
-_LAYOUT = (Outcome.REFUSED, "MetadataMutationError")
+_VALUES = (Outcome.EAGERLY, "DataDependentError: ")
+_LAYOUT = (Outcome.EAGERLY, "MetadataMutationError")
 
 #: What of the sample is not compiled, and why: the outcome, and words of its reason.
 NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
     "cauchy in-place float32": _RANDOM,
     "normal.in_place call float32": _RANDOM,
     "normal out float32": (Outcome.EAGERLY, "draws into an `out` with other strides or sizes"),
-    "baddbmm in-place complex64": (Outcome.REFUSED, "a lazy conjugate"),
+    "baddbmm in-place complex64": (Outcome.EAGERLY, "a lazy conjugate"),
     "addbmm in-place complex64": (Outcome.EAGERLY, "the requested shape has too few dimensions"),
     "combinations call complex64": _VALUES,
     "as_strided in-place complex64": _LAYOUT,
@@ -36,11 +36,11 @@ NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
     "empty out int64": _LAYOUT,
     "squeeze in-place int64": _LAYOUT,
     "resize_ in-place float32": (Outcome.EAGERLY, "has gaps and is narrowed"),
-    "H call complex64": (Outcome.REFUSED, "a part of a lazy conjugate or negative"),
+    "H call complex64": (Outcome.EAGERLY, "a part of a lazy conjugate or negative"),
     "to_sparse call int64": (Outcome.EAGERLY, "makes a sparse, quantized, opaque or meta tensor"),
     "nonzero call float32": _VALUES,
     "nn.functional.ctc_loss call float32": _VALUES,
-    "nn.LazyConv3d eval float32": (Outcome.REFUSED, "UninitializedParameter"),
+    "nn.LazyConv3d eval float32": (Outcome.EAGERLY, "UninitializedParameter"),
     "nn.GaussianNLLLoss train float32": _VALUES,
 }
 
@@ -161,13 +161,13 @@ def test_what_dynamo_does_only_once_in_a_process(by_name: dict[str, Variant]):
 
 
 def test_outcomes_that_are_not_equal(by_name: dict[str, Variant]):
-    """Refusals, eager's own errors and memory that nobody wrote are told apart, with the reason."""
+    """What runs eagerly, eager's own errors and memory that nobody wrote are told apart, with the reason."""
     outcomes = {
         name: judge_variant(by_name[name], limit=1)
         for name in ("nonzero call float32", "sin in-place int64", "empty_like call float32", "equal out float32")
     }
     assert [result.outcome for result in outcomes.values()] == [
-        Outcome.REFUSED, Outcome.RAISES, Outcome.SHAPES, Outcome.NOT_COMPARED,
+        Outcome.EAGERLY, Outcome.RAISES, Outcome.SHAPES, Outcome.NOT_COMPARED,
     ]  # fmt: skip
     assert "DataDependentError: the size of what `nonzero` returns" in outcomes["nonzero call float32"].reason
     assert "can't be cast to the desired output type Long" in outcomes["sin in-place int64"].reason

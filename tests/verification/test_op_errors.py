@@ -13,7 +13,7 @@ from aotlab.verification.op_database import Outcome, Variant, campaign, error_va
 from tests.engine_helpers import compiled, leaf, same
 
 #: Compiled, with eager's errors where eager raises; or refused as other calls of that operator are.
-RIGHT = (Outcome.EQUAL, Outcome.RAISES, Outcome.REFUSED, Outcome.NOT_COMPARED)
+RIGHT = (Outcome.EQUAL, Outcome.RAISES, Outcome.NOT_COMPARED)
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def _judge_case(case: Case, entry: str, dynamo: bool) -> tuple[Outcome, str]:
     with warnings.catch_warnings(), torch_internals.samples_do_not_seed(), checks:
         warnings.simplefilter("ignore")  # that a call runs eagerly is asked for below
         if isinstance(case.function, nn.Module) and any(is_lazy(held) for held in case.function.parameters()):
-            return (Outcome.NOT_COMPARED, "a lazy module") if dynamo else _judge_lazy(case, engine.candidate)
+            return _judge_lazy(case, engine) if isinstance(engine, Direct) else (Outcome.NOT_COMPARED, "a lazy module")
         try:
             expected = _observe(case, eager)
             actual = _observe_by(case, engine)
@@ -216,16 +216,15 @@ def _is_dynamos(case: Case, expected: list[Observation], wrong: list[Comparison]
 
 def _without_line(text: str) -> str:
     # every call here stands on the same line, which says nothing
-    text = re.sub(r", at \S+/aotlab/verification/\S+\.py:\d+( \(.*?\)(?=:|$))?", "", text)
-    return text.replace("`_plain.<locals>.call` was not compiled and ran eagerly: ", "")
+    return re.sub(r", at \S+/aotlab/verification/\S+\.py:\d+( \(.*?\)(?=:|;|$))?", "", text)
 
 
-def _judge_lazy(case: Case, candidate: Candidate) -> tuple[Outcome, str]:
-    """See to it that a module without parameters to copy is refused: its first call makes them."""
-    try:
-        candidate(case.function)(*case.args, **case.kwargs)
-    except RefusedError as error:
-        return Outcome.REFUSED, f"{type(error).__name__}: {error}"
+def _judge_lazy(case: Case, engine: Direct) -> tuple[Outcome, str]:
+    """See to it that the first call of a module that makes its parameters runs eagerly."""
+    with _failures() as heard:
+        engine.candidate(case.function)(*case.args, **case.kwargs)
+    if engine.ran_eagerly() and heard:
+        return Outcome.EAGERLY, str(heard[0])
     return Outcome.DIFFERENT, "a lazy module was compiled before it had its parameters"
 
 
@@ -264,7 +263,9 @@ def _why_eagerly(case: Case, engine: Engine) -> str:
     """Run the call once more and listen to why it is not compiled."""
     with _failures() as heard:
         _observe_by(case, engine)
-    return str(heard[0]) if heard else "aotlab gave no reason"
+    if not heard:
+        return "aotlab gave no reason"
+    return str(heard[0]) if type(heard[0]) is RefusedError else f"{type(heard[0]).__name__}: {heard[0]}"
 
 
 def _why_nothing(case: Case, engine: Engine) -> str:
