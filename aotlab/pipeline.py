@@ -1,7 +1,6 @@
 """The contents page: what happens to a call, stage by stage.
 
     capture          what was called, with which tensors
-    casts            under autocast, what it keeps of leaves becomes further inputs
     dedupe           a tensor that is passed twice becomes one input
     synthetic_bases  inputs that share memory are found
     trace            one run says what is computed, mutated and aliased; the joint graph
@@ -54,8 +53,8 @@ from aotlab.errors import (
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import LeftToPython, NeedsAnother, NeedsCasts, NeedsRoom, Printed, RunEagerly
-from aotlab.stages import capture, casts, compile, dedupe, partition, runtime, synthetic_bases, trace
+from aotlab.recorder import LeftToPython, NeedsAnother, NeedsRoom, Printed, RunEagerly
+from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
 
@@ -126,14 +125,7 @@ def compile_call(
         decompositions = options.backend.decompositions()
         with journal.stage("trace"), pause:
             functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-            try:
-                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
-            except NeedsCasts as need:
-                with journal.stage("casts"):
-                    cast, call = casts.run(call, [deduped.kept[k] for k in need.leaves])
-                journal.announce("casts", cast)
-                deduped = dedupe.run(call, options.duplicates)
-                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
+            traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
             if not functional and options.backend.needs_states(traced.module):
                 traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=True)
             if config.debug_assert:
@@ -484,8 +476,6 @@ def _parts(
     settings: internals.SettingsGuard,
     number: int,
 ) -> runtime.Parts:
-    tensors = [call.values[i] for i in deduped.kept]
-    given = len(tensors) - len(call.casts)
     return runtime.Parts(
         call=call,
         dedupe=deduped,
@@ -494,8 +484,7 @@ def _parts(
         forward=forward,
         backward=backward,
         settings_hold=settings.holds,
-        tensors_hold=internals.tensor_guards(tensors[:given]),
-        casts_hold=internals.tensor_guards(tensors[given:]),
+        tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept]),
         entry=number,
         debug=config.debug_assert,
         repeatable=runtime.can_be_repeated(live, writes_last=options.backend.writes_last),

@@ -507,65 +507,6 @@ def restore_autocast_nesting(depth: int) -> None:
         torch.autocast_increment_nesting()
 
 
-def keeps_casts() -> bool:
-    """Tell whether autocast, as it is on now, keeps what it casts of leaves until the region ends."""
-    return any_autocast_enabled() and torch.is_autocast_cache_enabled()
-
-
-def may_keep_cast_of(tensor: Tensor) -> bool:
-    """Tell whether autocast, as it is on now, would keep a cast of ``tensor`` that `kept_casts` can find."""
-    device = tensor.device.type
-    return (
-        tensor.dtype is torch.float32
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not tensor._is_view()
-        and not tensor.is_inference()
-        and 0 < tensor.dim() <= 5
-        and (tensor.dim() < 3 or tensor.is_contiguous() or 0 not in tensor.shape)
-        and torch.is_autocast_enabled(device)
-        and torch.get_autocast_dtype(device).itemsize == 2
-    )
-
-
-def kept_casts(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return what autocast keeps of each of some leaves in this region, cast now where it has not been yet.
-
-    A tensor of which it keeps nothing is returned as it is.
-    """
-    # Torch has no call for it. But an op that autocast casts for saves its argument for the backward, the very tensor;
-    # of one with no columns, or no samples, nothing is computed.
-    with saved_tensor_hooks_hidden(), torch._C.DisableTorchFunction():
-        return [_kept_cast(leaf) if may_keep_cast_of(leaf) else leaf for leaf in leaves]
-
-
-def _kept_cast(leaf: Tensor) -> Tensor:
-    make = _as_weight if leaf.dim() > 2 and not leaf.is_contiguous() else _as_factor
-    try:
-        made, name = make(leaf)
-        if made.grad_fn is None:  # without gradients; what has been kept is as it was kept
-            with torch.enable_grad():
-                made, name = make(leaf)
-    except RuntimeError:  # it keeps a cast to another dtype, made in a region inside of this one
-        return leaf
-    node: Any = made.grad_fn
-    while not hasattr(node, name):
-        node = node.next_functions[0][0]
-    found: Tensor = getattr(node, name)
-    return found if found.shape == leaf.shape else found._base  # type: ignore[return-value]  # a view of the cast
-
-
-def _as_factor(leaf: Tensor) -> tuple[Tensor, str]:
-    other = torch.empty(leaf.shape[-1], 0, dtype=torch.get_autocast_dtype(leaf.device.type), device=leaf.device)
-    return torch.matmul(leaf, other.requires_grad_()), "_saved_self"
-
-
-def _as_weight(leaf: Tensor) -> tuple[Tensor, str]:
-    convolve = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}[leaf.dim()]
-    samples = torch.empty(0, *leaf.shape[1:], dtype=torch.get_autocast_dtype(leaf.device.type), device=leaf.device)
-    return convolve(samples.requires_grad_(), leaf), "_saved_weight"
-
-
 #: What Dynamo's graphs enter modes with, and what leaves them again.
 MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,

@@ -25,7 +25,7 @@ from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.printed import Printed
 from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
-from aotlab.recorder.signals import LeftToPython, NeedsAnother, NeedsCasts, NeedsRoom, RunEagerly
+from aotlab.recorder.signals import LeftToPython, NeedsAnother, NeedsRoom, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
@@ -41,7 +41,6 @@ __all__ = [
     "HookKind",
     "LeftToPython",
     "NeedsAnother",
-    "NeedsCasts",
     "NeedsRoom",
     "Operation",
     "Place",

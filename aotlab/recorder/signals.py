@@ -32,13 +32,5 @@ class NeedsRoom(RunEagerly):
         self.nbytes = nbytes
 
 
-class NeedsCasts(Exception):  # noqa: N818  # a signal, not an error: the call is traced again
-    """Raised after a trace in which autocast kept casts of the kept inputs ``leaves``."""
-
-    def __init__(self, leaves: list[int]) -> None:
-        super().__init__(f"autocast keeps casts of {len(leaves)} inputs")
-        self.leaves = leaves
-
-
 class NeedsAnother(RunEagerly):
     """Raised where it matters that an input is a view of a tensor that requires no grad, which the trace has not."""

@@ -35,7 +35,6 @@ from aotlab.report.text import amount, data_size, listed
 if TYPE_CHECKING:
     from aotlab.observe import BackwardCompiled, StageFinished
     from aotlab.stages.capture import ArgumentRecord, CaptureRecord
-    from aotlab.stages.casts import CastsRecord
     from aotlab.stages.compile import BackwardRecord, CompiledGraphRecord, CompileRecord
     from aotlab.stages.dedupe import DedupeRecord
     from aotlab.stages.partition import PartitionRecord
@@ -103,9 +102,6 @@ def snapshot(event: StageFinished) -> Snapshot:
         case "synthetic_bases":
             overlaps = cast("SyntheticBasesRecord", event.record)
             return Snapshot(stage=replace(stage, summary=_overlap_summary(overlaps)), overlaps=overlaps)
-        case "casts":
-            names = cast("CastsRecord", event.record).names
-            return Snapshot(stage=replace(stage, summary=f"{amount(len(names), 'further input')}: {listed(names)}"))
         case "trace":
             return _trace(stage, cast("TraceRecord", event.record))
         case "partition":

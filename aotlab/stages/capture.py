@@ -102,8 +102,7 @@ class Call:
     """A captured call with its live values, for the stages that follow; never kept beyond the compilation.
 
     ``values`` are the flat arguments, lifted ones first; ``rebuild`` nests a flat list again and returns (lifted,
-    args, kwargs); ``spec`` is the tree of (args, kwargs). ``casts`` are the positions of the leaves that autocast keeps
-    casts of; these are the last of ``values``, in the same order (see `stages.casts`).
+    args, kwargs); ``spec`` is the tree of (args, kwargs).
     """
 
     target: Target
@@ -111,12 +110,6 @@ class Call:
     lifted_count: int
     spec: nesting.Node
     state: CallState
-    casts: tuple[int, ...] = ()
-
-    @property
-    def argument_count(self) -> int:
-        """How many of ``values`` the caller gave, lifted ones included."""
-        return len(self.values) - len(self.casts)
 
     @property
     def tensor_positions(self) -> tuple[int, ...]:
@@ -127,7 +120,7 @@ class Call:
         self, values: Sequence[Any], made: Callable[[Any, tuple[nesting.Step, ...] | None], None] | None = None
     ) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
         """Nest flat values as the caller did; ``made`` is told of each part and its place."""
-        args, kwargs = nesting.unflatten(values[self.lifted_count : self.argument_count], self.spec, made=made)
+        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec, made=made)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 

@@ -41,7 +41,7 @@ class Arguments:
         w, call = self._w, self._call
         w.add(f"leaves, nesting = {w.constant('tree_flatten', nesting.flatten)}((args, kwargs))")
         self._draft.miss([f"nesting != {w.constant('expected_nesting', tree)}"])
-        for i in range(call.lifted_count, call.argument_count):
+        for i in range(call.lifted_count, len(call.values)):
             self._leaf(f"leaves[{i - call.lifted_count}]", i)
 
     def _take_apart(self, tree: Node) -> None:

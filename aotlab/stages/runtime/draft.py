@@ -20,8 +20,8 @@ from aotlab.stages.trace.live import Trace
 class Parts:
     """What the generator puts together.
 
-    ``settings_hold``, ``tensors_hold`` and ``casts_hold`` are torch's C++ guards, of the settings, of the arguments and
-    of what autocast keeps of them, made while the call's own settings were in force.
+    ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, of the settings and of the arguments, made while the
+    call's own settings were in force.
     ``repeatable`` says that a call whose compiled forward raises can be run again from its beginning; ``exact``, that
     the backend computes bit for bit what eager does.
     """
@@ -34,7 +34,6 @@ class Parts:
     backward: Sequence[Backward]
     settings_hold: Callable[[], bool]
     tensors_hold: Callable[..., bool]
-    casts_hold: Callable[..., bool]
     entry: int
     debug: bool
     repeatable: bool = False

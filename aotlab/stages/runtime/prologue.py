@@ -129,12 +129,11 @@ class Prologue:
         for i in parts.dedupe.positions:
             if state.same_as[i] != i:
                 draft.miss([f"{draft.expressions[i]} is not {draft.expressions[state.same_as[i]]}"])
-        given = [i for i in parts.dedupe.kept if i < parts.call.argument_count]
-        if given:
-            kept = draft.star([draft.expressions[i] for i in given])
+        if parts.dedupe.kept:
+            kept = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
             draft.miss([f"not {self.w.constant('tensors_hold', parts.tensors_hold)}({kept})"])
         leaves = []
-        for i in given:
+        for i in parts.dedupe.kept:
             facts = state.leaves[i]
             if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
@@ -144,23 +143,7 @@ class Prologue:
                 leaves.append(f"{by_base}({draft.expressions[i]})")
         if leaves:
             draft.miss(leaves)
-        self._casts()
         self._views_of_others()
-
-    def _casts(self) -> None:
-        """Write the lines that ask autocast for what it keeps of leaves, and the check that this is what it was."""
-        call, draft, w = self.parts.call, self.draft, self.w
-        if not call.casts:
-            return
-        names = [draft.expressions[i] for i in call.casts]
-        taken = [w.local(f"cast_of_{name}" if name.isidentifier() else "cast") for name in names]
-        w.add(f"{', '.join(taken)}, = {w.constant('kept_casts', internals.kept_casts)}([{', '.join(names)}])")
-        draft.miss([f"not {w.constant('casts_hold', self.parts.casts_hold)}({', '.join(taken)})"])
-        for i, name in enumerate(taken, call.argument_count):
-            draft.expressions[i] = name
-            facts = self.state.leaves[i]
-            if isinstance(facts, TensorFacts) and facts.requires_grad:
-                draft.miss([f"{name}.is_leaf"])
 
     def _views_of_others(self) -> None:
         """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""

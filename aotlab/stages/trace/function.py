@@ -27,7 +27,6 @@ from aotlab.recorder import (
     Ground,
     Hook,
     NeedsAnother,
-    NeedsCasts,
     Recorder,
     Reshapes,
     RunEagerly,
@@ -39,7 +38,6 @@ from aotlab.recorder import (
 )
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
-from aotlab.stages.trace.kept_casts import install, kept_in
 from aotlab.stages.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
 from aotlab.stages.trace.writes import with_uncounted_writes
 
@@ -110,8 +108,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     recorder.names = {id(item.fake): item.name for item in inputs}
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
-            first = len(inputs) - len(call.casts)
-            install(recorder.tape, [values[i] for i in call.casts], [item.wrapper for item in inputs[first:]])
             escapes = _escape_guard(inputs)
             counters = _shared_counters(call, dedupe, inputs)
             with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
@@ -123,10 +119,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
-        # gradients that the function itself takes end at leaves, which their casts would be cut off from
-        leaves_kept = [] if call.casts or escapes.differentiates else _kept_leaves(recorder, inputs)
-        if leaves_kept:
-            raise NeedsCasts(leaves_kept)
         for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
             windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
             base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
@@ -182,12 +174,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         visible=len(leaves),
         held=held,
     )
-
-
-def _kept_leaves(recorder: Recorder, inputs: Sequence[Entered]) -> list[int]:
-    """Return the inputs of which autocast keeps a cast, as it would of the caller's."""
-    may = [(k, item) for k, item in enumerate(inputs) if item.base is None and internals.may_keep_cast_of(item.real)]
-    return kept_in(recorder.tape, [(k, item.wrapper, item.fake) for k, item in may])
 
 
 def _check_siblings(inputs: Sequence[Entered]) -> None:
@@ -310,7 +296,7 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
 def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's, or took something out."""
     now, spec = nesting.flatten((args, kwargs))
-    before = values[call.lifted_count : call.argument_count]
+    before = values[call.lifted_count :]
     if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
         return
     _, given, named = call.rebuild(values)

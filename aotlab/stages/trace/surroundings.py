@@ -13,7 +13,7 @@ import torch
 from aotlab import torch_internals as internals
 from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
 from aotlab.guards import global_state, restore_settings
-from aotlab.recorder import NeedsCasts, Recorder, RunEagerly, Untraceable, line_of_error
+from aotlab.recorder import Recorder, RunEagerly, Untraceable, line_of_error
 from aotlab.stages.trace.records import TraceFailed
 
 
@@ -110,7 +110,7 @@ def failures_told_apart() -> Iterator[None]:
     """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
     try:
         yield
-    except (RefusedError, RunEagerly, NeedsCasts):
+    except (RefusedError, RunEagerly):
         raise
     except RuntimeError as error:
         line = line_of_error(error)
