@@ -614,7 +614,6 @@ def replace_unguarded(
     random_state: Callable[[str], Any],
     checkpoint_state: Callable[[str, Tensor], None],
     checkpoint_starts: Callable[[], None],
-    from_numpy: Callable[..., Any],
     set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
     call_back: Callable[..., Any],
@@ -622,7 +621,7 @@ def replace_unguarded(
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
-    ``from_numpy``, ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
+    ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
     ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
     ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
     to have its functions captured by Dynamo, which would meet the trace's tensors.
@@ -672,7 +671,6 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
-        (torch, "from_numpy", functools.partial(from_numpy, otherwise=torch.from_numpy)),
         (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
         *(
             (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
@@ -1512,21 +1510,6 @@ def turns(count: int) -> list[int]:
     return order
 
 
-_CHECKED = "aotlab checks what comes in"
-
-
-def check_gradients(node: Any, check: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]) -> None:
-    """Let ``check`` see, and replace, the gradients that come into an autograd node."""
-    node.register_prehook(check)
-    node.metadata[_CHECKED] = True
-
-
-def gradients_checked() -> bool:
-    """Tell whether the autograd node that is being run has a check of `check_gradients`."""
-    node = current_node()
-    return node is not None and _CHECKED in node.metadata
-
-
 def is_copy_slices(node: Any) -> bool:
     """Tell whether an autograd node is that of a write to a view."""
     return type(node).__name__ == "CopySlices"
@@ -1535,16 +1518,6 @@ def is_copy_slices(node: Any) -> bool:
 def accumulates(node: Any) -> bool:
     """Tell whether an autograd node adds to a leaf's gradient."""
     return type(node).__name__ == "AccumulateGrad"
-
-
-def is_svd_node(node: Any) -> bool:
-    """Tell whether an autograd node is that of a singular value decomposition."""
-    return str(node.name()).startswith("LinalgSvdBackward")
-
-
-def singular_vectors(node: Any) -> tuple[Tensor, Tensor]:
-    """Return the left and right vectors that the node of a singular value decomposition keeps."""
-    return node._saved_U.detach(), node._saved_Vh.detach()
 
 
 def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:

@@ -824,7 +824,6 @@ def test_replace_unguarded():
         random_state=calls.append,
         checkpoint_state=lambda name, state: states.append((name, state)),
         checkpoint_starts=lambda: calls.append("checkpoint"),
-        from_numpy=lambda *a, otherwise: calls.append(f"from_numpy for {otherwise.__name__}"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
         call_back=lambda *a, otherwise: calls.append(f"call_back for {otherwise.__name__}"),
@@ -835,7 +834,6 @@ def test_replace_unguarded():
         torch.utils.swap_tensors(torch.ones(1), torch.zeros(1))
         torch.utils.dlpack.to_dlpack(torch.ones(1))
         torch.to_dlpack(torch.ones(1))
-        torch.from_numpy(None)
         torch.ones(1).set_(torch.ones(1))
         torch.ones(1).apply_(abs)
         with torch.autograd.graph.saved_tensors_hooks(str, repr):
@@ -846,7 +844,7 @@ def test_replace_unguarded():
     assert (took, kept, put, back) == ("get_rng_state", "get_rng_state", "set_rng_state", "set_rng_state")
     assert (first is own, last is around) == (True, True)
     assert calls == [
-        "manual_seed", "swap", "dlpack", "dlpack", "from_numpy for from_numpy", "set_ for set_", "call_back for apply_",
+        "manual_seed", "swap", "dlpack", "dlpack", "set_ for set_", "call_back for apply_",
         "push", "checkpoint", "checkpoint",
     ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)
@@ -1000,41 +998,6 @@ def test_samples_do_not_seed():
 
 
 # --- linear algebra ----------------------------------------------------------------------------------------------
-
-
-def test_gradients_that_come_into_a_node():
-    """A check sees and replaces them; while its node runs it is known that there is one."""
-    seen = []
-
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, gradient):
-            seen.append(internals.gradients_checked())
-            return gradient
-
-    x = torch.ones(2, requires_grad=True)
-    y = Looks.apply(x)
-    y.sum().backward()
-    y = Looks.apply(x)
-    internals.check_gradients(y.grad_fn, lambda gradients: (gradients[0] * 3,))
-    x.grad = None
-    y.sum().backward()
-    assert (seen, x.grad.tolist()) == ([False, True], [3.0, 3.0])
-    assert not internals.gradients_checked()
-
-
-def test_svd_nodes_keep_their_vectors():
-    """The node of a decomposition is known by its name and gives its vectors."""
-    left, values, right = torch.linalg.svd(torch.randn(3, 3, dtype=torch.complex64, requires_grad=True))
-    assert internals.is_svd_node(values.grad_fn)
-    assert not internals.is_svd_node((values * 2).grad_fn)
-    assert all(
-        torch.equal(a, b) for a, b in zip(internals.singular_vectors(values.grad_fn), (left, right), strict=True)
-    )
 
 
 def test_functionalization_casts():

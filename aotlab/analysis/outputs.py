@@ -35,7 +35,6 @@ from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself, replayed
-from aotlab.recorder.arrays import OF_ARRAY, is_traced_array, line_of, refusal
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -76,8 +75,6 @@ def read_outputs(
         if not isinstance(leaf, Tensor):
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
-            if is_traced_array(leaf):
-                raise refusal(leaf, line_of(leaf))
             if not is_constant(leaf):
                 raise OutputError(
                     f"`{name}` is a `{type(leaf).__module__}.{type(leaf).__qualname__}`",
@@ -97,12 +94,6 @@ def read_outputs(
                 f"`{name}` has the attribute `{next(iter(vars(leaf)))}`",
                 why="a compiled call would return a tensor without it",
                 suggestion="return the value",
-            )
-        if hasattr(or_else(internals.base_of(leaf), leaf), OF_ARRAY):
-            raise OutputError(
-                f"`{name}` was made by `torch.from_numpy` of a traced tensor's array",
-                why="it would have to be a second storage over the same memory",
-                suggestion="return the tensor itself",
             )
         groups.setdefault(internals.storage_key(leaf), []).append(i)
 

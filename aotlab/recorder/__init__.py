@@ -29,7 +29,7 @@ from aotlab.recorder.signals import LeftToPython, NeedsAnother, NeedsRoom, RunEa
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
-from aotlab.recorder.writing import overlaps_itself
+from aotlab.recorder.write_calls import overlaps_itself
 
 __all__ = [
     "MOVES",

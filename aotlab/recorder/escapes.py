@@ -19,7 +19,6 @@ from aotlab.errors import (
     StorageMutationError,
 )
 from aotlab.recorder import questions
-from aotlab.recorder.arrays import TracedArray, can_be_array, tensor_of
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
@@ -42,6 +41,7 @@ from aotlab.recorder.reshaper import (
 )
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
+from aotlab.recorder.tape import tensors_in
 from aotlab.recorder.ways_around import (
     ESCAPES,
     TRAINING,
@@ -55,12 +55,7 @@ from aotlab.recorder.ways_around import (
     refuse_swap,
     spoken_name,
 )
-from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes
-from aotlab.recorder.writing import (
-    op_name,
-    share_memory,
-    writes_lists,
-)
+from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes, op_name, share_memory
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
@@ -103,9 +98,6 @@ class _NoInputs:
         return
 
     def written(self, tensor: Tensor) -> None:
-        return
-
-    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
         return
 
 
@@ -166,9 +158,6 @@ class EscapeGuard(TorchFunctionMode):
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         func = METHODS_OF_STEPS.get(func, func)
-        plainly = func is Tensor.numpy and len(args) == 1 and not kwargs
-        if plainly and internals.is_functional(args[0]) and can_be_array(args[0]) and not args[0].is_inference():
-            return TracedArray(args[0].data, RunEagerly, self.reshapes.name_of(args[0]))
         if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
             if self._writes.is_hidden(args[0]):
                 # it goes on to count its writes with the input
@@ -183,9 +172,7 @@ class EscapeGuard(TorchFunctionMode):
             return self._hook(func, args, kwargs or {})
         if func in RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             return self._reshape(func, args, kwargs or {})
-        if writes_lists(func) and share_memory(args, kwargs or {}):
-            raise RunEagerly(f"`{spoken_name(func)}` is given tensors that share memory, at {user_line()}")
-        if func in _WRITES_STATISTICS and _share_statistics(_WRITES_STATISTICS[func], args, kwargs or {}):
+        if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{spoken_name(func)}` is given statistics that share memory, at {user_line()}")
         if op_name(func) in _UNSAFE_VIEWS:
             # they share memory, and say to autograd and functionalization that they do not
@@ -296,7 +283,6 @@ class EscapeGuard(TorchFunctionMode):
             refuse_random_state,
             note_random_state,
             note_checkpoint,
-            tensor_of,
             self._set,
             self._push_saved_hooks,
             leave_call_back,
@@ -484,22 +470,15 @@ def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool
 
 
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
-#: What writes two tensors, the running mean and variance: the place of the first among its arguments.
-_WRITES_STATISTICS = {
-    functional.batch_norm: 1, functional.instance_norm: 1,
-    torch.batch_norm: 3, torch.instance_norm: 3, torch.native_batch_norm: 3,
-}  # fmt: skip
+#: What writes two tensors, the running mean and variance.
+_WRITES_STATISTICS = frozenset(
+    (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
+)
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
 
 
 #: What makes aliases that autograd does not take for views.
 _PARTS_FROM_ITS_BASE = frozenset(
-    (Tensor.detach, torch.detach, Tensor.numpy, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
+    (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]  # a getter
 )
-
-
-def _share_statistics(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether the running mean and variance share memory with one another, or with what is normalized."""
-    named = [kwargs[name] for name in ("running_mean", "running_var") if name in kwargs]
-    return share_memory(([*args[place : place + 2], *named], *args[:1]), {})

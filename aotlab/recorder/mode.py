@@ -193,8 +193,6 @@ class Recorder(TorchDispatchMode):
             if isinstance(func, HigherOrderOperator):
                 refuse_higher_order(func, self._line())
             return func(*args, **kwargs)
-        if func is torch.ops.aten.allclose.default and self.phase == "backward" and internals.gradients_checked():
-            return True  # the graph asks it, and raises
         if self.values_only and func in internals.VECTORS_FLAG:
             args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
         decomposition = self._decomposition(func, args)
@@ -577,23 +575,13 @@ def casting_ops_since(count: int) -> bool:
 
 
 def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
-    """Return the dtypes of the values that functionalization cast so that they could take the place of ``written``.
+    """Return the dtypes of what functionalization has since cast so that it could take the place of ``written``.
 
-    It casts whatever an op in place or with ``out=`` results in; eager casts some, and refuses the rest.
+    It casts whatever an op in place results in; eager casts some, and refuses the rest.
     """
-    if not _here.active or not internals.is_functional(written):
-        return []
-    tape = _here.active[-1].tape
-    candidates = tape.operations[count:]
-    if internals.base_of(written) is None:
-        internals.sync(written)
-        made = tape.producer(internals.from_functional(written))
-        while made is not None and (behind := _written_below(made[0])) is not None:
-            made = tape.producer(behind)  # a tensor that was moved in place is made of its memory by views
-        candidates = [] if made is None or made[0].index < count else [made[0]]
     return [
         operation.args[0].dtype
-        for operation in candidates
+        for operation in (_here.active[-1].tape.operations[count:] if _here.active else ())
         if operation.target is internals.CAST
         and operation.result.dtype == written.dtype != operation.args[0].dtype
         and operation.result.shape == written.shape

@@ -64,9 +64,6 @@ class Reshaper(Protocol):
     def written(self, tensor: Tensor) -> None:
         """Look at a tensor that was written."""
 
-    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
-        """Note that ``out``, which had ``shape``, was resized by an op that was given it as ``out=``."""
-
 
 def keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
     """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""

@@ -341,25 +341,6 @@ class Reshapes:
         item.steps.append(step)
         return result
 
-    def written_out(self, out: Tensor, shape: torch.Size, *, before: bool) -> None:
-        """Note that an op gave its ``out=`` tensor, an input that had ``shape``, the shape of its result.
-
-        ``before`` says whether it had been written before.
-        """
-        item = self._items[id(out)]
-        narrower = math.prod(out.shape) < math.prod(shape)
-        if out.requires_grad:
-            raise RunEagerly(f"`{item.name}` requires grad and is resized by `out=`, at {user_line()}")
-        if item.given or item.whole is not None or item.steps or (before and narrower):
-            raise RunEagerly(f"`{item.name}` is resized after other changes in place, at {user_line()}")
-        _check_alone(out, self._made)
-        item.write_after = 0
-        size, grad_mode = tuple(out.shape), torch.is_grad_enabled()
-        item.steps.append(MetadataStep(method="resize_", args=(size,), grad_mode=grad_mode))
-        stride = internals.from_functional(out).stride()
-        if stride != _contiguous(size):
-            item.steps.append(MetadataStep(method="as_strided_", args=(size, stride), grad_mode=grad_mode))
-
     def _has_views(self, tensor: Tensor) -> bool:
         """Tell whether views of ``tensor`` are alive."""
         return any(internals.base_of(other) is tensor for other in self._made.alive())

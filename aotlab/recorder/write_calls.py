@@ -1,23 +1,23 @@
-"""Calls that write: in place, into ``out``, or into the tensors of a list.
+"""Calls that write: in place, into ``out=``, or into the tensors of a list.
 
 Functionalization puts an op that returns a new tensor in the place of each. Where that is something else than the
-write that eager does, it is mended here, or the call is left to eager.
+write that eager does, it is mended here, or the call falls back to eager.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from itertools import combinations
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.recorder.after_writes import count_write, keep_strides, shapes_of_results, versions_before
 from aotlab.recorder.chronicle import Chronicle
-from aotlab.recorder.corrections import corrected
+from aotlab.recorder.corrections import CORRECTIONS
 from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
     casting_ops_since,
@@ -26,33 +26,44 @@ from aotlab.recorder.mode import (
     draws_since,
     operations_so_far,
     ordinary_values,
-    strides_are_certain,
 )
 from aotlab.recorder.places import user_line
 from aotlab.recorder.reshaper import Reshaper
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
-from aotlab.recorder.ways_around import spoken_name
-from aotlab.recorder.writing import (
-    eager_misreads,
-    is_same_window,
-    keeps_dtype,
-    op_name,
-    overlaps_itself,
-    refuse_casts,
-    refuse_overlaps,
-    writes_by_other_ops,
-    writes_in_place,
-    written_part,
-)
+from aotlab.torch_internals import OpOverload
 
 VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 SEES_AS_DTYPE = VIEWS | frozenset(
     (torch.view_as_complex, torch.ops.aten.view_as_complex, torch.ops.aten.view_as_complex.default)
 )
-#: Writes of one value to all elements, by whatever way.
-_FILLS = frozenset((Tensor.fill_, torch.fill_, Tensor.__setitem__))
+#: In-place functions that convert whatever they are given.
+_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "set_", "zero_"))
+#: What may write the very tensor that it reads, beside ops with torch's tag for that.
+_COPIES = frozenset(("copy_", "set_", "resize_as_", "resize_as_sparse_"))
+#: In-place functions with kernels of their own, for which autocast casts nothing; it would for their twins.
+_UNKNOWN_TO_AUTOCAST = frozenset(("__setitem__", "index_copy_", "index_put_", "scatter_add_"))
+#: What leaves an `out` as it is, or takes tensors with gaps for contiguous ones.
+_LEAVES_OUT = frozenset(("empty", "empty_permuted", "empty_strided"))
+_MISREADS_GAPS = frozenset(("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm"))
+_in_place: dict[Any, bool] = {}
+
+
+def op_name(func: Any) -> str:
+    """Return the name of a function; of one overload of an op, that of the op."""
+    return str(getattr(func, "__name__", "")).partition(".")[0]
+
+
+def writes_in_place(func: Any) -> bool:
+    """Tell whether a function writes its first argument, by its name."""
+    known = _in_place.get(func)
+    if known is None:
+        name = op_name(func)
+        operator = name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+        known = name == "__setitem__" or operator or (name.endswith("_") and not name.endswith("__"))
+        _in_place[func] = known
+    return known
 
 
 class Writes:
@@ -74,216 +85,240 @@ class Writes:
         self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
 
     def let_pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let a function pass that may write: in place, into ``out``, or into the tensors of a list."""
-        written = kwargs.get("out")
-        in_place = writes_in_place(func) and bool(args)
-        if in_place:
-            written = args[0]
-        if not in_place and written is not None and eager_misreads(func, tensors_in((args, written))):
-            raise RunEagerly(
-                f"`{func.__name__}` with `out` takes tensors with gaps for contiguous ones, at {user_line()}"
-            )
-        correction = corrected(func)
-        if written is None:
-            count = operations_so_far()
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            if internals.any_autocast_enabled() and casts_inside_since(count):
-                raise RunEagerly(f"`{spoken_name(func)}` casts inside of its kernel under autocast, at {user_line()}")
-            if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-                self._looks.as_dtype(args[0], result)
+        """Run a function, which may write."""
+        in_place = bool(args) and writes_in_place(func)
+        count = operations_so_far()
+        if in_place or kwargs.get("out") is not None:
+            own = in_place and op_name(func) in _UNKNOWN_TO_AUTOCAST
+            with internals.disable_autocast() if own and internals.any_autocast_enabled() else nullcontext():
+                result = self._in_place(func, args, kwargs) if in_place else self._into_out(func, args, kwargs)
+            if internals.any_autocast_enabled() and casting_ops_since(count):
+                _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
             return result
-        if not internals.any_autocast_enabled():
-            return self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
-        # autocast casts for ops that return new tensors, which is what functionalization puts for those that write
-        count, by_others = operations_so_far(), writes_by_other_ops(func, in_place=in_place)
-        with nullcontext() if by_others else internals.disable_autocast():
-            result = self._pass_write(func, args, kwargs, written, correction, in_place=in_place)
-        if by_others and casting_ops_since(count):
-            raise RunEagerly(f"`{spoken_name(func)}` writes under autocast what other ops compute, at {user_line()}")
+        result = _run(func, args, kwargs)
+        if internals.any_autocast_enabled() and casts_inside_since(count):
+            _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
+        if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
+            self._looks.as_dtype(args[0], result)
         return result
 
-    def _pass_write(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Any,
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Let a function write ``written``: a tensor, or those of a list."""
-        if not isinstance(written, Tensor):
-            outs = written if "out" in kwargs and isinstance(written, list | tuple) else ()
-            if any(self._memory.ground(each) is not None for each in tensors_in(outs)):
-                raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
-            if outs and all(isinstance(each, Tensor) for each in outs):
-                refuse_overlaps(func, args, kwargs, outs, in_place=False)
-                return self._write(func, args, kwargs, outs, correction, in_place=False)
-            for each in tensors_in(written):
-                self._chronicle.writes(each)
-                if self._memory.ground(each) is not None:
-                    raise RunEagerly(f"`{spoken_name(func)}` writes several tensors, at {user_line()}")
-            self._looks.check_writes(tensors_in(written))
-            self._looks.note_writes(tensors_in(written))
-            versions, count = versions_before(written), operations_so_far()
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            count_write(versions)
-            for each in tensors_in(written):
-                self._chronicle.older.wrote(each if (base := internals.base_of(each)) is None else base)
-                refuse_casts(func, casts_since(count, each), each, in_place=in_place)
-            return result
-        in_memory = self._memory.ground(written) is not None
-        if in_memory and func is Tensor.__setitem__ and overlaps_itself(written):
-            args = (written_part(func, args), Ellipsis, args[2])
-            written = args[0]
-        if overlaps_itself(written):
-            raise RunEagerly(f"in-place write to a tensor that overlaps itself, at {user_line()}")
-        refuse_overlaps(func, args, kwargs, [written], in_place=in_place)
-        self._check_windows(written, tensors_in((args, kwargs)))
-        operands = [other for other in tensors_in((args[1:], kwargs)) if other is not written]
-        numbers = [value for value in args[1:] if type(value) in (int, float, complex)]
-        if not keeps_dtype(func, written, [*operands, *numbers], rounds=bool(kwargs.get("rounding_mode"))):
-            raise RunEagerly(f"in-place write of a result of another dtype, at {user_line()}")
-        if in_memory:
-            return self._write_memory(func, args, kwargs, written, correction, in_place=in_place)
-        return self._write(func, args, kwargs, [written], correction, in_place=in_place)
+    def _into_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a result and copy it into ``out``, which has to have its sizes and dtype."""
+        out, name = kwargs["out"], op_name(func)
+        others = {key: value for key, value in kwargs.items() if key != "out"}
+        given = tensors_in((args, others))
+        if not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _LEAVES_OUT:
+            _fall_back(f"`{name}` writes its `out` in a way of its own")
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *given)):
+            _fall_back(f"`{name}` is given `out` where gradients are wanted")
+        if name in _MISREADS_GAPS and not all(tensor.is_contiguous() for tensor in (out, *given)):
+            _fall_back(f"`{name}` with `out` takes tensors with gaps for contiguous ones")
+        _check_operands(func, (out, *args), others)
+        count = operations_so_far()
+        result = _run(func, args, others)
+        same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
+        if not same or result.shape != out.shape:
+            _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
+        if draws_since(count) and not out.is_contiguous():
+            _fall_back(f"`{name}` draws into an `out` with other strides")
+        self._in_place(Tensor.copy_, (out, result), {})
+        return out
 
-    def _write_memory(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Tensor,
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Run an op that writes a tensor in a base that is a whole storage on a window of the base in its place."""
+    def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that writes its first argument: a tensor, or those of a list."""
+        if not isinstance(args[0], Tensor):
+            return self._write_list(func, args, kwargs)
+        in_memory = self._memory.ground(args[0]) is not None
+        if in_memory and func is Tensor.__setitem__ and overlaps_itself(args[0]):
+            args = (_written_part(func, args), Ellipsis, args[2])
+        written = args[0]
+        if overlaps_itself(written):
+            _fall_back("in-place write to a tensor that overlaps itself")
+        _check_operands(func, args, kwargs)
+        if not in_memory:
+            return self._write(func, args, kwargs)
         window = self._memory.window(written, of_one_value=op_name(func) in ("zero_", "fill_"))
         version = internals.version_of(window)
-        if in_place:
-            args = (window, *args[1:])
-        else:
-            kwargs = {**kwargs, "out": window}
-        result = self._write(func, args, kwargs, [window], correction, in_place=in_place)
+        result = self._write(func, (window, *args[1:]), kwargs)
         self._memory.wrote(written, window, version)
         return written if result is window else result
 
-    def _write(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Sequence[Tensor],
-        correction: Callable[..., Any] | None,
-        *,
-        in_place: bool,
-    ) -> Any:
-        """Run an op that writes tensors, and see to it that they keep their strides."""
-        of_inference = any(tensor.is_inference() or self._reshapes.is_inference(tensor) for tensor in written)
-        if of_inference and not torch.is_inference_mode_enabled():
-            # the op itself sees that of whole tensors only; the wrapper of an input is none
-            raise RunEagerly(f"an inference tensor is written outside of inference_mode, at {user_line()}")
-        differentiable = written[0].is_floating_point() or written[0].is_complex()
-        if func in _FILLS and torch.is_grad_enabled() and not differentiable:
-            values = tensors_in((args[1:], kwargs))
-            if any(
-                value.requires_grad for value in values
-            ):  # eager gives it a history, which no backward can go through
-                raise RunEagerly(f"integers are filled with what requires grad, at {user_line()}")
-        self._looks.check_writes(written)
-        self._looks.note_writes(written)
-        owners = [tensor if (base := internals.base_of(tensor)) is None else base for tensor in written]
-        kept = [(owner.shape, owner.stride()) for owner in owners]
-        own_strides = [tensor.stride() for tensor in written]
-        unknown = [(other, other.shape, other.stride()) for other in self._owners_unknown_to(owners)]
-        shapes = [tensor.shape for tensor in written]
-        in_order = all(tensor.is_contiguous() for tensor in written)
-        before = [internals.is_functional(t) and internals.has_data_mutation(t) for t in written]
-        views = any(
-            tensor is not owner or self.is_hidden(tensor) for tensor, owner in zip(written, owners, strict=True)
-        )
-        expected = shapes_of_results(func, args, kwargs) if "out" in kwargs else shapes
-        if shapes != expected:
-            operands = {internals.storage_key(t) for t in tensors_in(args) if internals.is_functional(t)}
-            own = any(internals.storage_key(tensor) in operands for tensor in written)
-            filled = any(tensor.numel() and not self._reshapes.is_input(tensor) for tensor in written)
-            if views or own or filled:
-                # eager keeps the memory, which may be larger, be seen by others, or be what the op reads
-                raise RunEagerly(f"`out=` of another shape on a view, an operand or an intermediate, at {user_line()}")
-        count = operations_so_far()
-        versions = [None if in_place or tensor.is_inference() else internals.version_of(tensor) for tensor in written]
-        ordinary = not any(tensor.is_inference() for tensor in written)
-        required = in_place and written[0].requires_grad
+    def _write_list(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that writes the tensors of a list, one after the other."""
+        written = tensors_in(args[0])
+        everything = tensors_in((args, kwargs))
+        if share_memory(everything) or any(self._memory.ground(tensor) is not None for tensor in everything):
+            _fall_back(f"`{op_name(func)}` is given tensors that share memory")
         for tensor in written:
             self._chronicle.writes(tensor)
-        with ordinary_values() if ordinary else nullcontext():
-            result = func(*args, **kwargs) if correction is None else correction(args, kwargs)
-            for tensor in written:
-                if ordinary and torch.is_inference_mode_enabled() and internals.is_functional(tensor):
-                    internals.sync(tensor)  # later, the value would be made where the function is by then
-        if in_place:
-            self._chronicle.wrote(func, args, kwargs, required_grad=required)
-        for owner in owners:
-            self._chronicle.older.wrote(owner)
+        self._looks.check_writes(written)
+        self._looks.note_writes(written)
+        count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
+        result = _run(func, args, kwargs)
         for tensor, version in zip(written, versions, strict=True):
-            unmoved = internals.is_functional(tensor) and internals.version_of(tensor) == version
-            if unmoved and tensor.numel() and not internals.has_data_mutation(tensor):
-                raise RunEagerly(f"`{func.__name__}` writes its `out` around the trace, at {user_line()}")
-            if version is not None and isinstance(kwargs.get("out"), (list, tuple)):
-                count_write([(tensor, version)])
-            refuse_casts(func, casts_since(count, tensor), tensor, in_place=in_place)
-        if "out" in kwargs and expected is not None and [tensor.shape for tensor in written] != expected:
-            # functionalization takes the steps again that an `out` went, over the shape that it was given since
-            raise RunEagerly(f"`out=` of another shape after other changes in place, at {user_line()}")
-        resized = [tensor.shape != shape for tensor, shape in zip(written, shapes, strict=True)]
-        if not in_place and draws_since(count) and (not in_order or any(resized)):
-            raise RunEagerly(f"`{spoken_name(func)}` draws into an `out` with other strides or sizes, at {user_line()}")
-        if in_place and any(resized):
-            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
-            raise RunEagerly(f"in-place write of a result of another shape, at {user_line()}")
-        for n, (tensor, owner) in enumerate(zip(written, owners, strict=True)):
-            if not internals.is_functional(owner):
-                continue
-            keep_strides(owner, *kept[n])
-            if tensor is not owner and not resized[n]:
-                keep_strides(tensor, shapes[n], own_strides[n])
-            for other in unknown:
-                keep_strides(*other)
-            self._reshapes.written(tensor)
-            if resized[n] and self._reshapes.is_input(tensor):
-                self._reshapes.written_out(tensor, shapes[n], before=before[n])
+            if internals.is_functional(tensor) and not tensor.is_inference() and tensor._version == version:
+                torch.autograd.graph.increment_version(tensor)  # eager counts it
+            self._chronicle.older.wrote(_owner(tensor))
+            _check_casts(func, tensor, count)
         return result
 
-    def _check_windows(self, written: Tensor, operands: Sequence[Tensor]) -> None:
-        """Leave to eager a write to a window that an op reads by other strides, perhaps: that is an error of its."""
-        for operand in operands:
-            if operand is written or 1 not in written.shape or not is_same_window(written, operand):
-                continue
-            if not all(self._reshapes.is_input(each) or strides_are_certain(each) for each in (written, operand)):
-                raise RunEagerly(
-                    f"in-place write to a tensor that overlaps an operand, in part perhaps, at {user_line()}"
-                )
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op that writes its first argument, and let that keep its strides."""
+        written: Tensor = args[0]
+        ordinary = not (written.is_inference() or self._reshapes.is_inference(written))
+        if not ordinary and not torch.is_inference_mode_enabled():
+            # the op itself sees that of whole tensors only; the wrapper of an input is none
+            _fall_back("an inference tensor is written outside of inference_mode")
+        whole = not (written.is_floating_point() or written.is_complex())
+        if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
+            _fall_back("integers are written with what requires grad")  # which gives them a history in eager
+        self._looks.check_writes([written])
+        self._looks.note_writes([written])
+        owner = _owner(written)
+        kept = [(each, each.shape, each.stride()) for each in (owner, written, *self._others_unknown_to(owner))]
+        shape, required, count = written.shape, written.requires_grad, operations_so_far()
+        self._chronicle.writes(written)
+        with ordinary_values() if not written.is_inference() else nullcontext():
+            result = _run(func, args, kwargs)
+            if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
+                internals.sync(written)  # later, the value would be made where the function is by then
+        self._chronicle.wrote(func, args, kwargs, required_grad=required)
+        self._chronicle.older.wrote(owner)
+        _check_casts(func, written, count)
+        if written.shape != shape:
+            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
+            _fall_back("in-place write of a result of another shape")
+        if internals.is_functional(owner):
+            for each in kept:
+                _keep_strides(*each)
+            self._reshapes.written(written)
+        return result
 
     def note_owner(self, tensor: Tensor) -> None:
         """Note what an alias is made of that will not know it as its base."""
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
-            base = internals.base_of(tensor)
-            self._owners.setdefault(internals.storage_key(tensor), weakref.ref(tensor if base is None else base))
+            self._owners.setdefault(internals.storage_key(tensor), weakref.ref(_owner(tensor)))
 
-    def _owners_unknown_to(self, owners: Sequence[Tensor]) -> list[Tensor]:
-        """Return what `note_owner` noted of the memory of tensors, as far as it is none of these."""
-        found = {}
-        for tensor in owners if self._owners else ():
-            noted = self._owners.get(internals.storage_key(tensor)) if internals.is_functional(tensor) else None
-            other = None if noted is None else noted()
-            if other is not None and not any(other is each for each in owners):
-                found[id(other)] = other
-        return list(found.values())
+    def _others_unknown_to(self, owner: Tensor) -> Iterator[Tensor]:
+        """Yield what `note_owner` noted of the memory of a tensor, if it is another one."""
+        noted = self._owners.get(internals.storage_key(owner)) if internals.is_functional(owner) else None
+        other = None if noted is None else noted()
+        if other is not None and other is not owner:
+            yield other
 
     def is_hidden(self, tensor: Tensor) -> bool:
         """Tell whether ``tensor`` has the memory of an input without being it."""
         if not internals.is_functional(tensor):
             return False
         return internals.storage_key(tensor) in self._grounds and not self._reshapes.is_input(tensor)
+
+
+def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    correction = CORRECTIONS.get(func)
+    return func(*args, **kwargs) if correction is None else correction(func, args, kwargs)
+
+
+def _fall_back(reason: str) -> NoReturn:
+    raise RunEagerly(f"{reason}, at {user_line()}")
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    base = internals.base_of(tensor)
+    return tensor if base is None else base
+
+
+def _check_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Leave to eager a write to memory that the op reads: eager has an error for it, or reads what it wrote before.
+
+    Ops that go element by element may write the very window that they read.
+    """
+    written: Tensor = args[0]
+    for operand in tensors_in((args[1:], kwargs)):
+        overlap = _overlap(written, operand)
+        if overlap == "part":
+            if _overlap(_written_part(func, args), operand) == "part":
+                _fall_back("in-place write to a tensor that overlaps an operand in part")
+        elif overlap and not _goes_by_element(func, args):
+            _fall_back(f"`{op_name(func) or 'an op'}` reads the tensor that it writes")
+        elif overlap and operand is not written and 1 in written.shape:
+            # whether eager takes it for the same window depends on strides that a trace may not know
+            _fall_back("in-place write to a tensor that overlaps an operand, in part perhaps")
+
+
+def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
+    name = op_name(func)
+    if func is Tensor.__setitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return not any(isinstance(key, Tensor | list) for key in keys)
+    if name in _COPIES or (name.startswith("__i") and name.endswith("__")):
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
+
+
+def _written_part(func: Any, args: tuple[Any, ...]) -> Tensor:
+    """Return what an op in place writes: of ``a[::2] = …``, the window, if it can be had as one."""
+    written: Tensor = args[0]
+    if func is Tensor.__setitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if all(key is None or key is Ellipsis or type(key) in (int, slice) for key in keys):
+            with torch.no_grad():
+                return written[args[1]]
+    return written
+
+
+def _check_casts(func: Any, written: Tensor, count: int) -> None:
+    """Leave to eager a write of a result that functionalization cast, unless eager casts it too."""
+    if op_name(func) in _CONVERTS:
+        return
+    casts = [dtype for dtype in casts_since(count, written) if not torch.can_cast(dtype, written.dtype)]
+    if casts:
+        _fall_back(f"`{op_name(func)}` writes a result of dtype {casts[0]} into {written.dtype}")
+
+
+def _keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
+    """Give a wrapper that was written the strides back that it had, where they differ.
+
+    An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
+    to choose, and what is computed from its result inherits the choice.
+    """
+    internals.sync(wrapper)
+    if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
+        return
+    with torch.no_grad():
+        fresh = torch.empty_strided(shape, stride, dtype=wrapper.dtype, device=wrapper.device)
+        fresh.copy_(wrapper)
+        internals.sync(fresh)
+        internals.replace_value(wrapper, internals.from_functional(fresh))
+
+
+def _overlap(written: Tensor, operand: Tensor) -> str:
+    """Say how two tensors share bytes: ``"same"`` window of one storage, in ``"part"`` (perhaps), or ``""``."""
+    if not internals.is_functional(operand) or not internals.is_functional(written):
+        return ""
+    if written.numel() == 0 or operand.numel() == 0:
+        return ""
+    if internals.storage_key(written) != internals.storage_key(operand):
+        return ""
+    windows = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (written, operand)]
+    if windows[0] == windows[1]:
+        return "same"
+    spans = []
+    for shape, stride, offset, dtype in windows:
+        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        spans.append((offset * dtype.itemsize, (last + 1) * dtype.itemsize))
+    return "part" if spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1] else ""
+
+
+def share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether two of some tensors share bytes, perhaps."""
+    keys = [internals.storage_key(tensor) for tensor in tensors if internals.is_functional(tensor)]
+    return len(set(keys)) < len(keys) and any(_overlap(a, b) for a, b in combinations(tensors, 2))
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
+    return tensor.numel() > 0 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -133,7 +133,6 @@ _HALVES = torch.full((4, 5), 0.5)
 _DRAWS = {
     "rand": lambda out: torch.rand((4, 5), out=out),
     "randn": lambda out: torch.randn((4, 5), out=out),
-    "randint": lambda out: torch.randint(9, (4, 5), out=out),
     "bernoulli": lambda out, halves: torch.bernoulli(halves, out=out),
     "normal": lambda out, halves: torch.normal(halves, halves, out=out),
 }
@@ -358,7 +357,6 @@ def test_a_write_within_the_view(own):
 ALIASES = {
     "detach": lambda t: t.detach(),
     "data": lambda t: t.data,
-    "numpy": lambda t: torch.from_numpy(t.detach().numpy()),
 }
 
 

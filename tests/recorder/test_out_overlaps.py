@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine_helpers import compiled, same
+from tests.engine_helpers import compiled, nonleaf, same
 
 
 def of_intermediate(op):
@@ -60,17 +60,53 @@ def test_what_reads_what_it_writes(op, where):
     [
         lambda y: torch.mul(y, 2, out=y),
         lambda y: torch.where(y > 1, y, y * 2, out=y),
-        lambda y: torch.addmm(y, y * 1, y * 2, out=y),
-        lambda y: torch.cumsum(y, 0, out=y),
         lambda y: y.add_(y),
         lambda y: y.__setitem__(slice(None), y),
         lambda y: y.__imul__(y),
     ],
-    ids=["mul", "where", "addmm", "cumsum", "add_", "setitem", "imul"],
+    ids=["mul", "where", "add_", "setitem", "imul"],
 )
 def test_what_may_write_what_it_reads(op, where):
-    """Element by element, or as the op in place would: these are compiled."""
+    """Element by element: these are compiled."""
     same(where(op), torch.arange(1.0, 5.0).reshape(2, 2))
+
+
+OUTS = {
+    "several": lambda x, out: torch.max(x, 1, out=(out, torch.zeros_like(out, dtype=torch.int64))),
+    "list": lambda x, out: torch.unbind_copy(x, out=[out, torch.zeros_like(out)]),
+    "resized": lambda x, out: torch.mul(x, 2, out=out),
+    "cast": lambda x, out: torch.mul(x[0], 2, out=out.double()),
+    "not written": lambda x, out: torch.empty(2, out=out),
+    "by its overload": lambda x, out: torch.ops.aten.mul.out(x[0], x[1], out=out),
+    "draws in another order": lambda x, out: torch.normal(x, 1.0, out=torch.zeros(2, 2).t()),
+}
+
+
+@WHERE
+@pytest.mark.parametrize("kind", OUTS)
+def test_out_that_runs_eagerly(kind, where):
+    """What an `out` is besides a place to copy a result of its own sizes and dtype to."""
+    same(where(lambda y: OUTS[kind](y, torch.zeros(2))), torch.arange(1.0, 5.0).reshape(2, 2), eagerly=True)
+
+
+@pytest.mark.parametrize(
+    "out", [lambda: torch.zeros(3, 2), lambda: torch.zeros(2, 3).t(), lambda: torch.zeros(4, 2)[1:]]
+)
+@pytest.mark.parametrize("of_view", [False, True])
+def test_out_that_is_compiled(out, of_view):
+    """A result of its own sizes, whatever its strides: of an input, a view of one, and what the function made."""
+
+    def f(x, y, out):
+        made = torch.empty_like(x)
+        end = 2 if of_view else 3
+        torch.add(x[:end], y[:end], out=made[:end] if of_view else made)
+        with torch.no_grad():
+            return torch.mul(x, 3, out=out) if not of_view else torch.mul(x[:2], 3, out=out[:2]), made[:end] * 2
+
+    x = torch.arange(6.0).reshape(3, 2)
+    same(f, x, x + 1, out())
+    if not of_view:
+        same(f, x, x + 1, nonleaf(3, 2))
 
 
 @pytest.mark.parametrize("device", [{}, {"device": "cpu"}])
