@@ -36,6 +36,11 @@ def requirements(texts: list[str]) -> dict[str, SpecifierSet]:
     return {parsed.name: parsed.specifier for parsed in map(Requirement, texts)}
 
 
+def test_readme_is_short() -> None:
+    """It is for someone who meets aotlab today."""
+    assert len(README.splitlines()) <= 160
+
+
 def test_conda_and_pip_agree() -> None:
     """environment.yml asks for the packages and versions of pyproject.toml, Python included."""
     entries = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]

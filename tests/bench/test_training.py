@@ -186,7 +186,7 @@ def test_markdown_and_resumed(tmp_path, monkeypatch):
     assert training.main(["--only", "Llama", "ViT", "--with", str(path), "--markdown"], out=out) == 0
     assert asked == ["ViT"]
     *_, head, rule, first, second = out.getvalue().strip().splitlines()
-    assert head in (Path(__file__).parents[2] / "README.md").read_text()
+    assert head in Path(training.__file__).with_name("RESULTS.md").read_text()
     assert rule == "| --- | ---: | ---: | --- |" + 8 * " ---: |"
     assert first == "| ViT | 0 | 2 | nan → nan |" + 8 * " – |"
     assert second == "| Llama | 0 | 1 | nan → nan | – | – | – | – | 2.00 | – | – | – |"

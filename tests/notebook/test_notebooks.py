@@ -5,6 +5,7 @@ The README's cells and options are held to the same.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -200,9 +201,18 @@ def promises_of_upstream_findings(run: Session) -> None:
     assert [results[1].partition(":")[0], results[2]] == ["RuntimeError", "[12.0]"]
 
 
+def promises_of_differences(run: Session) -> None:
+    """Check that each pair of differences.ipynb is still a difference: what is not goes out of the notebook."""
+    pairs = [cell.id for cell in run.book.cells if cell.id.endswith("-pair")]
+    shown = {pair: ast.literal_eval(run.result(pair)) for pair in pairs}
+    assert len(shown) > 8
+    assert [pair for pair, (eager, ours) in shown.items() if eager == ours] == []
+
+
 #: Notebook → what to check after it ran.
 PROMISES: dict[str, Callable[[Session], None]] = {
     "00_start.ipynb": promises_of_start,
+    "differences.ipynb": promises_of_differences,
     "upstream_findings.ipynb": promises_of_upstream_findings,
 }
 
