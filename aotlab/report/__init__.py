@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from aotlab.report.codec import ReportFormatError
-from aotlab.report.collect import Recording
+from aotlab.report.collect import Recording, record
+from aotlab.report.html import page
+from aotlab.report.mime import bundle, plain
 from aotlab.report.model import (
     MIME_TYPE,
     Cell,
@@ -12,7 +14,9 @@ from aotlab.report.model import (
     VerificationRow,
     report_schema,
 )
-from aotlab.report.tables import COLUMNS
+from aotlab.report.tables import COLUMNS, table
+from aotlab.report.verdict import verdict
+from aotlab.report.views import DRAWING
 
 __all__ = [
     "COLUMNS",
@@ -25,3 +29,5 @@ __all__ = [
     "VerificationRow",
     "report_schema",
 ]
+
+DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, record=record)

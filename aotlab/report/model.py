@@ -37,7 +37,7 @@ from aotlab.errors import UsageError, UserLine
 from aotlab.ir.specs import Size
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
 from aotlab.report.text import known_size
-from aotlab.report.views import Views
+from aotlab.report.views import DRAWING, Views
 
 if TYPE_CHECKING:
     from aotlab.report.collect import Recording
@@ -938,9 +938,8 @@ class Report(Views):
             It gives a `Recording`, which answers to everything that a report answers to, during the block and
             after it; ``recording.report()`` is the plain report.
         """
-        from aotlab.report.collect import record
-
-        return record(name)
+        recording: AbstractContextManager[Recording] = DRAWING["record"](name)
+        return recording
 
     def with_timings(self, rows: Iterable[object]) -> Report:
         """Return a copy with ``rows`` added to the timings.

@@ -1,20 +1,24 @@
 """What can be seen of a report: tables, a sentence, a page, a notebook's output.
 
 `Views` is shared by `aotlab.report.model.Report` and by `aotlab.report.collect.Recording`, so that both answer alike:
-a recording shows the report as it stands at that moment. Whatever draws is imported when something is drawn.
+a recording shows the report as it stands at that moment. The functions that draw know reports, and reports do not know
+them: `aotlab.report` enters them in `DRAWING`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from aotlab.report.model import Report
+
+#: The functions that draw a report, by name.
+DRAWING: dict[str, Callable[..., Any]] = {}
 
 
 class Views:
@@ -114,43 +118,32 @@ class Views:
     @property
     def verdict(self) -> str:
         """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
-        from aotlab.report.verdict import verdict
-
-        return verdict(self.report()).sentence
+        return str(DRAWING["verdict"](self.report()).sentence)
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained page that opens anywhere, and return the path.
 
         The page has no scripts and loads nothing; it follows the reader's light or dark theme.
         """
-        from aotlab.report.html import page
-
         path = Path(path)
-        path.write_text(page(self.report()), encoding="utf-8")
+        path.write_text(DRAWING["page"](self.report()), encoding="utf-8")
         return path
 
     def __str__(self) -> str:
-        from aotlab.report.mime import plain
-
-        return plain(self.report())
+        return str(DRAWING["plain"](self.report()))
 
     def _repr_html_(self) -> str:
-        from aotlab.report.mime import bundle
-
-        return str(bundle(self.report())["text/html"])
+        return str(DRAWING["bundle"](self.report())["text/html"])
 
     def _repr_mimebundle_(
         self, include: Container[str] | None = None, exclude: Container[str] | None = None
     ) -> dict[str, object]:
-        from aotlab.report.mime import bundle
-
         return {
             kind: data
-            for kind, data in bundle(self.report()).items()
+            for kind, data in DRAWING["bundle"](self.report()).items()
             if (include is None or kind in include) and (exclude is None or kind not in exclude)
         }
 
     def _table(self, name: str) -> pd.DataFrame:
-        from aotlab.report.tables import table
-
-        return table(self.report(), name)
+        table: pd.DataFrame = DRAWING["table"](self.report(), name)
+        return table
