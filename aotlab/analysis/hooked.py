@@ -1,16 +1,6 @@
-"""What the caller does not get and the epilogue has to make all the same.
+"""Views that the caller does not get and that gradients have to pass all the same.
 
-For the sake of hooks::
-
-    def f(x, y):
-        v = x.view(-1)
-        v.register_hook(lambda gradient: gradient * y)
-        return v[0]
-
-The output is a view of ``x``, made by the epilogue. Its gradient has to pass ``v`` with its hook: so ``v`` is made as
-well, as if it were an output, and ``v[0]`` from it. What the hook holds, ``y`` here, has to be there too.
-
-For the sake of histories, where ``x`` is a view of a tensor with a history::
+Where ``x`` is a view of a tensor with a history::
 
     def f(x):
         v = x.view(-1)
@@ -18,7 +8,8 @@ For the sake of histories, where ``x`` is a view of a tensor with a history::
         return v[0], v.exp()
 
 Autograd makes the history of ``v`` anew, from the tensor that ``x`` is itself a view of: the gradients of both outputs
-go there and not by ``x``. So they do if ``v`` is made before the epilogue's write, and the outputs from it after that.
+go there and not by ``x``. So they do if ``v`` is made before the epilogue's write, and the outputs from it after that:
+the epilogue makes ``v`` as if it were an output.
 
 For the sake of the caller's hooks::
 
@@ -28,6 +19,8 @@ For the sake of the caller's hooks::
 
 A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node in
 common. So they do here if the gradient passes ``v``.
+
+The function's own hooks on views that outputs are views of would be passed by: eager runs such calls.
 """
 
 from __future__ import annotations
@@ -41,75 +34,30 @@ from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
-from aotlab.errors import HooksError, OutputError
+from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo
-from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape, held_tensors
+from aotlab.recorder import Chronicle, Hook, RunEagerly, Tape
 
 
 def all_outputs(
-    tape: Tape,
-    leaves: Sequence[Any],
-    names: Sequence[str],
-    inputs: Sequence[Entered],
-    hooks: Sequence[Hook],
-    chronicle: Chronicle,
-) -> tuple[Outputs, list[Tensor]]:
-    """Classify the outputs and behind them, as if they were returned too, what hooks hold and the views with hooks.
-
-    Returns
-    -------
-    :
-        The outputs, and the traced tensors that hooks hold.
+    tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
+) -> Outputs:
+    """Classify the outputs and behind them, as if they were returned too, the views that gradients pass.
 
     Raises
     ------
-    HooksError
-        A hook holds something that a compiled call cannot give it.
     RunEagerly
-        A view with a hook, or one from before a write, cannot be made again.
+        Such a view cannot be made again.
     """
-    held: dict[int, tuple[str, Tensor, Hook]] = {}
-    for hook in hooks:
-        if hook.function is not None:
-            for name, tensor in held_tensors(hook.function, hook.line).items():
-                held.setdefault(id(tensor), (name, tensor, hook))
-    tensors = [tensor for _, tensor, _ in held.values()]
-    every = [*leaves, *tensors]
-    labels = [*names, *(f"{name} in a hook" for name, *_ in held.values())]
-    if not held:
-        outputs = read_outputs(tape, leaves, names, inputs, chronicle)
-    else:
-        try:
-            outputs = read_outputs(tape, every, labels, inputs, chronicle)
-        except OutputError as error:
-            read_outputs(tape, leaves, names, inputs, chronicle)  # if it is about an output, it says so
-            used, _, hook = next(iter(held.values()))
-            raise HooksError(
-                f"a hook holds `{used}`, a tensor of the call",
-                line=hook.line,
-                why=f"a compiled call cannot hand it over: {error}",
-                suggestion="register the hook outside of the compiled function",
-            ) from error
-    views = hooked_views(hooks, outputs, inputs)
-    views += [view for view in _views_passed(outputs, inputs, chronicle) if not any(view is v for v in views)]
-    if views:
-        try:
-            outputs = read_outputs(
-                tape, [*every, *views], [*labels, *("view on the way" for _ in views)], inputs, chronicle
-            )
-        except OutputError as error:
-            raise RunEagerly(f"a view that gradients pass cannot be made again: {error}") from error
-    return outputs, tensors
-
-
-def hooked_views(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> list[Tensor]:
-    """Return the views with hooks that gradients of outputs pass on their way to what the outputs are views of."""
-    found: dict[int, Tensor] = {}
-    for _, hook in _passed(hooks, outputs, inputs):
-        is_output = any(tensor is hook.tensor for tensor in outputs.tensors.values())
-        if not is_output and hook.tensor.requires_grad and edge_of(hook.tensor) == hook.edge:
-            found[id(hook.tensor)] = hook.tensor
-    return list(found.values())
+    outputs = read_outputs(tape, leaves, names, inputs, chronicle)
+    views = _views_passed(outputs, inputs, chronicle)
+    if not views:
+        return outputs
+    labels = [*names, *("view on the way" for _ in views)]
+    try:
+        return read_outputs(tape, [*leaves, *views], labels, inputs, chronicle)
+    except OutputError as error:
+        raise RunEagerly(f"a view that gradients pass cannot be made again: {error}") from error
 
 
 def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:

@@ -17,7 +17,6 @@ from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.clocks import clocks_watched
 from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard
-from aotlab.recorder.held import HookCopies, held_tensors
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.memory import may_overlap_itself, place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
@@ -37,7 +36,6 @@ __all__ = [
     "EscapeGuard",
     "Ground",
     "Hook",
-    "HookCopies",
     "HookKind",
     "LeftToPython",
     "NeedsAnother",
@@ -55,7 +53,6 @@ __all__ = [
     "WarningTape",
     "clocks_watched",
     "ends_its_storage",
-    "held_tensors",
     "is_tracing",
     "line_of_error",
     "locate",

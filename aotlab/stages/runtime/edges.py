@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
-from aotlab.recorder import HookCopies
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.history import history_of
 from aotlab.stages.runtime.outputs import Outputs
@@ -24,7 +21,6 @@ class Edges:
         self._draft = draft
         self._outputs = outputs
         self._hooked: set[int] = set()  # which of the trace's hooks are registered
-        self._copies = ""  # the name of the copies of the hooks that this call makes
 
     def through(self, source: Source, done: Collection[int]) -> str:
         """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
@@ -89,26 +85,7 @@ class Edges:
                 draft.w.add(f"{target}.retain_grad()")
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
-                hook = self._hook(n, function)
-                draft.w.add(f"{target}.{method}({hook})")
-
-    def give_to_hooks(self) -> None:
-        """Write what gives the hooks of this call the tensors that they hold."""
-        if self._copies:
-            first = self._draft.trace.visible_outputs
-            held = [self._outputs.expression(first + n) for n in range(len(self._draft.trace.held))]
-            self._draft.w.add(f"{self._copies}.hold({', '.join(held)})")
-
-    def _hook(self, n: int, function: Callable[..., Any] | None) -> str:
-        """Return the expression of a hook; where hooks hold tensors of the call, each call has copies of its own."""
-        draft, trace = self._draft, self._draft.trace
-        if not trace.held:
-            return draft.w.constant("hook", function)
-        if not self._copies:
-            self._copies = draft.w.local("hooks")
-            make = partial(HookCopies, [function for *_, function in trace.hooks], trace.held)
-            draft.w.add(f"{self._copies} = {draft.w.constant('copies_of_hooks', make)}()")
-        return f"{self._copies}[{n}]"
+                draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
 
     def _now(self, source: Source) -> str:
         tensor = self._draft.kept(source.index)

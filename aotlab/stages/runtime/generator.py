@@ -59,7 +59,6 @@ class Generator:
         outputs = self._outputs.write()
         self._keeping.watch(edges)
         edges.register_hooks("input", "changed", "owner", "root", "output")
-        edges.give_to_hooks()
         self._leave_grad_mode()
         w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs], given)}")
         source = "\n".join([*draft.heads, "def run(args, kwargs):", *body]) + "\n"

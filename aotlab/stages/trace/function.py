@@ -71,8 +71,8 @@ class Findings:
     moved_unseen, moved
         The intermediates that it moved under ``no_grad``, and whether it moved anything that requires grad; see
         `Reshapes`.
-    visible, held
-        How many of the outputs the user gets; the first of the others are the traced tensors that hooks hold.
+    visible
+        How many of the outputs the user gets; the others are views that gradients pass.
     """
 
     call: Call
@@ -93,7 +93,6 @@ class Findings:
     moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     moved: bool
     visible: int
-    held: list[Tensor]
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
@@ -142,9 +141,10 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         infos = _input_infos(recorder, inputs)
         _check_others(call, dedupe, inputs, infos)
         hooks = escapes.hooks.all
-        outputs, held = all_outputs(recorder.tape, leaves, names, inputs, hooks, escapes.chronicle)
+        escapes.hooks.check()
+        outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
     for item in (each for each in inputs if each.is_over):
-        _check_over(item, [*outputs.tensors.values(), *held, *(hook.tensor for hook in hooks)])
+        _check_over(item, [*outputs.tensors.values(), *(hook.tensor for hook in hooks)])
     if escapes.chronicle.wrote_below_windows:
         raise RunEagerly("a window on a view that leaves out elements was made before that was written")
     if outputs.cut and hooks:
@@ -172,7 +172,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         moved_unseen=escapes.reshapes.unseen,
         moved=escapes.reshapes.moved,
         visible=len(leaves),
-        held=held,
     )
 
 

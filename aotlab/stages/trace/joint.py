@@ -106,7 +106,6 @@ def make_joint(
         by_steps=sorted(range(len(findings.inputs)), key=lambda k: findings.inputs[k].stepped_as),
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
-        held=findings.held,
         sets_saved_hooks=findings.sets_saved_hooks,
         differentiates=findings.differentiates,
         holder=findings.holder if findings.recorder.has_checkpoints else nullcontext,

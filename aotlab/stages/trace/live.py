@@ -60,11 +60,9 @@ class Trace:
     made_through
         For outputs that are views of other outputs that are views, which one.
     visible_outputs
-        How many of the outputs the user gets; the others are there for hooks.
+        How many of the outputs the user gets; the others are views that gradients pass.
     hooks
         The hooks that the function registered: the kind, what stands for the tensor, and the hook.
-    held
-        The traced tensors that hooks hold, each an output behind those that the user gets.
     sets_saved_hooks
         Whether the function sets ``saved_tensors_hooks``.
     differentiates
@@ -160,7 +158,6 @@ class Trace:
     warned: tuple[Warned, ...]
     visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]
-    held: list[Tensor]
     sets_saved_hooks: bool
     differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
