@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import doctor
+from aotlab.cli import doctor
 from aotlab.errors import GraphInvariantError
 from tests.engine_helpers import compiled, events, leaf, nonleaf, same
 

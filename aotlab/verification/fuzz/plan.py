@@ -21,7 +21,7 @@ Engine = Literal["aotlab", "upstream"]
 BLOCK = 200
 
 #: The rooms that cannot change what a compiled function does: what measures, draws and explains it.
-_AROUND = ("bench", "cli.py", "course", "demo.py", "doctor.py", "lab.py", "notebook", "report", "teach", "verification")
+_AROUND = ("bench", "cli", "course", "notebook", "report", "teach", "verification")
 
 #: The files that decide which programs are drawn and how two runs are compared.
 _GENERATOR = ("programs*.py", "programs/*.py", "clones.py", "differential.py", "observables.py", "fuzz/drawing.py")

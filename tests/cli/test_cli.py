@@ -19,7 +19,7 @@ import aotlab
 from aotlab import cli
 from aotlab.errors import RandomOpError, UsageError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,8 +30,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each option of ``demo`` reaches `aotlab.demo.run`, and its status is the command's."""
-    from aotlab import demo
+    """Each option of ``demo`` reaches `aotlab.cli.demo.run`, and its status is the command's."""
+    from aotlab.cli import demo
 
     calls: list[dict[str, object]] = []
 
@@ -89,7 +89,7 @@ def test_demo_looks_for_the_gpu_before_it_is_loaded(
 ) -> None:
     """A torch that is built with CUDA, on a machine without a GPU: the demo itself is not even asked."""
     monkeypatch.setattr(cli, "version", lambda _name: "2.13.0")
-    monkeypatch.setitem(sys.modules, "aotlab.demo", None)
+    monkeypatch.setitem(sys.modules, "aotlab.cli.demo", None)
     assert cli.main(["demo", "--device", "cuda"]) == 2
     assert "there is no cuda device here" in capsys.readouterr().err
 
@@ -232,7 +232,7 @@ def test_our_errors_are_sentences(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An error of ours becomes one line on stderr and an exit status; there is no traceback."""
-    from aotlab import doctor
+    from aotlab.cli import doctor
 
     def run(**_options: object) -> int:
         raise error
@@ -310,7 +310,7 @@ def test_bare_checkout_runs_the_demo(bare_site: Path, tmp_path: Path) -> None:
 
 def test_output_goes_where_it_is_told() -> None:
     """``doctor`` prints to the stream that it is given."""
-    from aotlab import doctor
+    from aotlab.cli import doctor
 
     out = io.StringIO()
     doctor.run(quick=True, out=out)

@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
-from aotlab import cli, doctor, lab
+from aotlab import cli
+from aotlab.cli import doctor, lab
 from aotlab.errors import AotlabError, UsageError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def call(*, directory: Path | None = None, port: int | None = None, more: Sequen
 
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each option reaches `aotlab.lab.run`, and what stands behind ``--`` is for JupyterLab."""
+    """Each option reaches `aotlab.cli.lab.run`, and what stands behind ``--`` is for JupyterLab."""
     calls: list[dict[str, object]] = []
 
     def run(**options: object) -> int:

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotlab import api, demo
+from aotlab import api
+from aotlab.cli import demo
 from aotlab.errors import UsageError
 from aotlab.report import Report
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 #: What a server without Jupyter lacks, and what only developers have.

@@ -233,7 +233,7 @@ def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         _check_writable(path)
     if options.device.startswith("cuda"):
         _check_cuda(options.device)
-    from aotlab import demo
+    from aotlab.cli import demo
 
     return demo.run(
         device=options.device,
@@ -277,7 +277,7 @@ def _check_cuda(device: str) -> None:
 
 
 def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from aotlab import lab
+    from aotlab.cli import lab
 
     return lab.run(
         directory=options.directory, port=options.port, browser=not options.no_browser, more=rest, out=sys.stdout
@@ -359,6 +359,6 @@ def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> in
 
 
 def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:
-    from aotlab import doctor
+    from aotlab.cli import doctor
 
     return doctor.run(quick=options.quick, out=sys.stdout)

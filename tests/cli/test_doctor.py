@@ -17,10 +17,10 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 import aotlab
-from aotlab import doctor
-from aotlab.doctor import Finding
+from aotlab.cli import doctor
+from aotlab.cli.doctor import Finding
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_versions_are_the_packages() -> None:
@@ -155,7 +155,7 @@ def test_extension_without_jupyterlab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package without the dashboard's JavaScript is a problem, and says where it looked."""
-    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "aotlab" / "doctor.py"))
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "aotlab" / "cli" / "doctor.py"))
     monkeypatch.setattr(doctor, "_installed", lambda: True)
     bundle = tmp_path / "aotlab" / "notebook" / "static" / "dashboard.js"
     finding = doctor.check_dashboard()

@@ -101,7 +101,7 @@ def check_python() -> Finding:
 
 def check_aotlab() -> Finding:
     """Say which aotlab this is, and whether ``torch.compile(backend="aotlab")`` would find it."""
-    seen = f"{__version__} ({Path(__file__).parent})"
+    seen = f"{__version__} ({Path(__file__).parents[1]})"
     registered = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
     if "aotlab" not in registered:
         return Finding(
@@ -199,7 +199,7 @@ def check_extension() -> Finding:
 
 def check_dashboard() -> Finding:
     """Look for the dashboard's JavaScript, which the package carries once it is built."""
-    bundle = Path(__file__).parent / "notebook" / "static" / "dashboard.js"
+    bundle = Path(__file__).parents[1] / "notebook" / "static" / "dashboard.js"
     if bundle.is_file():
         return Finding(subject="dashboard", status="ok", seen=str(bundle))
     return Finding(
@@ -221,7 +221,7 @@ def _installed() -> bool:
 
 def _install_again() -> str:
     """Say how to get what an installation of aotlab brings for the notebook."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if (root / "pyproject.toml").is_file():
         return f"{sys.executable} -m pip install -e {root}"
     return "install aotlab's wheel again, with pip's --force-reinstall"

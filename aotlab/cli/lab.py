@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from aotlab import doctor
+from aotlab.cli import doctor
 from aotlab.errors import AotlabError, UsageError
 
 #: The page that opens first.
@@ -33,7 +33,7 @@ FIRST_PAGE = "00_start.ipynb"
 #: Where the notebooks are copied to if no folder is named.
 FOLDER = Path("aotlab-notebooks")
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 #: How long JupyterLab may take to end its kernels before it is killed, in seconds.
 _PATIENCE = 15.0
 
