@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from aotlab.errors import PythonValueError
-from aotlab.values import MISSING, Mentioned, is_plain, same_value, shown
+from aotlab.values import MISSING, Mentioned, attributes_that_count, is_plain, same_value, shown
 
 #: The attributes of one tensor that count, as (name, value).
 Attributes = tuple[tuple[str, Any], ...]
@@ -30,7 +30,7 @@ def attributes_of(tensor: Tensor, mentioned: Mentioned, name: str) -> Attributes
     """
     if not mentioned:
         return ()
-    found = tuple((key, value) for key, value in vars(tensor).items() if mentioned.counts(key))
+    found = tuple(attributes_that_count(tensor, mentioned).items())
     for key, value in found:
         if not is_plain(value):
             raise PythonValueError(
@@ -44,7 +44,7 @@ def attributes_of(tensor: Tensor, mentioned: Mentioned, name: str) -> Attributes
 
 def attributes_differ(tensor: Tensor, expected: Attributes, mentioned: Mentioned) -> bool:
     """Tell whether the attributes of ``tensor`` that count are others than ``expected``."""
-    now = {key: value for key, value in vars(tensor).items() if mentioned.counts(key)}
+    now = attributes_that_count(tensor, mentioned)
     return len(now) != len(expected) or not all(same_value(now.get(key, MISSING), value) for key, value in expected)
 
 

@@ -11,10 +11,11 @@ Nothing of the user's is run for that: properties and methods are followed as co
 the standard library is not looked at, but for the names of attributes in methods of torch's that the user's code calls.
 What is read by a name that stands in no code (`getattr` with a computed name, a dataclass' generated comparison) counts
 as all attributes where `getattr` and its like are mentioned; otherwise it is a documented exclusion, as is the state of
-most objects written in C, and what `datetime` says. What reads an iterator, a file, or names by `eval` runs eagerly
-(`aotlab.unseen`), unless only the code of an installed package does; so does what follows a weak reference to where
-nothing else leads. The environment is guarded where the code mentions ``environ`` or `getenv`, and what reads `time`
-runs eagerly. Of a logger only flags and levels count: it changes by being used, and leads to all others of the process.
+most objects written in C, and what `datetime` says. What holds values where no guard looks, and what reads an iterator,
+a file, or names by `eval`, runs eagerly (`aotlab.unseen`); an iterator or a file that only the code of an installed
+package reads is that package's affair. The environment is guarded where the code mentions ``environ`` or ``getenv``,
+and what reads `time` runs eagerly. Of a logger only flags and levels count: it changes by being used, and leads to all
+others of the process.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from __future__ import annotations
 import builtins
 import contextvars
 import functools
+import gc
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -34,15 +35,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotlab import torch_internals as internals
-from aotlab.buffers import is_buffer
 from aotlab.code_lines import line_like
 from aotlab.code_names import names_in
-from aotlab.reached import Absent, Attribute, Default, Held, Item, KeywordDefault, Place, Reached, Size, Variable
-from aotlab.unseen import READERS_OF_NAMES, is_unseen, kept_in, names_looked_up, parts_behind
+from aotlab.reached import Absent, Attribute, Held, Item, Place, Reached, Size, Variable
+from aotlab.unseen import READERS_OF_NAMES, is_changing, is_holding, is_random
 from aotlab.values import (
     CONTAINERS,
     MISSING,
+    CannotBeWatched,
     Mentioned,
+    attributes_that_count,
     is_array,
     is_of_its_own_kind,
     is_plain,
@@ -78,13 +80,7 @@ class Reach:
 
 
 def reach(function: Any) -> Reach:
-    """Collect what ``function`` can reach.
-
-    Raises
-    ------
-    PythonValueError
-        It reads an array too large to be compared at every call.
-    """
+    """Collect what ``function`` can reach."""
     walk = _Walk(function)
     return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned, unseen=walk.unseen())
 
@@ -127,18 +123,6 @@ def _own_names(kind: Hashable) -> frozenset[str]:
     return frozenset(names)
 
 
-@functools.cache
-def _names_in_methods(kind: Hashable) -> dict[str, frozenset[str]]:
-    """Return the attributes that each method or property of a class of torch's mentions, by the method's name."""
-    found: dict[str, frozenset[str]] = {}
-    for each in cast(type, kind).__mro__:
-        for name, member in vars(each).items():
-            function = member.fget if isinstance(member, property) else member
-            if isinstance(function, types.FunctionType):
-                found[name] = found.get(name, frozenset()) | names_in(function.__code__).attributes
-    return found
-
-
 def _is_simple(value: Any) -> bool:
     """Tell whether it is a plain value, or a container of such."""
     if isinstance(value, dict):
@@ -147,32 +131,33 @@ def _is_simple(value: Any) -> bool:
 
 
 class _Walk:
+    """Goes from a function to all that it may read.
+
+    What is found *by chance* is what nothing leads to but a library's own code, or a computed name.
+    """
+
     def __init__(self, function: Any) -> None:
         self.found: list[Reached] = []
         self.objects: list[tuple[str, Any]] = []
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
-        self._seen: set[int] = set()
-        self._todo: list[tuple[str, Any]] = [("", function)]
+        self._seen: dict[Hashable, bool] = {}  # by id, or by id and name: whether it was found by chance alone
+        self._todo: list[tuple[str, Any, bool]] = [("", function, False)]
         self.mentioned = Mentioned()
         self._names = self.mentioned.names
-        self._things: dict[int, tuple[str, Any]] = {}  # objects, classes and modules whose attributes count, by id
-        self._looked_at: set[tuple[int, str]] = set()
-        self._tensors: dict[int, tuple[str, Tensor]] = {}  # those with attributes, by id
-        self._unseen: list[tuple[int, str]] = []  # what no guard can watch, as (id, a clause)
-        self._weak: list[tuple[str, weakref.ref[Any]]] = []
-        self._named: set[int] = set()  # ids of what the user's code names
-        self._by_chance: set[int] = set()  # ids of what is looked at though nothing names it, or only a library does
-        self._inside: dict[int, set[int]] = {}  # by id, the ids of what an object was found in
+        self._users: set[str] = set()  # the names that no package's code alone mentions
+        self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
+        self._tensors: list[tuple[str, Tensor]] = []  # those with attributes
+        self._unseen: str | None = None
         self._answered: dict[type, frozenset[str]] = {}
         self._slots: dict[type, frozenset[str]] = {}
-        self._alive: list[Any] = []  # ids in the sets above belong to these
+        self._alive: list[Any] = []  # ids above belong to these
         self._follow()
 
     def result(self) -> tuple[Reached, ...]:
         """Return what was found, each place once, and what the namespaces do not have."""
         found = {(item.place.identity(), item.how): item for item in reversed(self.found)}
         absent = []
-        for label, thing in self._things.values():
+        for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
                 name = f"{label}.…" if label else "self.…"
@@ -182,31 +167,15 @@ class _Walk:
         return (*reversed(found.values()), *absent)
 
     def unseen(self) -> str | None:
-        """Say what the function may read that no guard can watch; None if there is nothing."""
-        unseen = (*self._unseen, *self._only_weakly_reached())
-        return next((text for number, text in unseen if not self._is_by_chance(number)), None)
+        """Say what the function may read that no guard watches; None if there is nothing."""
+        for label, tensor in self._tensors:
+            for name, value in attributes_that_count(tensor, self.mentioned).items():
+                if not is_plain(value):
+                    self._cannot_watch(f"`{label}.{name}`, a `{type(value).__qualname__}` on a tensor")
+        return self._unseen
 
-    def _is_by_chance(self, number: int) -> bool:
-        """Tell whether nothing leads to an object but what is looked at by chance, or lies in such."""
-        todo, seen = [number], {number}
-        while todo:
-            each = todo.pop()
-            around = self._inside.get(each, set())
-            if each in self._named or (each not in self._by_chance and not around):
-                return False
-            todo += around - seen
-            seen |= around
-        return True
-
-    def _only_weakly_reached(self) -> Iterator[tuple[int, str]]:
-        """Name weak references to what is not looked at otherwise: guards would keep it alive."""
-        for label, reference in self._weak:
-            value = reference()
-            value = value.__self__ if isinstance(reference, weakref.WeakMethod) and value is not None else value
-            if value is None or isinstance(value, Tensor) or id(value) in self._seen or id(value) in self._things:
-                continue  # one that is dead remains so, and a trace refuses tensors that are no arguments
-            if (id(value), "module") not in self._looked_at:
-                yield id(reference), f"it reads `{label}`, a weak reference to what nothing else leads to"
+    def _cannot_watch(self, what: str) -> None:
+        self._unseen = self._unseen or f"it reads {what}, which no guard watches"
 
     def _missing(self, thing: Any) -> frozenset[str]:
         if isinstance(thing, types.ModuleType):
@@ -228,102 +197,92 @@ class _Walk:
     def _follow(self) -> None:
         while True:
             while self._todo:
-                label, value = self._todo.pop()
-                if id(value) not in self._seen:
-                    self._seen.add(id(value))
+                label, value, chance = self._todo.pop()
+                if self._is_new(id(value), chance):
                     self._alive.append(value)
-                    self._enter(label, value)
-            count = len(self._looked_at)
-            for label, thing in list(self._things.values()):
-                self._look_at(label, thing)
-            for label, tensor in list(self._tensors.values()):
-                self._look_at_tensor(label, tensor)
-            if not self._todo and count == len(self._looked_at):
+                    self._enter(label, value, chance)
+            count = len(self._seen)
+            for label, thing, chance in list(self._things.values()):
+                self._look_at(label, thing, chance)
+            if not self._todo and count == len(self._seen):
                 return
+
+    def _is_new(self, key: Hashable, chance: bool = False) -> bool:
+        """Note something as seen; tell whether it had not been, or by chance alone."""
+        before = self._seen.get(key)
+        is_new = before is None or (before and not chance)
+        if is_new:
+            self._seen[key] = chance
+        return is_new
 
     def _guard(
         self, name: str, place: Place, expected: Any, how: Literal["value", "contents", "identity"], value: Any = None
     ) -> None:
         self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
 
-    def _visit(self, label: str, value: Any, place: Place, *, by_chance: bool = False, within: object = None) -> None:
-        """Guard one value, and go on to what it leads to; it counts as ``within`` does, if it is found in that."""
-        if within is not None:
-            self._inside.setdefault(id(value), set()).add(id(within))
-        else:
-            (self._by_chance if by_chance else self._named).add(id(value))
+    def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
+        """Guard one value, and go on to what it leads to."""
         if isinstance(value, types.ModuleType):
             if not is_library_module(value):
-                self._todo.append((label, value))
+                self._todo.append((label, value, chance))
             return  # modules are not rebound
-        if isinstance(value, Tensor):
-            self._guard(label, place, snapshot(value, label, mentioned=self.mentioned), "contents")
-            self._tensor(label, value)
-            return
-        self.objects.append((label, value))
+        if not isinstance(value, Tensor):
+            self.objects.append((label, value))
         if is_plain(value):
             self._guard(label, place, value, "value")
-        elif isinstance(value, CONTAINERS) or is_array(value) or is_buffer(value):
-            self._guard(label, place, snapshot(value, label, mentioned=self.mentioned), "contents", value)
-            self._todo.append((label, value))
+            return
+        if isinstance(value, (Tensor, *CONTAINERS)) or is_array(value):
+            try:
+                known = snapshot(value, label, self.mentioned)
+            except CannotBeWatched as what:
+                self._cannot_watch(str(what))
+                return
+            self._guard(label, place, known, "contents", None if isinstance(value, Tensor) else value)
         else:
             self._guard(label, place, value, "identity", value)
-            self._todo.append((label, value))
+        self._todo.append((label, value, chance))
 
-    def _enter(self, label: str, value: Any) -> None:
+    def _enter(self, label: str, value: Any, chance: bool) -> None:
         """Go on to what a value leads to."""
-        if is_unseen(value):
-            what = f"a `{type(value).__qualname__}`, whose state may be another at each call"
-            self._unseen.append((id(value), f"it reads `{label or 'self'}`, {what}"))
-        if isinstance(value, weakref.ref):
-            self._weak.append((label, value))
-            if isinstance(value, weakref.WeakMethod):
-                self._todo.append((label, getattr(value(), "__func__", None)))
-        for suffix, part in parts_behind(value):
-            if isinstance(part, (Tensor, *CONTAINERS)) or is_buffer(part):
-                place = Item({0: part}, 0)  # nothing can put another one there
-                self._visit(f"{label}{suffix}", part, place, within=value)
-            elif not is_plain(part):
-                self._inside.setdefault(id(part), set()).add(id(value))
-                self._todo.append((f"{label}{suffix}", part))
-        kept = kept_in(value)
-        if kept is not None:
-            self._visit(f"{label}.{kept}", vars(value)[kept], Held(value, kept), within=value)
-        self._names |= names_looked_up(value)
-        if isinstance(value, CONTAINERS):
-            for key, item in _entries(value):
-                if isinstance(item, Tensor):
-                    self._tensor(f"{label}[{key}]", item)
-                elif not is_plain(item) and not isinstance(item, types.ModuleType):
-                    self._inside.setdefault(id(item), set()).add(id(value))
-                    self._todo.append((f"{label}[{key}]", item))
+        if is_holding(value) or (not chance and is_changing(value)):
+            self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
+        elif isinstance(value, Tensor):
+            if vars(value):
+                self._tensors.append((label, value))
+        elif isinstance(value, CONTAINERS):
+            self._todo += [
+                (f"{label}[{key}]", item, chance)
+                for key, item in _entries(value)
+                if not is_plain(item) and not isinstance(item, types.ModuleType)
+            ]
             if is_of_its_own_kind(value):
-                self._object(label, value)
+                self._object(label, value, chance)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
-            self._inside.setdefault(id(value.__self__), set()).add(id(value))
-            self._todo += [(label or "self", value.__self__), (label, value.__func__)]
-        elif isinstance(value, (staticmethod, classmethod)):
-            self._todo.append((label, value.__func__))
-        elif isinstance(value, property):
-            self._todo += [(label, each) for each in (value.fget, value.fset) if each is not None]
-        elif isinstance(value, functools.cached_property):
-            self._todo.append((label, value.func))
+            self._todo += [(label or "self", value.__self__, chance), (label, value.__func__, chance)]
+        elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+            self._todo += [(label, code, chance) for code in _code_of(value) if code is not None]
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
-                self._module(".".join(part for part in (label, path) if part), module)
+                self._module(".".join(part for part in (label, path) if part), module, chance)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
             self._partial(label, value)
-        elif isinstance(value, types.FunctionType):
-            if not is_library(value):
-                self._function(value)
-            elif value.__name__ in internals.SWITCH_NAMES:
+        elif isinstance(value, types.FunctionType) and not is_library(value):
+            self._function(value)
+        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
+            if value.__name__ in internals.SWITCH_NAMES:
                 self._names.add(value.__name__)
+            owner = getattr(value, "__self__", None)
+            if not (owner is None or isinstance(owner, (type, types.ModuleType)) or is_random(owner)):
+                self._behind(f"{label}.__self__", owner, chance)
+        elif isinstance(value, types.MappingProxyType):
+            for held in gc.get_referents(value):
+                self._behind(label, held, chance)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
-            self._todo.append((label, value.__wrapped__))
+            self._todo.append((label, value.__wrapped__, chance))
         elif isinstance(value, contextvars.ContextVar):
             variable = Variable(value)
             held = variable.read()
@@ -331,18 +290,20 @@ class _Walk:
                 self._guard(f"{label}.get()", variable, MISSING, "identity")
             else:
                 self._visit(f"{label}.get()", held, variable)
-        elif isinstance(value, types.BuiltinFunctionType) and value.__name__ in internals.SWITCH_NAMES:
-            self._names.add(value.__name__)
         elif isinstance(value, types.ModuleType):
-            self._things.setdefault(id(value), (label, value))
+            self._things.setdefault(id(value), (label, value, False))
         elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
             return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
-        elif not is_plain(value) and not isinstance(value, (Tensor, types.BuiltinFunctionType)):
+        elif not is_plain(value):
             original = _compiled_from(value)
             if original is None:
-                self._object(label, value)
+                self._object(label, value, chance)
             else:
-                self._todo.append((label, original))
+                self._todo.append((label, original, chance))
+
+    def _behind(self, label: str, value: Any, chance: bool) -> None:
+        """Visit what an object keeps for as long as it lives."""
+        self._visit(label, value, Item({0: value}, 0), chance=chance)
 
     def _function(self, function: types.FunctionType) -> None:
         """Go through the code of a function, and what it is bound to."""
@@ -353,6 +314,7 @@ class _Walk:
         inline = code is self._root_code
         installed = is_installed(code.co_filename)  # a package, which has its counters and registers for itself
         if not installed:
+            self._users |= names.attributes
             self._reads_names(function)
         self.found.append(
             Reached(
@@ -369,19 +331,16 @@ class _Walk:
             if held is MISSING:
                 self._guard(label, content, MISSING, "identity")
             else:
-                self._visit(label, held, content, by_chance=installed)
-        if function.__defaults__:
-            count = Default(function, None)
-            self._guard(f"the number of defaults of {name}", count, count.read(), "value")
-            for i, default in enumerate(function.__defaults__):
-                self._visit(f"default {i} of {name}", default, Default(function, i), by_chance=installed)
-        for key, default in (function.__kwdefaults__ or {}).items():
-            self._visit(f"default {key} of {name}", default, KeywordDefault(function, key), by_chance=installed)
+                self._visit(label, held, content, chance=installed)
+        for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
+            if defaults := getattr(function, attribute):
+                place = Attribute(function, attribute)
+                self._visit(f"the {word} of {name}", defaults, place, chance=installed)
         missing, nowhere = [], []
         for label in names.globals:
             if label in function.__globals__:
-                place = Item(function.__globals__, label)
-                self._visit(label, function.__globals__[label], place, by_chance=installed)
+                found = Item(function.__globals__, label)
+                self._visit(label, function.__globals__[label], found, chance=installed)
                 continue
             missing.append(label)
             if hasattr(builtins, label):
@@ -396,9 +355,9 @@ class _Walk:
         for label in names.imports:
             module = sys.modules.get(label)
             if module is not None and not is_library_module(module):
-                self._todo.append((label, module))
+                self._todo.append((label, module, installed))
         if function.__dict__:
-            self._things.setdefault(id(function), (name, function))
+            self._things.setdefault(id(function), (name, function, installed))
 
     def _reads_names(self, function: types.FunctionType) -> None:
         """Note it if code calls what reads names that do not stand in it."""
@@ -406,14 +365,14 @@ class _Walk:
             if name in READERS_OF_NAMES and name not in function.__globals__:
                 line = line_like([function.__code__], rf"\b{name}\b")
                 where = f"`{function.__name__}`" if line is None else str(line)
-                self._unseen.append((0, f"it calls `{name}`, which may read what no guard watches, in {where}"))
+                self._unseen = f"it calls `{name}`, which may read what no guard watches, in {where}"
 
     def _partial(self, label: str, value: Any) -> None:
-        self._todo.append((label, value.func))
+        self._todo.append((label, value.func, False))
         for i, item in enumerate(value.args):
             # a partial's arguments are a tuple of its own, which nothing changes
             if not is_plain(item):
-                self._visit(f"{label or 'partial'}.args[{i}]", item, Item({0: item}, 0))
+                self._behind(f"{label or 'partial'}.args[{i}]", item, False)
         for key, item in value.keywords.items():
             self._visit(f"{label or 'partial'}.{key}", item, Item(value.keywords, key))
 
@@ -421,13 +380,13 @@ class _Walk:
         """Go through the methods of a class that the code could call, or make an object of."""
         for each in type.mro(type(kind)):
             if not is_library(each):
-                self._things.setdefault(id(each), (each.__name__, each))
+                self._things.setdefault(id(each), (each.__name__, each, False))
         for each in kind.__mro__:
             if is_library(each):
                 continue
-            self._things.setdefault(id(each), (each.__name__, each))
+            self._things.setdefault(id(each), (each.__name__, each, False))
             made = vars(each).get("__init__"), vars(each).get("__new__"), vars(each).get("__post_init__")
-            self._todo += [(each.__name__, member) for member in made if member is not None]
+            self._todo += [(each.__name__, member, False) for member in made if member is not None]
         if issubclass(kind, nn.Module):
             self._names.add("forward")
         elif issubclass(kind, torch.autograd.Function):
@@ -446,20 +405,19 @@ class _Walk:
                 if written or isinstance(member, (staticmethod, classmethod)):
                     self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
 
-    def _object(self, label: str, value: Any) -> None:
+    def _object(self, label: str, value: Any, chance: bool) -> None:
         kind = type(value)
         if _root(kind.__module__) in ("aotlab", "numpy", "builtins"):
             return
         self.objects.append((label or "self", value))
         if not is_library(kind):
             self._guard(f"the class of {label or 'self'}", Attribute(value, "__class__"), kind, "identity")
-        self._thing(label or "self", value)
+        self._thing(label or "self", value, chance)
 
-    def _module(self, label: str, module: nn.Module) -> None:
+    def _module(self, label: str, module: nn.Module, chance: bool) -> None:
         """Guard what a module is made of: flags, submodules, hooks, its own ``forward``, plain attributes."""
-        if (id(module), "module") in self._looked_at:
+        if not self._is_new((id(module), "a module"), chance):
             return
-        self._looked_at.add((id(module), "module"))
         self._alive.append(module)
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
@@ -486,7 +444,7 @@ class _Walk:
             self._guard("torch.nn.utils.parametrize.cached()", Item(*cache), cache[0][cache[1]], "value")
             if cache[0][cache[1]]:
                 what = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps what is computed there"
-                self._unseen.append((0, what))
+                self._unseen = what
         for kind, tensors in (
             ("parameters", internals.parameters_held(module)),
             ("buffers", internals.buffers_held(module)),
@@ -497,20 +455,20 @@ class _Walk:
                 self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, how="optional"))
         if not is_library(type(module)):
             self._names.add("forward")
-            self._thing(own, module)
+            self._thing(own, module, chance)
             return
         original = _compiled_from(module)
         if original is not None:
-            self._todo.append((label, original))
+            self._todo.append((label, original, chance))
             return
         if isinstance(module, fx.GraphModule):
             self._graph(dot, type(module))
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
-                self._looked_at.add((id(module), name))
+                self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Item(attributes, name))
-        self._things.setdefault(id(module), (own, module))
+        self._things.setdefault(id(module), (own, module, False))
 
     def _graph(self, dot: str, kind: type[fx.GraphModule]) -> None:
         """Guard the code that was last made of a graph, for which it has a class of its own."""
@@ -518,100 +476,74 @@ class _Walk:
             self._names |= names_in(kind.forward.__code__).attributes
             self._guard(f"{dot}forward", Item(vars(kind), "forward", kind), kind.forward, "identity", kind.forward)
 
-    def _thing(self, label: str, value: Any) -> None:
+    def _thing(self, label: str, value: Any, chance: bool) -> None:
         """Have the attributes of an object looked at, and those of its class."""
-        self._things.setdefault(id(value), (label, value))
+        if id(value) not in self._things or not chance:
+            self._things[id(value)] = (label, value, chance)
         kind = type(value)
         for each in kind.__mro__:
             if not is_library(each):
-                self._things.setdefault(id(each), (each.__name__, each))
+                self._things.setdefault(id(each), (each.__name__, each, False))
         self._protocols(kind)
 
-    def _look_at(self, label: str, thing: Any) -> None:
+    def _look_at(self, label: str, thing: Any, chance: bool) -> None:
         """Visit the attributes of an object, a class or a module that the code so far mentions."""
-        is_class = isinstance(thing, type)
         if hasattr(thing, "__dict__"):
-            held = vars(thing)
-            wanted = held.keys() & self._names
-            of_torch = not is_class and _root(type(thing).__module__) == "torch"
-            if of_torch and not isinstance(thing, nn.Module):
-                self._by_methods(label, thing)
-            if self.mentioned.by_string and not of_torch and not isinstance(thing, types.FunctionType):
-                if not isinstance(thing, (type, types.ModuleType)) and (id(thing), "") not in self._looked_at:
-                    self._looked_at.add((id(thing), ""))
-                    self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
-                wanted = {name for name in held if name in wanted or self._counts_by_string(thing, name, held[name])}
-            if _root(type(thing).__module__) == "logging":
-                wanted = {name for name in wanted if is_plain(held[name])}
-            for name in sorted(str(name) for name in wanted):
-                if (id(thing), name) in self._looked_at or (isinstance(thing, nn.Module) and name in _MODULE_OWN):
+            for name in sorted(map(str, self._wanted(label, thing))):
+                if isinstance(thing, nn.Module) and name in _MODULE_OWN:
                     continue
-                self._looked_at.add((id(thing), name))
-                if is_class:
+                kind = thing if isinstance(thing, type) else type(thing)
+                by_chance = chance or (name not in self._users and _is_of_others(kind))
+                if not self._is_new((id(thing), name), by_chance):
+                    continue
+                held = vars(thing)
+                if isinstance(thing, type):
                     place: Place = Item(held, name, thing)
-                elif isinstance(thing, types.ModuleType):
-                    place = Item(held, name)
                 else:
-                    place = Held(thing, name)
-                by_chance = name not in self._names and _is_of_others(type(thing))
-                within = None if by_chance else thing
-                self._visit(f"{label}.{name}", held[name], place, by_chance=by_chance, within=within)
-        if is_class:
+                    place = Item(held, name) if isinstance(thing, types.ModuleType) else Held(thing, name)
+                self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
+        if isinstance(thing, type):
             return
         kind = type(thing)
         if kind not in self._slots:
             self._slots[kind] = _names_of_slots(kind)
         for name in sorted(self._slots[kind] & self._names):
-            if (id(thing), name) not in self._looked_at:
-                self._looked_at.add((id(thing), name))
+            if self._is_new((id(thing), name), chance):
                 place = Attribute(thing, name)
                 value = place.read()
                 if value is MISSING:
                     self._guard(f"{label}.{name}", place, MISSING, "identity")
                 else:
-                    self._visit(f"{label}.{name}", value, place)
+                    self._visit(f"{label}.{name}", value, place, chance=chance)
 
-    def _tensor(self, label: str, tensor: Tensor) -> None:
-        """Have the attributes of a tensor looked at; its snapshot compares them, so that no guard holds the tensor."""
-        if vars(tensor):
-            self._tensors.setdefault(id(tensor), (label, tensor))
-            self._alive.append(tensor)
+    def _wanted(self, label: str, thing: Any) -> set[str]:
+        """Return the names in the dictionary of an object, a class or a module that count."""
+        held = vars(thing)
+        wanted: set[str] = held.keys() & self._names
+        is_object = not isinstance(thing, (type, types.ModuleType))
+        if _root(type(thing).__module__) == "torch" and is_object:
+            if isinstance(thing, nn.Module):
+                return wanted
+            return wanted | {name for name in held if _is_public(name) and _is_simple(held[name])}
+        if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
+            if is_object and self._is_new((id(thing), "")):
+                self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
+            wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
+        if _root(type(thing).__module__) == "logging":
+            wanted = {name for name in wanted if is_plain(held[name])}
+        return wanted
 
-    def _look_at_tensor(self, label: str, tensor: Tensor) -> None:
-        """Go on to the objects that hang on a tensor by names that the code so far mentions."""
-        for name, value in list(vars(tensor).items()):
-            if self.mentioned.counts(name) and (id(tensor), name) not in self._looked_at:
-                self._looked_at.add((id(tensor), name))
-                if isinstance(value, Tensor):
-                    self._tensor(f"{label}.{name}", value)
-                elif not is_plain(value) and not isinstance(value, types.ModuleType):
-                    self._named.add(id(value))
-                    self._todo.append((f"{label}.{name}", value))
 
-    def _by_methods(self, label: str, thing: Any) -> None:
-        """Guard the plain attributes of an object of torch's that its methods read which the code calls.
+def _is_public(name: str) -> bool:
+    """Tell whether an attribute of an object of torch's is state; private ones are caches for the most part."""
+    return not name.startswith("_") or name in _PRIVATE_STATE
 
-        Private ones are caches for the most part, which change by being read.
-        """
-        methods = _names_in_methods(cast(Hashable, type(thing)))
-        names: set[str] = set()
-        todo = ["__call__", *(methods.keys() & self._names)]
-        while todo:
-            fresh = methods.get(todo.pop(), frozenset()) - names
-            names |= fresh
-            todo += fresh
-        for name in sorted((names & vars(thing).keys()) - self._names):
-            value = vars(thing)[name]
-            if name.startswith("_") and name not in _PRIVATE_STATE:
-                continue
-            if (id(thing), name) not in self._looked_at and _is_simple(value):
-                self._looked_at.add((id(thing), name))
-                self._visit(f"{label}.{name}", value, Held(thing, name), by_chance=True)
 
-    def _counts_by_string(self, thing: Any, name: str, value: Any) -> bool:
-        if name.startswith("__"):
-            return False
-        return is_plain(value) or not isinstance(thing, (type, types.ModuleType))
+def _code_of(member: Any) -> tuple[Any, ...]:
+    """Return the functions behind a member of a class."""
+    if isinstance(member, property):
+        return member.fget, member.fset
+    return (member.func if isinstance(member, functools.cached_property) else member.__func__,)
 
 
 def _names_of_slots(kind: type) -> frozenset[str]:

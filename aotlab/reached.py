@@ -4,93 +4,68 @@
 `aotlab.fast_check` makes one function of the comparisons of an entry.
 """
 
+# ruff: noqa: D102  # what the methods of each kind of place do is said once, at `Place`
 from __future__ import annotations
 
 import builtins
-import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aotlab.buffers import BufferSnapshot
-from aotlab.values import MISSING, PLAIN, ArraySnapshot, same_value, shown
-
-__all__ = [
-    "PLAIN",
-    "Absent",
-    "Attribute",
-    "Constant",
-    "Default",
-    "Held",
-    "Item",
-    "KeywordDefault",
-    "Place",
-    "Reached",
-    "Size",
-    "Variable",
-    "same_value",
-]
+from aotlab.values import MISSING, ArraySnapshot, same_value, shown
 
 #: Gives a value a name in generated source.
 Constant = Callable[[Any], str]
 
 
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value hangs: how to read it, to assign it, and to write the reading as an expression."""
+    """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
 
-    __slots__ = ()
+    ``read`` returns `MISSING` where nothing is, and never runs the user's code; ``text`` may raise there; ``write``
+    deletes what is `MISSING`.
+    """
+
+    owner: Any
+    key: Any = None
 
     def read(self) -> Any:
-        """Return what is there, `MISSING` if nothing is; never run the user's code."""
+        """Return what is there."""
         raise NotImplementedError
 
-    def write(self, value: Any) -> bool:
-        """Put a value back; False where that cannot be done."""
-        return False
+    def write(self, value: Any) -> None:
+        """Put a value back, where that can be done."""
 
     def text(self, constant: Constant) -> str:
-        """Write an expression that reads; it may raise where nothing is."""
+        """Write an expression that reads."""
         raise NotImplementedError
 
     def identity(self) -> tuple[Any, ...]:
         """Return what tells this place from others, as long as its owner lives."""
-        raise NotImplementedError
+        return (type(self), id(self.owner), self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class Item(Place):
     """An item of a dictionary, or of a class's ``__dict__``; ``owner_class`` is that class."""
 
-    owner: Mapping[Any, Any]
-    key: Any
     owner_class: type | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("item", id(self.owner if self.owner_class is None else self.owner_class), self.key)
+        return (Item, id(self.owner if self.owner_class is None else self.owner_class), self.key)
 
     def read(self) -> Any:
-        """Look it up."""
         return self.owner.get(self.key, MISSING)
 
-    def write(self, value: Any) -> bool:
-        """Assign or delete it."""
+    def write(self, value: Any) -> None:
         if self.owner_class is not None:
-            if value is MISSING:
-                delattr(self.owner_class, self.key)
-            else:
-                setattr(self.owner_class, self.key, value)
+            _assign(self.owner_class, self.key, value)
+        elif isinstance(self.owner, dict) and value is MISSING:
+            self.owner.pop(self.key, None)
         elif isinstance(self.owner, dict):
-            if value is MISSING:
-                self.owner.pop(self.key, None)
-            else:
-                self.owner[self.key] = value
-        else:
-            return False
-        return True
+            self.owner[self.key] = value
 
     def text(self, constant: Constant) -> str:
-        """Write the lookup."""
         key = repr(self.key) if type(self.key) is str else constant(self.key)
         owner = constant(self.owner)
         return f"{owner}.get({key}, MISSING)" if self.read() is MISSING else f"{owner}[{key}]"
@@ -100,128 +75,46 @@ class Item(Place):
 class Held(Place):
     """What an object holds by name in its ``__dict__``, whichever that is."""
 
-    owner: Any
-    name: str
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("held", id(self.owner), self.name)
-
     def read(self) -> Any:
-        """Look it up without asking the class."""
-        return self.owner.__dict__.get(self.name, MISSING)
+        return self.owner.__dict__.get(self.key, MISSING)
 
-    def write(self, value: Any) -> bool:
-        """Assign or delete it."""
-        if value is MISSING:
-            self.owner.__dict__.pop(self.name, None)
-        else:
-            self.owner.__dict__[self.name] = value
-        return True
+    def write(self, value: Any) -> None:
+        Item(self.owner.__dict__, self.key).write(value)
 
     def text(self, constant: Constant) -> str:
-        """Write the lookup."""
         held = f"{constant(self.owner)}.__dict__"
-        return f"{held}.get({self.name!r}, MISSING)" if self.read() is MISSING else f"{held}[{self.name!r}]"
+        return f"{held}.get({self.key!r}, MISSING)" if self.read() is MISSING else f"{held}[{self.key!r}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute(Place):
     """An attribute that C code provides: of a cell, a function, or a slot."""
 
-    owner: Any
-    name: str
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("attribute", id(self.owner), self.name)
-
     def read(self) -> Any:
-        """Read it."""
         try:
-            return getattr(self.owner, self.name)
+            return getattr(self.owner, self.key)
         except (AttributeError, ValueError):  # an empty slot, an empty cell
             return MISSING
 
-    def write(self, value: Any) -> bool:
-        """Assign or delete it."""
-        if value is MISSING:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, value)
-        return True
+    def write(self, value: Any) -> None:
+        _assign(self.owner, self.key, value)
 
     def text(self, constant: Constant) -> str:
-        """Write the reading."""
-        return f"{constant(self.owner)}.{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Default(Place):
-    """A default of a function's positional parameters; with index None, how many there are."""
-
-    function: Any
-    index: int | None
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("default", id(self.function), self.index)
-
-    def read(self) -> Any:
-        """Read it."""
-        defaults = self.function.__defaults__ or ()
-        if self.index is None:
-            return len(defaults)
-        return defaults[self.index] if self.index < len(defaults) else MISSING
-
-    def text(self, constant: Constant) -> str:
-        """Write the reading."""
-        defaults = f"{constant(self.function)}.__defaults__"
-        return f"len({defaults})" if self.index is None else f"{defaults}[{self.index}]"
-
-
-@dataclass(frozen=True, slots=True)
-class KeywordDefault(Place):
-    """A default of one of a function's keyword-only parameters."""
-
-    function: Any
-    name: str
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("keyword default", id(self.function), self.name)
-
-    def read(self) -> Any:
-        """Read it."""
-        return (self.function.__kwdefaults__ or {}).get(self.name, MISSING)
-
-    def text(self, constant: Constant) -> str:
-        """Write the reading."""
-        return f"{constant(self.function)}.__kwdefaults__[{self.name!r}]"
+        return f"{constant(self.owner)}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class Variable(Place):
     """The value of a context variable in the present context."""
 
-    owner: contextvars.ContextVar[Any]
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("variable", id(self.owner))
-
     def read(self) -> Any:
-        """Get it."""
         return self.owner.get(MISSING)
 
-    def write(self, value: Any) -> bool:
-        """Set it, where there was a value."""
+    def write(self, value: Any) -> None:
         if value is not MISSING:
             self.owner.set(value)
-        return value is not MISSING
 
     def text(self, constant: Constant) -> str:
-        """Write the call."""
         return f"{constant(self.owner)}.get(MISSING)"
 
 
@@ -229,18 +122,10 @@ class Variable(Place):
 class Size(Place):
     """How many items a dictionary has."""
 
-    owner: Mapping[Any, Any]
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("size", id(self.owner))
-
     def read(self) -> Any:
-        """Count."""
         return len(self.owner)
 
     def text(self, constant: Constant) -> str:
-        """Write the count."""
         return f"len({constant(self.owner)})"
 
 
@@ -248,41 +133,36 @@ class Size(Place):
 class Absent(Place):
     """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now.
 
-    The namespace is ``owner`` itself, as globals are, or what ``owner`` holds ``by_name``, whatever else it is.
+    The names are ``key``. The namespace is ``owner`` itself, as globals are, or what ``owner`` holds ``by_name``,
+    whatever else it is.
     """
 
-    owner: Any
-    names: frozenset[str]
-    by_name: bool
+    by_name: bool = False
 
-    def _namespace(self) -> Mapping[str, Any]:
-        namespace: Mapping[str, Any] = vars(self.owner) if self.by_name else self.owner
-        return namespace
-
-    def identity(self) -> tuple[Any, ...]:
-        """Tell it from others."""
-        return ("absent", id(self.owner), self.by_name, self.names)
+    def _namespace(self) -> Any:
+        return vars(self.owner) if self.by_name else self.owner
 
     def read(self) -> Any:
-        """Return the first of the names that is there by now, `MISSING` as long as none is."""
-        namespace = self._namespace()
-        return next((name for name in sorted(self.names) if name in namespace), MISSING)
+        return next((name for name in sorted(self.key) if name in self._namespace()), MISSING)
 
-    def write(self, value: Any) -> bool:
-        """Take away what has appeared."""
-        namespace = self._namespace()
-        for name in self.names:
-            if name in namespace:
-                if isinstance(namespace, dict):
-                    del namespace[name]
-                else:
+    def write(self, value: Any) -> None:
+        for name in self.key:
+            if name in self._namespace():
+                if self.by_name:
                     delattr(self.owner, name)
-        return True
+                else:
+                    del self.owner[name]
 
     def text(self, constant: Constant) -> str:
-        """Write the test."""
         owner = constant(self.owner)
         return f"{owner + '.__dict__' if self.by_name else owner}.keys()"
+
+
+def _assign(owner: Any, name: str, value: Any) -> None:
+    if value is MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +203,7 @@ class Reached:
             self.place.write(self.expected)
         elif self.how == "absent":
             self.place.write(MISSING)
-        elif isinstance(self.expected, (ArraySnapshot, BufferSnapshot)):
+        elif isinstance(self.expected, ArraySnapshot):
             self.place.write(self.value)
             self.expected.restore()
         elif self.value is not None:
@@ -346,7 +226,7 @@ class Reached:
             return False
         if isinstance(self.place, Item) and self.place.owner is vars(builtins):
             return False
-        return self.place != Attribute(function, "__code__")
+        return self.place.identity() != Attribute(function, "__code__").identity()
 
     def present_name(self) -> str:
         """Return the name; of what was absent, the name of what is there now."""
@@ -379,8 +259,7 @@ class Reached:
         if self.how == "value":
             return f"{_quoted(self.name)} is {shown(self.expected)}"
         if self.how == "absent":
-            assert isinstance(self.place, Absent)
-            return f"`{self.name.replace('…', ', '.join(sorted(self.place.names)))}` is missing"
+            return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
         if self.how == "optional":
             return f"`{self.name}` is {'None' if self.expected else 'there'}"
         return f"{_quoted(self.name)} is the same object" + (
@@ -389,4 +268,4 @@ class Reached:
 
 
 def _quoted(name: str) -> str:
-    return name if name.startswith(("the ", "default ", "one of ", "an item ")) else f"`{name}`"
+    return name if name.startswith(("the ", "one of ", "an item ")) else f"`{name}`"

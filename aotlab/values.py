@@ -19,9 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from aotlab.buffers import BufferSnapshot, is_buffer, size_of
-from aotlab.errors import PythonValueError
-
 #: Values that are what they are: compared by type and value.
 PLAIN = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -30,14 +27,11 @@ PLAIN = (
 CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 #: What is read from a place where nothing is.
 MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
-#: A container with more items is compared by the identity of its items, which is many times faster; after that only
-#: those are looked into that can change.
-MANY = 2_048
-#: A container with more items than that which can change is refused: looking into them would cost more than most calls.
-CHANGEABLE = 16_384
-#: An array of more bytes is refused: comparing it would cost more than most calls.
-ARRAY_BYTES = 65_536
+#: A container with more items, or nested deeper, is not compared: that would cost more than most calls.
+MOST_ITEMS = 2_048
 _DEPTH = 64
+#: Nor is an array of more bytes.
+ARRAY_BYTES = 65_536
 #: Python's own kinds of containers.
 _KINDS = frozenset((*CONTAINERS, collections.OrderedDict))
 
@@ -150,10 +144,6 @@ class _Object:
             yield path, "is missing" if now is MISSING else "is another object"
 
 
-#: What is known of a place where nothing was.
-_ABSENT = _Object(MISSING)
-
-
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
     what = type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.shape
     if tensor.layout != torch.strided:
@@ -183,8 +173,13 @@ class Mentioned:
 NOTHING_MENTIONED = Mentioned()
 
 
+def attributes_that_count(tensor: Tensor, mentioned: Mentioned) -> dict[str, Any]:
+    """Return what hangs on a tensor by the names that the code may read."""
+    return {name: value for name, value in vars(tensor).items() if mentioned.counts(name)}
+
+
 class _Tensor:
-    """A tensor: the same object, of the same kind, with the same attributes as far as the code mentions them.
+    """A tensor: the same object, of the same kind, with the same plain attributes as far as the code mentions them.
 
     What a trace can read of a tensor besides its kind and its attributes is which of several it is. So a tensor that
     got the address of one that is gone may take its place, as long as it looks the same.
@@ -192,25 +187,25 @@ class _Tensor:
 
     __slots__ = ("attributes", "id", "kind", "mentioned")
 
-    def __init__(self, value: Tensor, mentioned: Mentioned, depth: int) -> None:
+    def __init__(self, value: Tensor, mentioned: Mentioned) -> None:
         self.id = id(value)
         self.kind = _kind(value)
-        self.mentioned = mentioned if depth > 0 else NOTHING_MENTIONED  # one that holds itself was looked at above
-        held = vars(value) if depth > 0 else {}
-        self.attributes = {name: snapshot(each, name, depth - 1, mentioned) for name, each in held.items()}
+        self.mentioned = mentioned
+        self.attributes = {name: each for name, each in vars(value).items() if is_plain(each)}
 
     def holds(self, now: Any) -> bool:
         if id(now) != self.id or not isinstance(now, Tensor) or _kind(now) != self.kind:
             return False
         if not self.attributes and not self.mentioned.by_string:
             return True  # an attribute that comes later would have raised
-        held = vars(now)
-        return all(known.holds(held.get(name, MISSING)) for name, known in self._known(held))
+        return self._changed(now) is None
 
-    def _known(self, held: dict[str, Any]) -> list[tuple[str, Snapshot]]:
-        """Return what is known of the attributes that count, those that ``held`` has by now among them."""
-        every = dict.fromkeys(held, _ABSENT) | self.attributes
-        return [(name, known) for name, known in every.items() if self.mentioned.counts(name)]
+    def _changed(self, now: Tensor) -> str | None:
+        """Return the name of an attribute that is another now."""
+        held = attributes_that_count(now, self.mentioned)
+        names = {**held, **{name: None for name in self.attributes if self.mentioned.counts(name)}}
+        changed = (n for n in names if not same_value(held.get(n, MISSING), self.attributes.get(n, MISSING)))
+        return next(changed, None)
 
     def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
         if not isinstance(now, Tensor) or id(now) != self.id:
@@ -218,10 +213,10 @@ class _Tensor:
         elif _kind(now) != self.kind:
             yield path, "is the same tensor with another shape, dtype, place, or requires_grad"
         else:
-            held = vars(now)
-            for name, known in self._known(held):
-                if not known.holds(held.get(name, MISSING)):
-                    yield from known.differences(held.get(name, MISSING), f"{path}.{name}")
+            name = self._changed(now)
+            if name is not None:
+                is_now, was = vars(now).get(name, MISSING), self.attributes.get(name, MISSING)
+                yield f"{path}.{name}", f"is {shown(is_now)} where the compiled entry expects {shown(was)}"
 
 
 class ArraySnapshot:
@@ -295,58 +290,12 @@ class _Items:
                 yield from snapshot.differences(item, inner)
 
 
-class _Many:
-    """A container with very many items: the same objects in the same order, holding the same where that can change."""
-
-    __slots__ = ("changeable", "ids", "kept", "type")
-
-    def __init__(self, value: Any, name: str, depth: int, mentioned: Mentioned) -> None:
-        self.type = type(value)
-        items = _flat(value)
-        self.ids = list(map(id, items))
-        self.kept = [item for item in items if not isinstance(item, Tensor)]
-        if depth == 0:  # a container that holds itself: what is in it was looked at above
-            self.changeable: list[tuple[int, Snapshot]] = []
-            return
-        can_change = [(i, item) for i, item in enumerate(items) if not is_plain(item)]
-        if len(can_change) > CHANGEABLE:
-            raise PythonValueError(
-                f"`{name}`, which the function reads, holds {len(can_change)} objects, tensors or containers",
-                why="a compiled entry cannot tell cheaply when one of them changes",
-                suggestion="pass what the function reads of it as an argument",
-            )
-        looked_into = [(i, item) for i, item in can_change if _has_contents(item)]
-        self.changeable = [(i, snapshot(item, name, depth - 1, mentioned)) for i, item in looked_into]
-
-    def holds(self, now: Any) -> bool:
-        if type(now) is not self.type:
-            return False
-        items = _flat(now)
-        if len(items) != len(self.ids) or list(map(id, items)) != self.ids:
-            return False
-        return all(known.holds(items[i]) for i, known in self.changeable)
-
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        items = _flat(now) if type(now) is self.type else []
-        if list(map(id, items)) != self.ids:
-            yield path, "has other contents"
-            return
-        for i, known in self.changeable:
-            if not known.holds(items[i]):
-                yield from known.differences(items[i], f"an item of {path}")
-
-
-def _has_contents(value: Any) -> bool:
-    """Tell whether a snapshot of ``value`` looks into it, so that its identity is not all that counts."""
-    return isinstance(value, (Tensor, *CONTAINERS)) or is_array(value) or is_buffer(value)
-
-
-def _flat(value: Any) -> list[Any]:
-    return [*keys_in(value), *items_in(value)] if isinstance(value, dict) else items_in(value)
+class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs eagerly
+    """Raised for a value that no guard could compare at every call; the text says what it is."""
 
 
 def snapshot(
-    value: Any, name: str = "a value", depth: int = _DEPTH, mentioned: Mentioned = NOTHING_MENTIONED
+    value: Any, name: str = "a value", mentioned: Mentioned = NOTHING_MENTIONED, around: tuple[int, ...] = ()
 ) -> Snapshot:
     """Remember what a value is.
 
@@ -354,44 +303,36 @@ def snapshot(
     ----------
     value, name
         The value, and what a sentence calls it.
-    depth
-        How deep containers are looked into.
     mentioned
         Which attributes of tensors count.
+    around
+        The ids of the containers that it lies in.
 
     Raises
     ------
-    PythonValueError
+    CannotBeWatched
         It is an array, or holds more objects, than could be compared at every call; ``name`` says which.
     """
     if is_plain(value):
         return _Plain(value)
     if isinstance(value, Tensor):
-        return _Tensor(value, mentioned, depth)
+        return _Tensor(value, mentioned)
     if is_array(value):
         if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
-            raise PythonValueError(
-                f"`{name}`, which the function reads, is a numpy array of {value.nbytes} bytes and {value.dtype}",
-                why="a compiled entry cannot tell cheaply when its contents change",
-                suggestion="pass it as an argument, as a tensor (`torch.from_numpy` shares its memory)",
-            )
+            raise CannotBeWatched(f"`{name}`, a numpy array of {value.nbytes} bytes and {value.dtype}")
         return ArraySnapshot(value)
-    if is_buffer(value):
-        if size_of(value) > ARRAY_BYTES:
-            raise PythonValueError(
-                f"`{name}`, which the function reads, is a {type(value).__name__} of {size_of(value)} bytes",
-                why="a compiled entry cannot tell cheaply when its contents change",
-                suggestion="pass it as an argument, as a tensor (`torch.frombuffer` shares its memory)",
-            )
-        return BufferSnapshot(value)
-    if isinstance(value, CONTAINERS):
-        items = items_in(value)
-        if len(items) > MANY or depth == 0:
-            return _Many(value, name, depth, mentioned)
-        every_key = keys_in(value) if isinstance(value, dict) else None
-        keys = None if every_key is None else [snapshot(key, name, depth - 1, mentioned) for key in every_key]
-        return _Items(value, keys, [snapshot(item, name, depth - 1, mentioned) for item in items])
-    return _Object(value)
+    if not isinstance(value, CONTAINERS):
+        return _Object(value)
+    items = items_in(value)
+    if len(items) > MOST_ITEMS:
+        raise CannotBeWatched(f"`{name}`, a `{type(value).__qualname__}` of {len(items)} items")
+    if id(value) in around or len(around) > _DEPTH:
+        what = "contains itself" if id(value) in around else f"is nested more than {_DEPTH} levels deep"
+        raise CannotBeWatched(f"`{name}`, which {what}")
+    around = (*around, id(value))
+    every_key = keys_in(value) if isinstance(value, dict) else None
+    keys = None if every_key is None else [snapshot(key, name, mentioned, around) for key in every_key]
+    return _Items(value, keys, [snapshot(item, name, mentioned, around) for item in items])
 
 
 def shown(value: Any) -> str:

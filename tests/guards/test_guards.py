@@ -492,10 +492,10 @@ def test_default_value():
     assert g(torch.ones(1)).item() == 3.0
     f.__defaults__ = (4.0,)
     assert g(torch.ones(1)).item() == 5.0
-    assert "default 0 of f" in g.recompiles[0]
+    assert "the defaults of f[0]" in g.recompiles[0]
     f.__kwdefaults__ = {"offset": 10.0}
     assert g(torch.ones(1)).item() == 14.0
-    assert "default offset of f" in g.recompiles[1]
+    assert "the keyword defaults of f" in g.recompiles[1]
 
 
 def test_global_value(monkeypatch):
