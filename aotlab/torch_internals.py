@@ -609,9 +609,7 @@ def _functionalizes() -> bool:
 
 @contextlib.contextmanager
 def replace_unguarded(
-    swap: Callable[..., Any],
-    to_dlpack: Callable[..., Any],
-    random_state: Callable[[str], Any],
+    refuse: Callable[..., Any],
     checkpoint_state: Callable[[str, Tensor], None],
     checkpoint_starts: Callable[[], None],
     set_: Callable[..., Any],
@@ -621,6 +619,7 @@ def replace_unguarded(
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
+    Most call ``refuse`` instead, with their name and arguments: such as touch random generators, with that alone.
     ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
     ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
     ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
@@ -643,7 +642,7 @@ def replace_unguarded(
             if threading.get_ident() != thread:
                 return original(*args, **kwargs)
             if not _called_by_checkpoint():
-                return random_state(name)
+                return refuse(name)
             result = original(*args, **kwargs)
             state = result if result is not None else next(iter((*args, *kwargs.values())), None)
             if isinstance(state, torch.Tensor):
@@ -665,6 +664,7 @@ def replace_unguarded(
             return higher_order(name)
         return compile_(*args, **kwargs)
 
+    swap, to_dlpack = functools.partial(refuse, "swap_tensors"), functools.partial(refuse, "to_dlpack")
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch.utils, "swap_tensors", swap),

@@ -819,9 +819,7 @@ def test_replace_unguarded():
         internals.push_saved_tensor_hooks(pack, unpack)
 
     with internals.replace_unguarded(
-        swap=lambda *a: calls.append("swap"),
-        to_dlpack=lambda *a: calls.append("dlpack"),
-        random_state=calls.append,
+        refuse=lambda name, *_: calls.append(name),
         checkpoint_state=lambda name, state: states.append((name, state)),
         checkpoint_starts=lambda: calls.append("checkpoint"),
         set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
@@ -844,7 +842,7 @@ def test_replace_unguarded():
     assert (took, kept, put, back) == ("get_rng_state", "get_rng_state", "set_rng_state", "set_rng_state")
     assert (first is own, last is around) == (True, True)
     assert calls == [
-        "manual_seed", "swap", "dlpack", "dlpack", "set_ for set_", "call_back for apply_",
+        "manual_seed", "swap_tensors", "to_dlpack", "to_dlpack", "set_ for set_", "call_back for apply_",
         "push", "checkpoint", "checkpoint",
     ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)

@@ -13,8 +13,8 @@ its outputs need. One tape serves the joint graph and every later backward::
     module = tape.graph("double", inputs=[("primals_1", x)], outputs=[y])
 """
 
+from aotlab.recorder.boundary import clocks_watched
 from aotlab.recorder.chronicle import Chronicle
-from aotlab.recorder.clocks import clocks_watched
 from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.hooks import Hook, HookKind

@@ -11,14 +11,19 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from aotlab import torch_internals as internals
-from aotlab.errors import (
-    BY_DYNAMO,
-    DataDependentError,
-    EscapeError,
-    HooksError,
-    StorageMutationError,
+from aotlab.errors import DataDependentError, EscapeError, HooksError, StorageMutationError
+from aotlab.recorder.boundary import (
+    EAGER_OPS,
+    OF_A_TENSOR,
+    check_look,
+    explain_escape,
+    explain_question,
+    is_captured,
+    leave_call_back,
+    refuse_higher_order,
+    refuse_unasked,
+    spoken_name,
 )
-from aotlab.recorder import questions
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.hooks import Hooks
 from aotlab.recorder.memory import WholeStorages
@@ -42,25 +47,10 @@ from aotlab.recorder.reshaper import (
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
-from aotlab.recorder.ways_around import (
-    ESCAPES,
-    TRAINING,
-    WHOLE_STEP,
-    explain_escape,
-    is_captured,
-    leave_call_back,
-    refuse_dlpack,
-    refuse_higher_order,
-    refuse_random_state,
-    refuse_swap,
-    spoken_name,
-)
 from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes, op_name, share_memory
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
-#: Called by torch's own code too, below Python, where nothing writes to what they make.
-_UNSAFE_VIEWS = frozenset(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"))
 
 
 class _NoInputs:
@@ -146,7 +136,7 @@ class EscapeGuard(TorchFunctionMode):
         try:
             result = self._pass(func, args, kwargs)
         except DataDependentError as error:
-            questions.explain(error, func, args, kwargs)
+            explain_question(error, func, args, kwargs or {})
             raise
         except RuntimeError as error:
             explain_escape(error, func, args, kwargs or {})
@@ -163,106 +153,80 @@ class EscapeGuard(TorchFunctionMode):
                 # it goes on to count its writes with the input
                 raise RunEagerly(f"an alias of an input is given other memory, at {user_line()}")
             return self.reshapes.give(args[0], args[1], "data")
-        self._refuse(func, args)
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if first is not None and func in _LOOKS:
+            self._check_look(func, first)
+        if op_name(func) in EAGER_OPS:
+            why, instead = EAGER_OPS[op_name(func)]
+            raise RunEagerly(f"`{op_name(func)}` {why}, at {user_line()}", suggestion=instead)
         if func is torch.autograd.grad:
             self.differentiates = True
             if self.hooks.all:  # which are registered when the compiled function runs
                 raise RunEagerly(f"`torch.autograd.grad` is called where there may be hooks, at {user_line()}")
-        if func in _HOOKS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            return self._hook(func, args, kwargs or {})
-        if func in RESHAPES_IN_PLACE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            return self._reshape(func, args, kwargs or {})
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{spoken_name(func)}` is given statistics that share memory, at {user_line()}")
-        if op_name(func) in _UNSAFE_VIEWS:
-            # they share memory, and say to autograd and functionalization that they do not
-            raise RunEagerly(
-                f"`{func.__name__}` makes views that a trace takes for copies, at {user_line()}",
-                suggestion="use split, chunk or view, to have it compiled",
-            )
-        if op_name(func) == "resize_storage_bytes_":
-            # functionalization forgets it, and the graph would write where there is no memory
-            raise RunEagerly(f"the storage of {self._called(args[0], 'a tensor')} is resized, at {user_line()}")
         if func is torch.lstm and torch.is_grad_enabled():
             return lstm(func, args, kwargs or {})
-        if func in _LOOKS_AT_STORAGE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            if func is Tensor.storage_offset:
-                with internals.disable_torch_function():
-                    base = internals.base_of(args[0])
-                if base is not None and internals.storage_key(base) not in self.grounds:
-                    self._check_strides(base)  # a part of it begins behind so many strides
-                return self.looks.offset(args[0])
-            if self.memory.ground(args[0]) is not None:
-                return self.memory.as_strided(args, kwargs or {})
-            window = self.looks.as_strided(func, args, kwargs or {})
-            self.chronicle.windows(window, args[0])
-            return window
-        if func in _READS_STRIDES and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            self._check_strides(args[0])
-        if func in _UNFOLDS and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            return self.looks.unfold(func, args, kwargs or {})
-        if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
-            given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
-            sized = isinstance(given, torch.dtype) and given.itemsize != args[0].dtype.itemsize
-            if sized or func not in VIEWS:
-                self._check_strides(args[0])  # of which a view as elements of another size demands things
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
-        inside = func in VIEWS and torch.is_inference_mode_enabled() and not self._inference
-        if inside and _changes_dtype(args, kwargs):
-            # the one view of an ordinary tensor that is an inference tensor, which outside is neither written nor saved
-            raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
+        if first is not None and internals.is_functional(first):
+            return self._pass_traced(func, first, args, kwargs or {})
         return self._writes.let_pass(func, args, kwargs or {})
 
-    def _refuse(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Refuse what asks for a tensor's memory, or does to it what no op shows.
+    def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let a function of a traced tensor pass, or refuse it."""
+        if func in _HOOKS:
+            return self._hook(func, args, kwargs)
+        if func in RESHAPES_IN_PLACE:
+            return self._reshape(func, args, kwargs)
+        if func is Tensor.storage_offset:
+            with internals.disable_torch_function():
+                base = internals.base_of(first)
+            if base is not None and internals.storage_key(base) not in self.grounds:
+                self._check_strides(base)  # a part of it begins behind so many strides
+            return self.looks.offset(first)
+        if func in _WINDOWS:
+            if self.memory.ground(first) is not None:
+                return self.memory.as_strided(args, kwargs)
+            window = self.looks.as_strided(func, args, kwargs)
+            self.chronicle.windows(window, first)
+            return window
+        if func in _READS_STRIDES:
+            self._check_strides(first)
+        if func in _UNFOLDS:
+            return self.looks.unfold(func, args, kwargs)
+        if func in SEES_AS_DTYPE:
+            given = args[1] if len(args) > 1 else kwargs.get("dtype")
+            dtype = given if isinstance(given, torch.dtype) else None
+            if func not in VIEWS or (dtype is not None and dtype.itemsize != first.dtype.itemsize):
+                self._check_strides(first)  # of which a view as elements of another size demands things
+            inside = torch.is_inference_mode_enabled() and not self._inference
+            if inside and dtype is not None and not first.is_inference():
+                # the one view of an ordinary tensor that is an inference tensor: outside neither written nor saved
+                raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
+        return self._writes.let_pass(func, args, kwargs)
 
-        Raises
-        ------
-        RefusedError
-            Of the kind that `ESCAPES` names.
-        """
-        if not args or not isinstance(args[0], Tensor):
-            return
-        asks = func == internals.BASE_GETTER and internals.is_functional(args[0])
-        if asks and internals.storage_key(args[0]) in self.grounds:
-            raise RunEagerly(f"`_base` of {self._called(args[0], 'a view')} is asked for, at {user_line()}")
-        asks = func in _ABOUT_HISTORIES and bool(self._histories_unknown) and internals.is_functional(args[0])
-        if asks and internals.storage_key(args[0]) in self._histories_unknown:
-            name = self._called(args[0], "a view")
+    def _check_look(self, func: Any, tensor: Tensor) -> None:
+        """Refuse what asks for a tensor's memory, or does to it what no op shows."""
+        traced = internals.is_functional(tensor)
+        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
+            key = internals.storage_key(tensor) if traced else None
+        if func == internals.BASE_GETTER and key in self.grounds:
+            raise RunEagerly(f"`_base` of {self._called(tensor, 'a view')} is asked for, at {user_line()}")
+        if func in _ABOUT_HISTORIES and key in self._histories_unknown:
+            name = self._called(tensor, "a view")
             raise RunEagerly(f"{name}, made under no_grad, is asked for its history, at {user_line()}")
-        if func in _LETS_REQUIRE_GRAD and internals.is_functional(args[0]) and internals.base_of(args[0]) is not None:
+        if func in _LETS_REQUIRE_GRAD and traced and internals.base_of(tensor) is not None:
             # it is a leaf then, and a view of what may get a history, or be written by others
-            raise RunEagerly(f"{self._called(args[0], 'a view')} is made to require grad, at {user_line()}")
-        escape = ESCAPES.get(func)
-        if escape is not None:
-            kind, what, why = escape
-            step = WHOLE_STEP if func in TRAINING else ""
-            if internals.is_functional(args[0]):
-                raise kind(
-                    f"{what} of {self._called(args[0], 'a traced tensor')} was asked for",
-                    line=user_line(),
-                    why=self._why_not_given(args[1]) if func == _ASSIGNS_DATA else why,
-                    suggestion=f"move it out of the compiled function{step or f', or {BY_DYNAMO}'}",
-                    argument=self.reshapes.name_of(args[0]),
-                )
-            if is_captured(args[0]):
-                raise kind(
-                    f"{what} of {self._called(args[0], 'a tensor')}, which is not an argument, was asked for",
-                    line=user_line(),
-                    why="it would happen while tracing only, and what it gave would be frozen into the graph",
-                    suggestion=f"pass the tensor as an argument, or move it out of the compiled function{step}",
-                    argument=self.reshapes.name_of(args[0]),
-                )
-        if (func in _CHANGES or func in _HOOKS) and is_captured(args[0]):
+            raise RunEagerly(f"{self._called(tensor, 'a view')} is made to require grad, at {user_line()}")
+        check_look(func, tensor, self.reshapes.name_of(tensor))
+        if (func in _CHANGES or func in _HOOKS) and is_captured(tensor):
             raise (HooksError if func in _HOOKS else EscapeError)(
-                f"`{spoken_name(func)}` of {self._called(args[0])}, which is not an argument, "
-                "was called inside the function",
+                f"`{spoken_name(func)}` of {called(tensor)}, which is not an argument, was called inside the function",
                 line=user_line(),
                 why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
-                argument=self.reshapes.name_of(args[0]),
             )
 
     def _check_strides(self, tensor: Tensor) -> None:
@@ -278,9 +242,7 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            refuse_swap,
-            refuse_dlpack,
-            refuse_random_state,
+            refuse_unasked,
             note_random_state,
             note_checkpoint,
             self._set,
@@ -463,19 +425,15 @@ _CHANGES = _LETS_REQUIRE_GRAD | frozenset(
 )
 
 
-def _changes_dtype(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-    """Tell whether ``view`` is called with a dtype, be it the same, and of a tensor that is no inference tensor."""
-    given = args[1] if len(args) > 1 else (kwargs or {}).get("dtype")
-    return isinstance(given, torch.dtype) and isinstance(args[0], Tensor) and not args[0].is_inference()
-
-
+#: All that is not called for a result alone.
+_LOOKS = frozenset((*OF_A_TENSOR, *_HOOKS, *_CHANGES, *_ABOUT_HISTORIES, internals.BASE_GETTER))
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 #: What writes two tensors, the running mean and variance.
 _WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
 )
 _UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
-_LOOKS_AT_STORAGE = frozenset((Tensor.storage_offset, Tensor.as_strided, torch.as_strided))
+_WINDOWS = frozenset((Tensor.as_strided, torch.as_strided))
 
 
 #: What makes aliases that autograd does not take for views.

@@ -23,6 +23,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
+from aotlab.recorder.boundary import refuse_higher_order
 from aotlab.recorder.draws import order_of_draws
 from aotlab.recorder.fakes import LAID_OUT, as_in_eager
 from aotlab.recorder.layouts import laid_out, needs_look
@@ -33,7 +34,6 @@ from aotlab.recorder.signals import LeftToPython
 from aotlab.recorder.states import States, draws
 from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
-from aotlab.recorder.ways_around import refuse_higher_order
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
@@ -329,7 +329,7 @@ class Recorder(TorchDispatchMode):
         return self._record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
 
     def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
-        """Make the error for an op that asks for values; see `aotlab.recorder.questions` for its final words."""
+        """Make the error for an op that asks for values; see `aotlab.recorder.boundary` for its final words."""
         of_size = isinstance(error, internals.DynamicOutputShapeException)
         made = DataDependentError(
             f"`{func}` {'has a result whose size depends on' if of_size else 'asks for'} the values of a tensor",

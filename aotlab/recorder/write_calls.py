@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NoReturn
 
 import torch
@@ -146,8 +146,10 @@ class Writes:
     def _write_list(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that writes the tensors of a list, one after the other."""
         written = tensors_in(args[0])
-        everything = tensors_in((args, kwargs))
-        if share_memory(everything) or any(self._memory.ground(tensor) is not None for tensor in everything):
+        others = tensors_in((args[1:], kwargs))
+        several = op_name(func).startswith("_fused_")  # lists are written
+        shared = share_memory([*written, *others]) if several else share_memory(written, others)
+        if shared or any(self._memory.ground(tensor) is not None for tensor in (*written, *others)):
             _fall_back(f"`{op_name(func)}` is given tensors that share memory")
         for tensor in written:
             self._chronicle.writes(tensor)
@@ -311,10 +313,13 @@ def _overlap(written: Tensor, operand: Tensor) -> str:
     return "part" if spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1] else ""
 
 
-def share_memory(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether two of some tensors share bytes, perhaps."""
-    keys = [internals.storage_key(tensor) for tensor in tensors if internals.is_functional(tensor)]
-    return len(set(keys)) < len(keys) and any(_overlap(a, b) for a, b in combinations(tensors, 2))
+def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
+    """Tell whether one of the tensors ``written`` shares bytes with another of them, or with one of the others."""
+    keys = [internals.storage_key(tensor) for tensor in written if internals.is_functional(tensor)]
+    read = {internals.storage_key(tensor) for tensor in others if internals.is_functional(tensor)}
+    if len(set(keys)) == len(keys) and read.isdisjoint(keys):
+        return False
+    return any(_overlap(a, b) for a, b in (*combinations(written, 2), *product(written, others)))
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

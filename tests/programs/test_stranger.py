@@ -98,11 +98,12 @@ def test_lists_whose_members_share_memory_are_written_one_after_the_other(functi
 
 
 def test_lists_whose_members_lie_apart_are_compiled():
-    """Windows beside each other, and the very tensor that is written as the operand at its own place, are no reason."""
+    """Windows beside each other, and a tensor that is read twice, are no reason."""
 
     def f(x, y):
-        torch._foreach_add_([x[:2], x[2:], y], [x[:2], x[2:], y], alpha=2)
-        torch._foreach_addcmul_([x, y], [x, y], [x * 2, y * 3], 0.5)
+        steps = [x * 2, y * 3]
+        torch._foreach_add_([x[:2], x[2:], y], [steps[1][:2], x[2:] * 2, steps[0]], alpha=2)
+        torch._foreach_addcmul_([x, y], steps, steps, 0.5)
         return x + y
 
     same(f, torch.arange(4.0), torch.ones(4))

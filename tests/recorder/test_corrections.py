@@ -233,3 +233,21 @@ def test_gradients_of_extrema_are_written_by_a_mask(name):
         found.append(str(x.grad.tolist()))
     assert found[0] == found[1]
     assert "-0.0" not in found[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.ops.aten.lift_fresh(x),
+        lambda x: torch.ops.aten.lift_fresh.default(x) * 2,
+        lambda x: x.clone().polygamma_(1),
+        lambda x: torch.ops.aten.polygamma_.default(x.clone(), 0).sum(),
+        lambda x: torch.unsafe_split(x, 1)[0].mul_(2),
+    ],
+)
+def test_ops_that_are_something_else_to_a_trace(function):
+    """They run eagerly, with what to call instead."""
+    same(function, torch.rand(3) + 1, eagerly=True)
+    same(function, leaf(3), eagerly=True)
+    with pytest.warns(RuntimeWarning, match="to have it compiled"):
+        compiled(function)(torch.ones(3))
