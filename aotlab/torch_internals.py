@@ -19,10 +19,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -1101,34 +1101,12 @@ class _CommonNode(torch.autograd.Function):
     """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.mark_dirty(*tensors)
-        return tensors
-
-    @staticmethod
-    @unseen_by_dynamo
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return gradients
-
-
-def give_common_node(*tensors: Tensor) -> None:
-    """Put one autograd node behind the very tensors that are given, as behind the results of one function."""
-    versions = versions_of(tensors)
-    _CommonNode.apply(*tensors)  # type: ignore[no-untyped-call]  # untyped in torch
-    for tensor, version in zip(tensors, versions, strict=True):
-        set_version(tensor, version)
-
-
-class _KeptNode(torch.autograd.Function):
-    """Hangs a node behind results that it keeps, as the node of an op like ``exp`` keeps what it made."""
-
-    @staticmethod
-    def forward(ctx: Any, note: Callable[[Any], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, note: Callable[[Any], None] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         results = tuple([tensor.detach() for tensor in tensors])
-        ctx.to_save = results
-        note(ctx)
+        if note is not None:  # it keeps them, as the node of an op like ``exp`` keeps what it made
+            ctx.to_save = results
+            note(ctx)
         return results
 
     @staticmethod
@@ -1137,16 +1115,13 @@ class _KeptNode(torch.autograd.Function):
         return None, *gradients
 
 
-def with_kept_node(note: Callable[[Any], None], *tensors: Tensor, light: Collection[int] = ()) -> tuple[Tensor, ...]:
-    """Return the tensors behind one autograd node, of which `outputs_saved_by` finds them; ``note`` is given it.
+def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors behind one autograd node, as behind the results of one function.
 
-    Only a weak reference to it may be kept, if what is kept can be reached from the tensors.
-    Of those in the ``light`` places the memory is not kept.
+    If there is a ``note``, `outputs_saved_by` finds them by the node, which it is given. Only a weak reference to it
+    may be kept, if what is kept can be reached from the tensors.
     """
-    found: tuple[Tensor, ...] = _KeptNode.apply(note, *tensors)  # type: ignore[no-untyped-call]  # untyped in torch
-    if light:
-        keep_histories_alone(found[0].grad_fn, light)
-    return found
+    return _CommonNode.apply(note, *tensors)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -1402,32 +1377,6 @@ def raise_of(node: Any, given: dict[int, Tensor]) -> None:
     torch.autograd.backward(edges, [given[number] for number in numbers], retain_graph=True)
 
 
-class _Look(NamedTuple):
-    """What is kept of a tensor whose history alone matters."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Look:
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def tensor(self) -> Tensor:
-        return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
-
-
-def keep_histories_alone(node: Any, places: Collection[int]) -> None:
-    """Let go of the memory of what the node of a custom function saved; what it hands out has the history still.
-
-    Where there are ``saved_tensors_hooks``, these keep what they like.
-    """
-    if saved_tensor_hooks() is None:
-        saved = node._raw_saved_tensors
-        for place in places:
-            saved[place].register_hooks(_Look.of, _Look.tensor)
-
-
 def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
     """Return what the node of a custom function of ours saved of what it made, each with its history.
 
@@ -1438,7 +1387,7 @@ def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
     except RuntimeError as error:
         if not is_about_a_write(error):
             raise
-        values = [data for raw in node._raw_saved_tensors if isinstance(data := raw.data, Tensor)]  # else a `_Look`
+        values = [data for raw in node._raw_saved_tensors if isinstance(data := raw.data, Tensor)]
         are_at = versions_of(values)
         try:
             return _at_saved_versions(node, values)

@@ -583,12 +583,6 @@ def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
 
 
-def kept_without_memory(part: Segment, nodes: Iterable[Any]) -> frozenset[int]:
-    """Return the numbers of those among them that are kept for their history alone."""
-    kept = {edge for node in nodes for edge in _edges_kept(node)}
-    return frozenset(n for n in kept_entries(part, nodes) if part.entries[n] not in kept)
-
-
 def _edges_kept(node: Any) -> list[Edge]:
     return [(tensor.grad_fn, tensor.output_nr) for tensor in internals.saved_tensors_of(node) if tensor.requires_grad]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.autograd import grad
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import aotlab
@@ -159,25 +158,6 @@ def test_with_respect_to_results(name, make, leaf):
     expected = with_respect_to_results(RESULTS[name], leaf)
     assert any(each is not None and each.any() for each in expected[-1:])
     equal(expected, with_respect_to_results(make(RESULTS[name]), leaf))
-
-
-@WAYS
-@pytest.mark.parametrize(
-    "name", ["checkpoint", "checkpoint alone", "checkpoint, two results", "checkpoint of a result"]
-)
-def test_results_are_not_kept_for_it(name, make):
-    """The memory of a result that is kept for its history alone is let go, once nobody else has it, as in eager."""
-
-    def is_kept(function):
-        x = torch.rand(64, 64, dtype=torch.float64, requires_grad=True)
-        last = function(x)[-1]
-        memory = StorageWeakRef(last.untyped_storage())
-        total = last.sum()
-        del last
-        assert total.requires_grad
-        return not memory.expired()
-
-    assert [is_kept(RESULTS[name])] * 2 == [is_kept(call) for call in [make(RESULTS[name])] * 2]
 
 
 def written(x):

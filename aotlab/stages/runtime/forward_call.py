@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edge_of, kept_entries, kept_without_memory
+from aotlab.analysis.history import Edge, edge_of, kept_entries
 from aotlab.analysis.windows import Base
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
@@ -79,7 +79,6 @@ class ForwardCall:
         results = ", ".join([*(names[i] for i in trace.roots), *(["_"] if hanging is None else [])])
         with self._mutations.requiring_grad(), shrunk_again(draft):
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
-        keep_lightly(draft, 0, [names[i] for i in trace.roots], hanging)
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
         nodes = OwnNodes(draft, 0, entries)
         told = self._keeping.is_told or nodes.are_noted
@@ -172,16 +171,6 @@ def hang(draft: Draft, returned: list[str], hanging: tuple[int, ...] | None, val
     return [*lines, f"        if not ({values}.hooked and foreign_hooks()):", f"            ctx.to_save = ({kept},)"]
 
 
-def keep_lightly(draft: Draft, segment: int, names: Sequence[str], hanging: tuple[int, ...] | None) -> None:
-    """Write what lets go of the memory of results that are kept to hang on, where nothing else keeps it."""
-    trace = draft.trace
-    light = kept_without_memory(trace.segments[segment], trace.bits)
-    if hanging and light:
-        draft.w.namespace["keep_histories_alone"] = internals.keep_histories_alone
-        places = draft.w.constant("light", tuple(place for place, n in enumerate(hanging) if n in light))
-        draft.w.add(f"keep_histories_alone({names[hanging[0]]}.grad_fn, {places})")
-
-
 def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:
     """Write the call of the compiled forward in this grad mode (None: the one that is on)."""
     with shrunk_again(draft), watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
@@ -267,7 +256,6 @@ class OwnNodes:
         trace = draft.trace
         kept = kept_entries(trace.segments[segment], trace.bits)
         self._kept = {entries[n][0] for n in kept}
-        self._light = {entries[n][0] for n in kept_without_memory(trace.segments[segment], trace.bits)}
         passes_by = not kept and any(value is not None for value in trace.saved_values)
         self._is_shared = len(entries) > 1 or passes_by
         #: The outputs in need of nodes, by their numbers; those of one node of the traced program's together.
@@ -318,16 +306,12 @@ class OwnNodes:
         lines = []
         for group in self._groups:
             listed = ", ".join(names[n] for n in group)
-            if self._edges(group) & self._kept:
-                draft.w.namespace["with_kept_node"] = internals.with_kept_node
-                edges = draft.w.constant("edges", tuple(self._entries[n][0] for n in group))
-                comma = "," if len(group) == 1 else ""
-                light = tuple(place for place, n in enumerate(group) if self._entries[n][0] in self._light)
-                lightly = f", light={draft.w.constant('light', light)}" if light else ""
-                lines.append(f"{listed}{comma} = with_kept_node(saved.noting({edges}), {listed}{lightly})")
-            elif len(group) > 1:
-                draft.w.namespace["common_node"] = internals.give_common_node
-                lines.append(f"common_node({listed})")
+            is_kept = bool(self._edges(group) & self._kept)
+            if is_kept or len(group) > 1:
+                draft.w.namespace["with_common_node"] = internals.with_common_node
+                edges = draft.w.constant("edges", tuple(self._entries[n][0] for n in group)) if is_kept else ""
+                note = f"saved.noting({edges})" if is_kept else "None"
+                lines.append(f"{listed}, = with_common_node({note}, {listed})")
             else:
                 draft.w.namespace["own_node"] = internals.with_own_node
                 lines.append(f"{listed} = own_node({listed})")

@@ -23,7 +23,7 @@ from aotlab.analysis.history import Edge, Exit
 from aotlab.analysis.sums import in_order_of_nodes
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
-from aotlab.stages.runtime.forward_call import OwnNodes, anchor, call_forward, graph_inputs, hang, hung_on, keep_lightly
+from aotlab.stages.runtime.forward_call import OwnNodes, anchor, call_forward, graph_inputs, hang, hung_on
 from aotlab.stages.runtime.keeping import Keeping
 from aotlab.stages.runtime.mutations import Mutations
 from aotlab.stages.runtime.outputs import Outputs
@@ -116,7 +116,6 @@ class SegmentCalls:
             f"{', '.join(results)}{comma} = Segment_{number + 1}.apply(saved, ({', '.join(values)},), "
             f"{', '.join(through)})"
         )
-        keep_lightly(draft, number, [*names, *carriers], hanging)
         self._segment_class(number, len(values), hanging, anchored=anchored)
         draft.results.update(zip(positions, names, strict=True))
         draft.carriers.update(carriers)
