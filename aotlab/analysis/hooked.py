@@ -1,24 +1,11 @@
 """Views that the caller does not get and that gradients have to pass all the same.
 
-Where ``x`` is a view of a tensor with a history::
-
-    def f(x):
-        v = x.view(-1)
-        x.mul_(2)
-        return v[0], v.exp()
-
-Autograd makes the history of ``v`` anew, from the tensor that ``x`` is itself a view of: the gradients of both outputs
-go there and not by ``x``. So they do if ``v`` is made before the epilogue's write, and the outputs from it after that:
-the epilogue makes ``v`` as if it were an output.
-
-For the sake of the caller's hooks::
-
     def f(x):
         v, w = x.unbind(0)
         return v.exp(), w
 
 A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node in
-common. So they do here if the gradient passes ``v``.
+common. So it is here if the gradient passes ``v``: the epilogue makes that as if it were an output.
 
 The function's own hooks on views that outputs are views of would be passed by: eager runs such calls.
 """
@@ -30,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
@@ -61,18 +47,13 @@ def all_outputs(
 
 
 def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chronicle) -> list[Tensor]:
-    """Return the views that gradients pass and that were used after a later write, or made together with an output."""
-    storages = {i.storage for i in inputs if i.base is not None and not i.base.whole}
-    late = [view for storage in storages for view in chronicle.views_used_late(storage)]
-    # autograd refuses a gradient to one of several views after a write, and to say where it would go
-    found = [view for view in late if view.requires_grad and not internals.is_one_of_several_views(view)]
+    """Return the views that gradients pass and that were made together with an output."""
     several = chronicle.several
-    if several:
-        views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
-        nodes = {edge_of(view)[0] for view in views}
-        found += [view for group in several for view in group if view.grad_fn in nodes]
-    if not found:
+    if not several:
         return []
+    views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
+    nodes = {edge_of(view)[0] for view in views}
+    found = [view for group in several for view in group if view.grad_fn in nodes]
     known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
     passed = edges_behind([edge_of(tensor) for tensor in known if tensor.grad_fn is not None])
     return [view for view in found if not any(view is tensor for tensor in known) and edge_of(view) in passed]
@@ -81,7 +62,7 @@ def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chroni
 def check_passed(
     hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered], made_through: Mapping[int, int]
 ) -> None:
-    """See to it that outputs that are made by views are made through views with hooks, and those from before writes.
+    """See to it that outputs that are made by views are made through views with hooks, and those made by strides.
 
     Raises
     ------
@@ -91,16 +72,10 @@ def check_passed(
     for i, hook in _passed(hooks, outputs, inputs):
         if outputs.infos[i].views is None or not _is_made_through(i, hook.edge, outputs, made_through):
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
-    early = {
-        edge_of(outputs.tensors[info.index])
-        for info in outputs.infos
-        if info.requires_grad
-        and info.base_idx is not None
-        and ((info.precedes_write and inputs[info.base_idx].base is not None) or _is_made_by_strides(info, outputs))
-    }
-    for i, edge in _ways_back(outputs, inputs) if early else ():
-        if edge in early and not _is_made_through(i, edge, outputs, made_through):
-            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view from before a write")
+    by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if _is_made_by_strides(info, outputs)}
+    for i, edge in _ways_back(outputs, inputs) if by_strides else ():
+        if edge in by_strides and not _is_made_through(i, edge, outputs, made_through):
+            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view that is made by sizes and strides")
 
 
 def _is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:

@@ -72,8 +72,7 @@ class Entered:
     done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
     all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
     of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
-    it had before. ``written_apart`` says that it was written only through aliases that count apart, as by ``.data``;
-    ``written_as`` is its place in the order in which tensors were first written, infinity if it was not;
+    it had before. ``written_as`` is its place in the order in which tensors were first written, infinity if it was not;
     ``stepped_as`` that in which the last of its ``steps`` was taken. ``is_over`` says that autograd takes the wrapper
     for a view of another tensor, as it takes the caller's.
     """
@@ -94,7 +93,6 @@ class Entered:
     sees_behind: bool = False
     given: str = ""
     left: Any = None
-    written_apart: bool = False
     written_as: float = math.inf
     stepped_as: int = 0
     is_over: bool = False
@@ -112,7 +110,7 @@ class Entered:
     @property
     def counts_unseen(self) -> bool:
         """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
-        return self.wrapper.is_inference() and not self.real.is_inference() and not self.written_apart
+        return self.wrapper.is_inference() and not self.real.is_inference()
 
     def note_history(self) -> None:
         """Take the present history for the one without writes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
 from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself, replayed
+from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -108,15 +108,12 @@ def read_outputs(
         no_grad_views: int = 0,
     ) -> None:
         item = inputs[base] if kind is OutputType.ALIAS_OF_INPUT and base is not None else None
-        precedes = item is not None and early(leaves[i], item)
+        precedes = item is not None and early(i, item)
         if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
         if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
             # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
-        single = precedes and not leaves[i].requires_grad and not any(step.item is not None for step in views or ())
-        if single and internals.is_one_of_several_views(leaves[i]):  # torch 2.15 shows ops that make one each
-            raise RunEagerly(f"`{names[i]}` is one of several views, made before a write")
         first = first_of.setdefault(id(leaves[i]), i)
         several = call_of_several(leaves[i])
         infos[i] = OutputAliasInfo(
@@ -140,21 +137,17 @@ def read_outputs(
             made_together=None if several is None else calls.setdefault(several, len(calls)),
         )
 
-    def early(output: Tensor, item: Entered) -> bool:
-        # the view ops are those from what the steps leave, unless it is a view itself
-        steps = item.base is None and any(step.method != "detach_" for step in item.steps)
-        if output.requires_grad:
-            return not steps and chronicle.precedes_a_write(output)
-        # the caller may let its base require grad, which then asks for its history
-        differentiable = output.is_floating_point() or output.is_complex()
-        if item.wrapper.requires_grad or item.given or not differentiable or (item.steps and output is item.wrapper):
+    def early(i: int, item: Entered) -> bool:
+        output = leaves[i]
+        if output is item.wrapper or not chronicle.is_older(output):
             return False
-        older = chronicle.is_older(output)
-        if older and item.real.requires_grad:
-            raise RunEagerly(f"a view of `{item.name}`, made between its detachment in place and a write, is returned")
-        if older and item.steps and not _is_within(output, item):
-            raise RunEagerly(f"a view of what `{item.name}` was resized to, from before another change, is returned")
-        return older
+        if not output.requires_grad:  # the caller may let its base require grad, which then asks for its history
+            differentiable = output.is_floating_point() or output.is_complex()
+            if item.wrapper.requires_grad or item.given or not differentiable:
+                return False
+        if item.base is not None or item.steps or internals.is_one_of_several_views(output):
+            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before that was changed")
+        return True
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
     for item in inputs:
@@ -171,32 +164,21 @@ def read_outputs(
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
                 if any(leaves[i] is not inputs[k].wrapper and leaves[i].requires_grad for i in own):
-                    _check_history_made_again(inputs[k], chronicle)
-                early_ones = {i for i in own if early(leaves[i], inputs[k])}
-                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], early_ones, read, info)
+                    _check_history_made_again(inputs[k])
+                _read_input_aliases(tape, leaves, values, names, own, k, inputs[k], read, info)
         else:
             _read_intermediate_group(tape, leaves, values, names, members, read, roots, chronicle, info)
     read.infos = [infos[i] for i in range(len(leaves))]
     return read
 
 
-def _is_within(view: Tensor, item: Entered) -> bool:
-    """Tell whether a view lies within what an input was before the steps that it took."""
-    value, now = internals.from_functional(view), internals.from_functional(item.wrapper)
-    moved = replayed(item.real, item.steps).storage_offset() - item.real.storage_offset()
-    start = value.storage_offset() - (now.storage_offset() - moved)
-    ends = [extent_bytes(tuple(t.shape), tuple(t.stride()), 1) for t in (value, item.real)]
-    return bool(start >= 0 and start + ends[0] <= ends[1])
-
-
-def _check_history_made_again(item: Entered, chronicle: Chronicle) -> None:
+def _check_history_made_again(item: Entered) -> None:
     """Leave views to eager whose history autograd makes again from sizes and strides.
 
     That shares gradients out among the elements at one place of memory; the ops that made a view do not.
     """
-    if overlaps_itself(item.real) and chronicle.moved_unseen(item.storage) is not None:
-        why = "which overlaps itself, is changed in a way that autograd does not see"
-        raise RunEagerly(f"a view of `{item.name}`, {why}")
+    if overlaps_itself(item.real) and internals.version_of(item.wrapper) != item.version:
+        raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
 
 
 def _is_changed_leaf(item: Entered) -> bool:
@@ -337,11 +319,10 @@ def _read_input_aliases(
     members: Sequence[int],
     k: int,
     item: Entered,
-    early: Collection[int],
     read: Outputs,
     info: Callable[..., None],
 ) -> None:
-    """Classify outputs that live in the storage of input ``k``; ``early`` were made before its last change."""
+    """Classify outputs that live in the storage of input ``k``."""
     base_value = internals.from_functional(item.wrapper)
     made: list[int] = []
     for i in sorted(members, key=lambda i: not internals.is_lone_function_result(leaves[i])):
@@ -370,16 +351,7 @@ def _read_input_aliases(
                 argument=item.name,
             )
         between = views_between(tape, base_value, values[i])
-        if item.steps and i in early:  # the epilogue makes it before it takes the steps
-            between = views_from_window(tape, item.fake, values[i])
-            if between is None and output.requires_grad:
-                if all(step.method == "detach_" for step in item.steps):
-                    between = views_past_detaches(tape, base_value, values[i])
-                else:
-                    between = views_from_window(tape, item.fake, values[i], rewritten=True)
-            if between is None and (output.requires_grad or _reads_otherwise(values[i], base_value)):
-                raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before its sizes changed")
-        elif between is None and item.base is not None:
+        if between is None and item.base is not None:
             between = views_from_window(tape, base_value, values[i])
             if between is None and not output.requires_grad:
                 between = views_past_detaches(tape, base_value, values[i])
@@ -577,8 +549,9 @@ def _read_intermediate_group(
                 why="its views cannot be replayed",
                 suggestion="return a clone",
             )
-        by_sizes = leaves[i].requires_grad and i not in no_grad_views and chronicle.older.is_anew(leaves[i])
-        views = None if by_sizes else with_detach(views, leaves[i], root)
+        if i not in no_grad_views and chronicle.is_made_again(leaves[i]):
+            raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
+        views = with_detach(views, leaves[i], root)
         info(i, first, where, views, no_grad_views=no_grad_views.get(i, 0))
         first = following
 

@@ -79,23 +79,18 @@ def is_made_of(tape: Tape, base: Tensor, value: Tensor) -> bool:
     return True
 
 
-def views_from_window(
-    tape: Tape, window: Tensor, value: Tensor, *, rewritten: bool = False
-) -> tuple[ViewStep, ...] | None:
+def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
 
     After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
-    on the way to ``value``; but the steps to the window may be the first of those to ``value``. ``rewritten`` says that
-    the window may be one of the base before a write, and the value one of it after that.
+    on the way to ``value``; but the steps to the window may be the first of those to ``value``.
     """
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
-    if top is not other_top and not rewritten:
+    if top is not other_top:
         return _same_past_unsafe(tape, (to_window, top), (to_value, other_top))
     if to_value[: len(to_window)] == to_window:
         return tuple(to_value[len(to_window) :])
-    if top is not other_top:
-        return None
     # windows with other histories go by other aliases of the base; what is detached behind the window says so itself
     wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
     for count in range(len(to_value), -1, -1):

@@ -79,9 +79,6 @@ class InputAliasInfo:
         ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
-    history_moves
-        Whether it is used after a write that autograd does not see; were it a view, autograd would make its history
-        anew in between.
     """
 
     index: int
@@ -103,7 +100,6 @@ class InputAliasInfo:
     sees_behind: bool = False
     given: str = ""
     requires_grad_set: bool | None = None
-    history_moves: bool = False
 
     @property
     def is_changed(self) -> bool:
@@ -136,9 +132,11 @@ class InputAliasInfo:
 
     @property
     def changes_unseen(self) -> bool:
-        """Whether it requires grad and its sizes change under ``no_grad``, which means other things for a view."""
+        """Whether it changes without autograd's knowledge, so that its history is made again if it is a view."""
         keep = ("detach_", SET_TO_ITSELF)
-        return self.requires_grad and any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
+        steps = any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
+        hidden = self.mutations_hidden_from_autograd or self.mutations_under_no_grad_or_inference_mode
+        return self.requires_grad and (steps or (hidden and self.moves_version and not self.is_leaf))
 
     @property
     def mutation_type(self) -> MutationType:

@@ -15,7 +15,6 @@ its outputs need. One tape serves the joint graph and every later backward::
 
 from aotlab.recorder.boundary import clocks_watched
 from aotlab.recorder.chronicle import Chronicle
-from aotlab.recorder.counters import SharedCounters
 from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.hooks import Hook, HookKind
 from aotlab.recorder.memory import may_overlap_itself, place_in
@@ -46,7 +45,6 @@ __all__ = [
     "Recorder",
     "Reshapes",
     "RunEagerly",
-    "SharedCounters",
     "Tape",
     "Untraceable",
     "Warned",

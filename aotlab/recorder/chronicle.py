@@ -25,15 +25,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.recorder.older_views import OlderViews
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.places import user_line
+from aotlab.recorder.signals import LeftToPython, RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 
@@ -51,65 +51,59 @@ class Chronicle:
 
     Attributes
     ----------
-    older
-        The views that a write made older, of inputs and all else.
     keeps_itself
         Whether something was written with itself for an operand: its history keeps it, and so itself, for good.
-    orders_uses
-        Whether to note when inputs are used, for `is_used_before_a_write`.
     """
 
     def __init__(
         self, storages: Collection[int] = (), over_others: Sequence[Tensor] = (), owners: Sequence[Tensor] = ()
     ) -> None:
         self._storages = storages
-        self._calls = 0
-        self._first_uses: dict[int, int] = {}
-        self._last_writes: dict[int, int] = {}
         self._over_others = over_others
         self._owners = owners
         self._keeping_nothing: set[Any] = set()
         self._windows: list[tuple[Tensor, int]] = []
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._after_steps: dict[int, tuple[int, int]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._written: dict[int, int] = {}
         self._written_through: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._stepped: dict[int, weakref.ref[Tensor]] = {}
         self._moved_unseen: dict[int, int] = {}
-        self._used_late: dict[int, dict[int, Tensor]] = {}
+        self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
         self._kept_themselves_by: dict[Any, list[Tensor]] = {}
-        self._apart: dict[int, weakref.ref[Tensor]] = {}
-        self._counted: set[int] = set()
+        self._data_read: set[int] = set()
         self._fragile: set[int] = set()
         self._viewed_unseen: set[int] = set()
         self._viewed: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
-        self.older = OlderViews()
         self.keeps_itself = False
-        self.orders_uses = False
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
         if isinstance(result, tuple | list) and _are_several_views(result):
             self._several.append((result, self._moment(result[0])))
-        self.older.made(result)
-        if not self._storages:
-            return
-        for tensor in [result] if isinstance(result, Tensor) else tensors_in(result):
-            if not internals.is_functional(tensor) or internals.storage_key(tensor) not in self._storages:
+        found = [result] if isinstance(result, Tensor) else tensors_in(result)
+        given = tensors_in(args)
+        if found and torch.is_grad_enabled() and any(self.is_made_again(tensor) for tensor in given):
+            raise LeftToPython(f"a view is used after a write to what it is a view of, at {user_line()}")
+        for tensor in filter(internals.is_functional, found):
+            if any(tensor is each for each in given):  # an op in place or with `out=`, or one that returns its argument
                 continue
-            self._note_origin(tensor, args)
-            if internals.base_of(tensor) is not None and not any(tensor is item for item in self._over_others):
-                known = self._made.get(id(tensor))
-                if known is None or known[0]() is not tensor:
-                    self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
-                    self._viewed.add(internals.storage_key(tensor))
-                    if not torch.is_grad_enabled():
-                        self._viewed_unseen.add(internals.storage_key(tensor))
-                    if not internals.keeps_through_writes(tensor):
-                        self._fragile.add(internals.storage_key(tensor))
+            key = internals.storage_key(tensor)
+            if key in self._storages:
+                self._note_origin(tensor, given)
+            if internals.base_of(tensor) is None or any(tensor is item for item in self._over_others):
+                continue
+            self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+            self._after_steps.pop(id(tensor), None)
+            if key in self._storages:
+                self._viewed.add(key)
+                if not torch.is_grad_enabled():
+                    self._viewed_unseen.add(key)
+                if not internals.keeps_through_writes(tensor):
+                    self._fragile.add(key)
 
     def has_fragile_views(self, storage: int) -> bool:
         """Tell whether views of an input were made that must not be used once its version has moved."""
@@ -128,16 +122,10 @@ class Chronicle:
         """The views that were made together, where their history is still the one that they were made with."""
         return [views for views, moment in self._several if self._moment(views[0]) == moment]
 
-    def _note_origin(self, view: Tensor, args: tuple[Any, ...]) -> None:
-        known = self._origins.get(id(view))
-        if known is not None and known[0]() is view:
-            return
+    def _note_origin(self, view: Tensor, given: Iterable[Tensor]) -> None:
         key = internals.storage_key(view)
-        given = tensors_in(args)
-        if any(tensor is view for tensor in given):  # an op in place or with `out=`, or one that returns its argument
-            return
-        for tensor in given:
-            if internals.is_functional(tensor) and internals.storage_key(tensor) == key:
+        for tensor in filter(internals.is_functional, given):
+            if internals.storage_key(tensor) == key:
                 self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
                 return
 
@@ -147,50 +135,31 @@ class Chronicle:
         found = origin() if origin is not None and view is not None and view() is tensor else None
         return tensor if found is None else found
 
-    def precedes_a_write(self, view: Tensor) -> bool:
-        """Tell whether an input was written, or detached in place, after this view of it was made.
-
-        Raises
-        ------
-        RunEagerly
-            It was detached after it, and written before: the epilogue makes views before all changes or after them,
-            and one of several views must not be made before a write.
-        """
-        if not self.is_older(view):
-            return False
-        known = self._made[id(view)]
-        written = known[1][0] == internals.version_of(view) and internals.storage_key(view) in self._written
-        if written and internals.is_one_of_several_views(view):
-            raise RunEagerly("one of several views is returned, made between a write and a detachment in place")
-        return True
-
     def is_older(self, view: Tensor) -> bool:
-        """Tell whether a view of an input was made before its memory was written, or detached in place."""
+        """Tell whether a view was made before its memory was written, or what it is a view of detached in place."""
         known = self._made.get(id(view))
         return known is not None and known[0]() is view and known[1] != self._moment(view)
 
+    def is_made_again(self, view: Tensor) -> bool:
+        """Tell whether eager makes a view's history again by sizes and strides, and a trace by the view's own op.
+
+        The gradient then has other strides, unless the last write went through a view: its node copies what comes. What
+        a step on the view itself does is left out of account.
+        """
+        if not self.is_older(view) or not view.requires_grad or self._after_steps.get(id(view)) == self._moment(view):
+            return False
+        base = internals.base_of(view)
+        return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
+
     def uses(self, given: Any) -> None:
-        """Note which views of an input that were made before a write are used after it, and when inputs are used."""
-        if self.orders_uses:
-            self._calls += 1
-            for tensor in filter(internals.is_functional, tensors_in(given)):
-                self._first_uses.setdefault(internals.storage_key(tensor), self._calls)
+        """Note which views that were made before a write are used after it."""
         if self._made:
-            for tensor in tensors_in(given):
-                if self.is_older(tensor):
-                    self._used_late.setdefault(internals.storage_key(tensor), {})[id(tensor)] = tensor
+            late = [tensor for tensor in tensors_in(given) if self.is_older(tensor) and tensor.requires_grad]
+            self._used_late.update(map(internals.storage_key, late))
 
     def used_late(self, storage: int) -> bool:
-        """Tell whether a view of an input was made before a write to its memory and used after it."""
+        """Tell whether a view with a history was made before a write to its memory and used after it."""
         return storage in self._used_late
-
-    def is_used_before_a_write(self, storage: int, other: int) -> bool:
-        """Tell whether an input was used before the last change in place of another, in other memory."""
-        return self._first_uses.get(storage, math.inf) < self._last_writes.get(other, 0)
-
-    def views_used_late(self, storage: int) -> list[Tensor]:
-        """Return those views."""
-        return list(self._used_late.get(storage, {}).values())
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
@@ -216,35 +185,16 @@ class Chronicle:
     def writes(self, written: Tensor) -> None:
         """Note that an input, or a view of it, is about to be written."""
         if self._storages and internals.is_functional(written):
-            self._written.setdefault(internals.storage_key(written), internals.sequence_number())
-            self._last_writes[internals.storage_key(written)] = self._calls
+            if internals.storage_key(written) in self._data_read:
+                raise RunEagerly(f"an input whose `.data` was read is written under inference_mode, at {user_line()}")
             origin = self.origin_of(written)
             self._written_through.setdefault(id(origin), (weakref.ref(origin), len(self._written_through)))
-            if not self._counts_apart(written):
-                self._counted.add(internals.storage_key(written))
             if not (torch.is_grad_enabled() and written.requires_grad):
                 self.moves_unseen(written)
 
-    def takes(self, result: Any, given: Any, *, data: bool) -> None:
-        """Note an alias that counts its writes apart: what ``.data`` gives, as ``data`` says, or a view of such a one.
-
-        Under inference_mode no version tells.
-        """
-        operands = tensors_in(given)
-        for tensor in tensors_in(result):
-            if not internals.is_functional(tensor) or any(tensor is each for each in operands):
-                continue
-            key = internals.storage_key(tensor)
-            if data or any(self._counts_apart(each) and internals.storage_key(each) == key for each in operands):
-                self._apart[id(tensor)] = weakref.ref(tensor)
-
-    def _counts_apart(self, tensor: Tensor) -> bool:
-        known = self._apart.get(id(tensor))
-        return known is not None and known() is tensor
-
-    def wrote_apart_only(self, storage: int) -> bool:
-        """Tell whether an input was written, and only through aliases that count apart."""
-        return storage in self._written and storage not in self._counted
+    def reads_data(self, tensor: Tensor) -> None:
+        """Note under inference_mode that somebody has ``.data`` of a tensor: writes through it count for nobody."""
+        self._data_read.add(internals.storage_key(tensor))
 
     def moves_unseen(self, tensor: Tensor) -> None:
         """Note that the version of an input's memory moves without a node of autograd's that says so."""
@@ -254,10 +204,6 @@ class Chronicle:
         """Return the number that the next autograd node would have had when an input first moved like that."""
         return self._moved_unseen.get(storage)
 
-    def first_write(self, wrapper: Tensor) -> int | None:
-        """Return the number that the next autograd node would have had at the first write to an input's memory."""
-        return self._written.get(internals.storage_key(wrapper))
-
     def place_among_writes(self, wrapper: Tensor) -> float:
         """Return how many tensors had been written before an input first was, itself or a view of it; else infinity."""
         known = self._written_through.get(id(wrapper))
@@ -265,9 +211,11 @@ class Chronicle:
 
     def steps(self, tensor: Tensor) -> None:
         """Note that the sizes or strides of a tensor, or its history, are changed in place."""
+        if internals.base_of(tensor) is not None and not self.is_made_again(tensor):
+            version, detached = self._moment(tensor)
+            self._after_steps[id(tensor)] = version + 1, detached
         self._stepped.pop(id(tensor), None)
         self._stepped[id(tensor)] = weakref.ref(tensor)
-        self._last_writes[internals.storage_key(tensor)] = self._calls
 
     def place_among_steps(self, wrapper: Tensor) -> int:
         """Return how many tensors had been changed like that for the last time when an input was; 0 if it was not."""

@@ -142,8 +142,8 @@ class EscapeGuard(TorchFunctionMode):
             explain_escape(error, func, args, kwargs or {})
             raise
         self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
-        if self._inference:
-            self.chronicle.takes(result, (args, kwargs), data=func == _READS_DATA)
+        if self._inference and func == _READS_DATA and internals.is_functional(args[0]):
+            self.chronicle.reads_data(args[0])
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -160,7 +160,6 @@ class Writes:
         for tensor, version in zip(written, versions, strict=True):
             if internals.is_functional(tensor) and not tensor.is_inference() and tensor._version == version:
                 torch.autograd.graph.increment_version(tensor)  # eager counts it
-            self._chronicle.older.wrote(_owner(tensor))
             _check_casts(func, tensor, count)
         return result
 
@@ -185,7 +184,6 @@ class Writes:
             if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
                 internals.sync(written)  # later, the value would be made where the function is by then
         self._chronicle.wrote(func, args, kwargs, required_grad=required)
-        self._chronicle.older.wrote(owner)
         _check_casts(func, written, count)
         if written.shape != shape:
             # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape

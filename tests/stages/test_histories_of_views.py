@@ -221,8 +221,6 @@ def test_views_from_before_a_write_that_are_used_after_it(program, caller, retai
 
     function = make(program)
     assert differences(program, function, [inputs, inputs], before=CALLERS[caller], seen=SEEN) == []
-    if make is compiled:
-        assert function.calls.compiled == 2
 
 
 def _view_of_an_earlier_view(b):
@@ -316,7 +314,7 @@ def test_views_of_a_leaf_that_is_a_view(program, is_view):
 
     function = compiled(program)
     assert differences(program, function, [inputs, inputs], backward="each") == []
-    if program is _leaf_view_from_after or not is_view:
+    if program is _leaf_view_from_after:
         assert function.calls.compiled == 2
 
 
@@ -343,7 +341,7 @@ def test_views_of_a_view_that_is_given_a_history(is_view):
 
 @pytest.mark.parametrize("base", [lambda b: torch.zeros(3, 2), lambda b: b.detach(), lambda b: b.detach().exp()])
 def test_a_view_that_eager_takes_for_a_leaf(base):
-    """Eager sees the history that its base got only once something has looked at it; README says so."""
+    """Eager sees the history that its base got only once something has looked at it."""
 
     def program(b, *, looks):
         v = base(b)
@@ -354,14 +352,10 @@ def test_a_view_that_eager_takes_for_a_leaf(base):
         row.add_(1)
         return v * b.sum()
 
-    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-        program(nonleaf(3, 2), looks=False)
-    results = []
-    for function, looks in ((program, True), (compiled(program), False)):
-        b = leaf(3, 2)
-        function(b * 1, looks=looks).sum().backward()
-        results.append(b.grad)
-    assert torch.equal(*results)
+    for function in (program, compiled(program)):
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            function(nonleaf(3, 2), looks=False)
+    same(program, nonleaf(3, 2), kwargs={"looks": True}, eagerly=True)
 
 
 def test_what_is_kept_by_way_of_data():

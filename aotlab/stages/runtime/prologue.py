@@ -171,7 +171,8 @@ class Prologue:
         """Write the checks that what happened to an input may happen to this one."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
-        if metadata.is_detached(info) or info.history_moves or (info.changes_unseen and draft.trace.training):
+        alone = draft.base_with(info.index) is None
+        if metadata.is_detached(info) or (info.changes_unseen and alone and draft.trace.training):
             draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
-from aotlab.recorder import replayed
 from aotlab.stages.runtime.draft import Draft
 
 _METHODS = {
@@ -85,10 +84,6 @@ class ViewCalls:
         assert output.base_idx is not None
         if output.output_type is OutputType.ALIAS_OF_INPUT:
             here = self.draft.trace.final_offsets[output.base_idx]
-            steps = self.draft.meta.input_info[output.base_idx].metadata_steps
-            if output.precedes_write and steps:  # which have not been taken yet
-                real = self.draft.parts.call.values[self.draft.parts.dedupe.kept[output.base_idx]]
-                here -= int(replayed(real, steps).storage_offset() - real.storage_offset())
             assert isinstance(output.spec.offset, int)
             return f"{base}.storage_offset() + {output.spec.offset - here}"
         return str(output.spec.offset)

@@ -13,7 +13,6 @@ from aotlab.analysis.history import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Write
-from aotlab.stages.trace.unseen_writes import with_moving_histories
 from aotlab.stages.trace.writes import writes_of
 
 
@@ -102,7 +101,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         infos=infos,
     )
     if found.training:
-        return replace(found, infos=with_moving_histories(findings, infos, found.edges))
+        return found
     operations = findings.recorder.tape.operations
     if not keep_input_mutations or any(o.may_raise_late for o in operations if o.phase == "forward"):
         return found  # what raises must leave the inputs as they were: eager has to write them, and to raise its error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -26,11 +26,11 @@ from aotlab.recorder import (
     EscapeGuard,
     Ground,
     Hook,
+    LeftToPython,
     NeedsAnother,
     Recorder,
     Reshapes,
     RunEagerly,
-    SharedCounters,
     Warned,
     WarningTape,
     clocks_watched,
@@ -108,12 +108,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs)
-            counters = _shared_counters(call, dedupe, inputs)
-            with warned, escapes, clocks_watched(), nullcontext() if counters is None else counters:
+            with warned, escapes, clocks_watched():
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
-                if counters is not None:
-                    counters.level()
             recorder.states.end()
             left_grad_mode = torch.is_grad_enabled()
         finally:
@@ -126,14 +123,13 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             if escapes.differentiates:
                 _check_differentiated(item)
             item.take_new_edge()
-            item.written_apart = escapes.chronicle.wrote_apart_only(item.storage)
+            if item.base is not None and not item.base.whole and escapes.chronicle.used_late(item.storage):
+                raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
             unseen = escapes.chronicle.was_viewed_unseen(item.storage) and not item.is_over
             if unseen and internals.is_over_another(item.real):
                 raise NeedsAnother(f"a view of `{item.name}`, a view itself, is made without autograd")
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
             item.stepped_as = escapes.chronicle.place_among_steps(item.wrapper)
-            if counters is not None:
-                item.version += counters.given[id(item.wrapper)]  # what others were written does not write this one
         if call.state.counters:
             _check_siblings(inputs)
         _check_containers(call, values, args, kwargs)
@@ -143,6 +139,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         hooks = escapes.hooks.all
         escapes.hooks.check()
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
+        _check_counters(call, dedupe, inputs, infos, outputs, escapes)
     for item in (each for each in inputs if each.is_over):
         _check_over(item, [*outputs.tensors.values(), *(hook.tensor for hook in hooks)])
     if escapes.chronicle.wrote_below_windows:
@@ -207,6 +204,37 @@ def _check_others(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], i
                 raise RunEagerly(f"`{name}` is a view of a leaf that is a view itself, and shares memory")
 
 
+def _check_counters(
+    call: Call,
+    dedupe: DedupeRecord,
+    inputs: Sequence[Entered],
+    infos: Sequence[InputAliasInfo],
+    outputs: Outputs,
+    escapes: EscapeGuard,
+) -> None:
+    """Leave to eager a write that counts for an input in other memory where autograd looks at what was counted.
+
+        flat = torch.zeros(8)
+        a, b = flat[:4].detach().requires_grad_(), flat[4:].detach()
+        f(a, b)                        # f computes a.abs(), and writes b: the backward raises in eager
+
+    It does so for what it saved, and for views from before: those made under ``no_grad`` must not be used any more.
+    """
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    tensors = outputs.tensors.values()
+    in_grad = (
+        escapes.differentiates or any(t.requires_grad for t in tensors) or any(item.written_visibly for item in inputs)
+    )
+    for first in {first for first, _ in call.state.counters}:
+        group = [index[n] for pair in call.state.counters for n in pair if pair[0] == first]
+        memory = {inputs[k].storage for k in group}
+        viewed = any(internals.storage_key(t) in memory and internals.base_of(t) is not None for t in tensors)
+        viewed = viewed or (torch.is_grad_enabled() and any(map(escapes.chronicle.has_fragile_views, memory)))
+        if len(memory) > 1 and any(infos[k].moves_version for k in group) and (in_grad or viewed):
+            names = " and ".join(f"`{inputs[k].name}`" for k in sorted(set(group)))
+            raise LeftToPython(f"{names} count writes together, as parts of one buffer, and one is written")
+
+
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
     grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
@@ -223,31 +251,10 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
     )
-    escapes.chronicle.orders_uses = not all(item.real.numel() for item in inputs)
     for key, ground in grounds.items():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
             escapes.looks.is_partly_bool(key)
     return escapes
-
-
-def _shared_counters(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered]) -> SharedCounters | None:
-    """Let inputs of which a write to one counts for the others count together; windows of one base do already."""
-    index = {position: k for k, position in enumerate(dedupe.kept)}
-    groups: dict[int, dict[int, tuple[Tensor, ...]]] = {}
-    for pair in call.state.counters:
-        for item in (inputs[index[position]] for position in pair):
-            counters = groups.setdefault(pair[0], {})
-            key = id(item.wrapper if item.base is None else item.base)
-            known = counters.get(key, ())
-            if not any(item.wrapper is tensor for tensor in known):
-                counters[key] = (*known, item.wrapper)
-    apart = [tuple(counters.values()) for counters in groups.values() if len(counters) > 1]
-    if not apart:
-        return None
-    made = SharedCounters(apart)
-    for item in inputs:
-        item.version = internals.version_of(item.wrapper)
-    return made
 
 
 def _check_differentiated(item: Entered) -> None:

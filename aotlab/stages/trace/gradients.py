@@ -85,14 +85,14 @@ def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
     for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
         if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
+        if info.changes_unseen and item.base is None and internals.base_of(item.real) is not None:
+            raise RunEagerly(f"`{info.name}` is a view that changes without autograd's knowledge: its history moves")
         if not info.metadata_steps:
             continue
         if info.changes_history_twice and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` retains its gradient, changes its sizes and is written", passing=True)
         if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
             raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
-        if info.changes_unseen and internals.base_of(item.real) is not None:
-            raise RunEagerly(f"`{info.name}` is a view that changes its sizes under no_grad: its history is made again")
 
 
 def check_leaves(inputs: Sequence[Entered]) -> None:

@@ -41,17 +41,15 @@ def check_owners(trace: Trace, findings: Findings, roots: Sequence[Edge]) -> Non
             raise RunEagerly(f"`{info.name}`, a view of which another view is written, gets a hook")
         if _is_hooked_before_a_write(findings, trace, item):
             raise RunEagerly(f"`{info.name}` gets a hook, and what is written to it shows in another view")
-        if not item.real.numel() and _shares_a_history_that_moves(findings, item):
-            raise RunEagerly(f"`{info.name}`, a view without elements, shares a history with one written after its use")
+        if not item.real.numel() and _shares_a_history_that_moves(trace, findings, item):
+            raise RunEagerly(f"`{info.name}`, a view without elements, shares a history with one that is written")
         is_owned_leaf = internals.base_of(item.real) is not None and item.wrapper.requires_grad and item.real.is_leaf
         if not info.moves_version and not (is_owned_leaf and _is_moved_by_others(findings, trace, item)):
             continue
-        late = findings.chronicle.views_used_late(internals.storage_key(item.wrapper)) if is_owned_leaf else []
-        if is_owned_leaf and not info.mutates_data:
-            late += _older_outputs(findings, item)
+        older = [] if info.mutates_data else _older_outputs(findings, item)
         if item.is_over:  # views that the trace knows for such as require no grad have no history to be made anew
-            late = [view for view in late if view.requires_grad]
-        if late:
+            older = [view for view in older if view.requires_grad]
+        if is_owned_leaf and (older or findings.chronicle.used_late(item.storage)):
             # autograd makes the histories of its views anew from what it is a view of, which has none before the write
             raise RunEagerly(f"a view of `{info.name}`, a leaf that is a view, is used after that was written")
         if not info.moves_version:
@@ -122,17 +120,16 @@ def _is_moved_by_others(findings: Findings, trace: Trace, item: Entered) -> bool
     )
 
 
-def _shares_a_history_that_moves(findings: Findings, item: Entered) -> bool:
-    """Tell whether an input is among several views of one tensor with a history, one used before another is written.
+def _shares_a_history_that_moves(trace: Trace, findings: Findings, item: Entered) -> bool:
+    """Tell whether an input is among several views of one tensor with a history, one of which is written.
 
     In a base that they share there is no place for one without elements, so that in the trace a write to one is none
     to the others.
     """
-    family = [other for other in findings.inputs if _viewed(other) is _viewed(item)]
-    storages = {other.storage for other in family}
-    is_used = findings.chronicle.is_used_before_a_write
-    moved = any(is_used(one, other) for one in storages for other in storages if one != other)
-    return moved and any(other.wrapper.requires_grad for other in family)
+    infos = zip(trace.metadata.input_info, findings.inputs, strict=True)
+    family = [(info, other) for info, other in infos if _viewed(other) is _viewed(item)]
+    moved = len(family) > 1 and any(info.moves_version for info, _ in family)
+    return moved and any(other.wrapper.requires_grad for _, other in family)
 
 
 def _viewed(item: Entered) -> Tensor:
@@ -169,19 +166,7 @@ def _stands_for_its_owner(findings: Findings, info: InputAliasInfo, item: Entere
         return False
     if not (info.mutates_data or info.metadata_steps):
         return False  # a view of it was moved, which makes its history anew without a word
-    if info.metadata_steps and _returns_views_from_before(findings, item):
-        return False
     between = item.written_visibly or bool(info.metadata_steps)
     if between and chronicle.moved_unseen(item.storage) is not None and item.wrapper.grad_fn is not None:
         return not users_of(edge_of(item.wrapper), roots)
     return True
-
-
-def _returns_views_from_before(findings: Findings, item: Entered) -> bool:
-    """Tell whether an output is a view of an input from before a write, which the epilogue would make after it."""
-    return any(_is_early(findings, tensor, item) for tensor in findings.outputs.tensors.values())
-
-
-def _is_early(findings: Findings, tensor: Tensor, item: Entered) -> bool:
-    within = tensor is not item.wrapper and internals.storage_key(tensor) == item.storage
-    return within and tensor.requires_grad and findings.chronicle.precedes_a_write(tensor)
