@@ -101,5 +101,5 @@ def test_one_of_several_that_is_written_twice_is_compiled():
             one.add_(1)
         return x * 2
 
-    same(f, nonleaf(3, 2))
+    same(f, nonleaf(2, 2))
     same(f, nonleaf(3, 2)[1:], eagerly=True)
