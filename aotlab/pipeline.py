@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,6 @@ from torch import fx
 
 from aotlab import config, observe
 from aotlab import torch_internals as internals
-from aotlab.analysis.late_reads import only_read_late
 from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
@@ -133,7 +132,7 @@ def compile_call(
         journal.announce("trace", traced, op_count(traced.module.graph))
 
         with journal.stage("partition"), pause:
-            if live.training and live.backward_error is None and live.is_whole:
+            if live.training and live.is_whole:
                 options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
             live.metadata = replace(live.metadata, donated_buffers=split_record.donated)
@@ -229,9 +228,7 @@ def _trace(
             return run_once(chosen)
         except NeedsAnother:
             with _unless_of_memory():
-                record, live = run_once(chosen, over_others=True)
-                if live.backward_error is None:
-                    return record, live
+                return run_once(chosen, over_others=True)
             raise
 
     lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
@@ -255,10 +252,7 @@ def _trace(
             taken = {k for base in storages for k in base.members}
             beside = [base for base in bases if not taken.intersection(base.members)]
             try:
-                record, live = run([*storages, *beside])
-                if live.backward_error is None:  # which may be one of windows of a storage, and not eager's
-                    return record, live
-                break
+                return run([*storages, *beside])
             except NeedsRoom as need:
                 room = {**room, need.member: need.nbytes}
             except Exception as failure:
@@ -394,17 +388,14 @@ def _backward(
     """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
     labels = live.gradient_labels(segment)
 
-    def compile_pattern(pattern: trace.Pattern) -> runtime.Compiled:
+    def compile_pattern(pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.Compiled:
         started = time.perf_counter_ns()
         usual = trace.is_full(pattern) and live.is_whole and not live.backward_draws
         if usual and record.backward is not None and not internals.any_autocast_enabled():
-            module, needs, idle = record.backward, tuple(range(len(split.saved_names))), live.idle_of_full[segment]
-        else:
-            with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                module, needs = partition.derive_backward(live, split, segment, pattern)
-            idle = live.idle
-        late = only_read_late(module.graph, needs, split.lent)
-        return compile_module(module, pattern, started), needs, late, idle
+            return compile_module(record.backward, pattern, started), tuple(range(len(split.saved_names)))
+        with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+            module, needs = partition.derive_backward(live, split, segment, pattern, asked)
+        return compile_module(module, pattern, started), needs
 
     def compile_module(module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
         started = time.perf_counter_ns() if started is None else started
@@ -423,10 +414,6 @@ def _backward(
             )
         return compiled
 
-    def derive(pattern: trace.Pattern, asked: Collection[int]) -> tuple[fx.GraphModule, tuple[int, ...]]:
-        with internals.no_dispatch_modes():
-            return partition.derive_backward(live, split, segment, pattern, asked)
-
     def does_the_same(pattern: trace.Pattern) -> bool:
         with internals.no_dispatch_modes():
             return trace.does_the_same(live, segment, pattern)
@@ -437,30 +424,25 @@ def _backward(
             split,
             wanted=backward.wanted,
             all_masks=backward.all_masks,
-            layouts=backward.layouts,
             write=partial(partition.write_backward, live),
             compile=compile_module,
             name=live.call_name,
             exact=options.backend.exact,
-            askers=backward.askers,
+            is_first=True,
         )
 
-    whole = (full, record.late) if full is not None and live.is_whole else None
-    own = () if options.backend.takes_any_layout else split.own
     made = runtime.Backward(
         live,
         split,
         segment,
-        whole,
+        full if live.is_whole else None,
         compile_pattern,
-        derive,
         make_higher,
-        own,
         live.call_name,
         does_the_same=does_the_same,
         exact=options.backend.exact,
     )
-    if not live.is_whole and not config.lazy_backward and live.backward_error is None:
+    if not live.is_whole and not config.lazy_backward:
         made.prepare()
     return made
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import linecache
 import logging
@@ -1304,45 +1303,6 @@ def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node = current_node()
     return None if node is None else int(node._sequence_nr())
-
-
-@contextlib.contextmanager
-def noting_looks(nodes: set[Any]) -> Iterator[None]:
-    """Note which nodes of custom functions are asked for what they saved."""
-    kind: Any = torch.autograd.function.BackwardCFunction
-    original: Any = kind.saved_tensors
-
-    def look(node: Any) -> Any:
-        nodes.add(node)
-        return original.__get__(node)
-
-    kind.saved_tensors = property(look)
-    try:
-        yield
-    finally:
-        del kind.saved_tensors
-
-
-def may_be_idle(node: Any) -> bool:
-    """Tell whether it can be seen in one run of a custom function's node whether it looks at what it saved.
-
-    Not where that may depend on which gradients are asked for.
-    """
-    if not is_custom_function_node(node):
-        return False
-    function: Any = type(node)._forward_cls  # set by the metaclass
-    names = ("backward", "vjp")
-    code = [getattr(inspect.unwrap(f), "__code__", None) for name in names if (f := getattr(function, name, None))]
-    return all(each is not None and "needs_input_grad" not in each.co_names for each in code)
-
-
-def reads_as_it_is(node: Any) -> bool:
-    """Tell whether what an autograd node reads of the forward is read as it is by then, whatever was written since.
-
-    So it is with what a custom function keeps as an attribute, and with what a checkpoint's function uses again. What
-    such a node keeps as autograd does besides, `saved_tensors_of` or `kept_by_checkpoint` says.
-    """
-    return is_custom_function_node(node) or is_checkpointed(node)
 
 
 def current_node() -> Any:

@@ -1158,35 +1158,6 @@ class _Idle(torch.autograd.Function):
         return gradient * ctx.w, None
 
 
-class _Looking(_Idle):
-    """Uses what it saved where that is asked for."""
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Look."""
-        return gradient * ctx.saved_tensors[0] if ctx.needs_input_grad[0] else None, None
-
-
-def test_noting_looks():
-    """Only what looks at its saved tensors is noted, and only while that is wanted."""
-    x, w, noted = leaf(3), torch.ones(3), set()
-    idle, looking = _Idle.apply(x, w), _Looking.apply(x, w)
-    with internals.noting_looks(noted):
-        (idle + looking).sum().backward(retain_graph=True)
-    assert noted == {looking.grad_fn}
-    (idle + looking).sum().backward()
-    assert noted == {looking.grad_fn}
-    assert [internals.may_be_idle(each.grad_fn) for each in (idle, looking, x.sin())] == [True, False, False]
-
-
-def test_reads_as_it_is():
-    """A custom function's node and one that a checkpoint keeps for; no other."""
-    x = leaf(3)
-    given = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
-    nodes = [_Idle.apply(x, torch.ones(3)).grad_fn, given.grad_fn, x.sin().grad_fn]
-    assert [internals.reads_as_it_is(node) for node in nodes] == [True, True, False]
-
-
 def test_transforms_are_left_one_by_one():
     """After an error in the midst of nested transforms those are left that were entered since, and no others."""
     functorch = torch._C._functorch

@@ -15,10 +15,7 @@ A program whose outputs do not hang on each other, and reach the same inputs, ha
 
 from __future__ import annotations
 
-import functools
 import heapq
-import math
-import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from aotlab import torch_internals as internals
-from aotlab.recorder import tensors_in
+from aotlab.recorder import Tape, tensors_in
 
 #: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
 _MOST_PARTS = 64
@@ -477,83 +474,24 @@ def watches(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class KeptItself:
-    """Which autograd ``nodes`` keep a tensor itself, as bits like those of the masks; ``alone``, if no other keeps it.
+def read_by_themselves(tape: Tape, nodes: Iterable[Any], bits: Mapping[Any, int]) -> dict[int, int]:
+    """Find what custom functions and checkpoints among ``nodes`` read in the backward, whether or not they saved it.
 
-    ``given`` are those among them that are checkpoints', ``later`` those asking ones to which a backward comes before.
-    ``sequences`` are the nodes' sequence numbers. ``twice`` says that one of them keeps an alias besides.
-
-    Of what a node takes it keeps the tensor itself, and so has in the backward what that is by then, which may be other
-    memory (``x.data = y``); of what it returns it keeps an alias. The nodes that are ``asking`` look for the tensor's
-    history by then, which is an error if it was detached in place: that of a custom Function does not ask. Of a leaf,
-    only those of a checkpoint do, which then keeps less when it runs its function again.
+    Eager reads what they did not save, as an attribute or a captured tensor, as it is by then; here it is saved like
+    all else, so that a write to it is an error. Returns masks of the nodes by the keys of storages.
     """
-
-    nodes: int = 0
-    asking: int = 0
-    given: int = 0
-    later: int = 0
-    alone: bool = True
-    twice: bool = False
-    sequences: frozenset[int] = frozenset()
-
-
-def keep_themselves(
-    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]]
-) -> list[KeptItself]:
-    """Say of each tensor which autograd nodes keep it itself; ``kept_by`` says of some nodes what they keep unseen."""
-    found = {id(t): KeptItself() for t in tensors}
-    by_storage: dict[int, list[Tensor]] = {}
-    asked = {id(t) for t in tensors if t.grad_fn is not None and internals.base_of(t) is None}
-    for t in tensors:
-        by_storage.setdefault(internals.storage_key(t), []).append(t)
-    leaves = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
-    asked_at: dict[int, list[tuple[int, int, bool]]] = {}
-    for node, bit in bits.items():
-        given = internals.kept_by_checkpoint(node)
-        own_tensors, aliases = set[int](), set[int]()
-        for kept in [*internals.saved_tensors_of(node), *given, *kept_by.get(node, ())]:
-            if id(kept) in found:
-                own_tensors.add(id(kept))
-                own, mask = found[id(kept)], 1 << bit
-                is_given = any(kept is each for each in given)
-                is_asked = id(kept) in asked or (id(kept) in leaves and is_given)
-                asking = mask if is_asked and not internals.is_custom_function_node(node) else 0
-                asked_at.setdefault(id(kept), []).append((internals.sequence_of(node), asking, is_given))
-                found[id(kept)] = replace(
-                    own,
-                    nodes=own.nodes | mask,
-                    asking=own.asking | asking,
-                    given=own.given | (mask if is_given else 0),
-                    sequences=own.sequences | {internals.sequence_of(node)},
-                )
-            else:
-                for other in by_storage.get(internals.storage_key(kept), ()):
-                    if _may_touch(kept, other):
-                        found[id(other)] = replace(found[id(other)], alone=False)
-                        aliases.add(id(other))
-        for both in own_tensors & aliases:
-            found[both] = replace(found[both], twice=True)
-    for one, times in asked_at.items():
-        last = max((number for number, _, is_given in times if is_given), default=None)
-        if last is not None:
-            later = (asking for number, asking, is_given in times if number > last and not is_given)
-            found[one] = replace(found[one], later=functools.reduce(operator.or_, later, 0))
-    return [found[id(t)] for t in tensors]
-
-
-def _may_touch(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors in one storage may have an element in common; rows of two kinds in turn have none."""
-    a, b = (internals.from_functional(t) if internals.is_functional(t) else t for t in (a, b))
-    if internals.storage_key(a) != internals.storage_key(b):  # one of them is of before a write: what lies where?
-        return True
-    if a.dtype != b.dtype or not (a.numel() and b.numel()):
-        return True
-    reaches = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in (a, b)]
-    apart = b.storage_offset() - a.storage_offset()
-    between = math.gcd(*(step for t in (a, b) for n, step in zip(t.shape, t.stride(), strict=True) if n > 1))
-    return -reaches[1] <= apart <= reaches[0] and (apart % between == 0 if between else apart == 0)
+    masks = {
+        internals.sequence_of(node): 1 << bits[node] if node in bits else LASTING
+        for node in nodes
+        if internals.is_custom_function_node(node) or internals.is_checkpointed(node)
+    }
+    found: dict[int, int] = {}
+    for operation in tape.operations:
+        if operation.phase == "backward" and (mask := masks.get(operation.sequence or -1)):
+            for tensor in tensors_in((operation.args, operation.kwargs)):
+                if tensor.layout == torch.strided:
+                    found[internals.storage_key(tensor)] = found.get(internals.storage_key(tensor), 0) | mask
+    return found
 
 
 def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
@@ -608,8 +546,7 @@ LASTING = 1
 def node_bits(parts: Sequence[Segment], keeping_nothing: Collection[Any] = ()) -> dict[Any, int]:
     """Give the autograd nodes that hold saved tensors their numbers; those ``keeping_nothing`` do not in eager.
 
-    Where there is a single entry all have one, but for those of custom functions, which need not look at what they
-    saved, and may look where that is nothing.
+    Where there is a single entry all have one.
     """
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
@@ -622,8 +559,8 @@ def node_bits(parts: Sequence[Segment], keeping_nothing: Collection[Any] = ()) -
             if node in entered or not part.runs(node):
                 continue
             entered.add(node)
-            if node not in keeping_nothing and (internals.saves_tensors(node) or internals.may_be_idle(node)):
-                bits[node] = 1 if lone and not internals.is_custom_function_node(node) else len(bits) + 2
+            if node not in keeping_nothing and internals.saves_tensors(node):
+                bits[node] = 1 if lone else len(bits) + 2
             todo += [edge[0] for edge in next_edges(node) if edge not in stops]
     return bits
 
@@ -726,11 +663,8 @@ def leading_to(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     return list(found)
 
 
-def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int], idle: int = 0) -> list[list[int]]:
-    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones.
-
-    ``idle`` has the bits of nodes that do not look at what they saved: they go on without it.
-    """
+def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
+    """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
     masks = []
     for part in parts:
         stops = set(part.stops)
@@ -746,9 +680,7 @@ def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int], idle: int = 0
                 entered.add(node)
                 if node in bits:
                     mask |= 1 << bits[node]
-                if internals.keeps_unsaved(node) and (
-                    idle >> bits.get(node, 0) & 1 or not internals.saves_tensors(node)
-                ):
+                if internals.keeps_unsaved(node) and not internals.saves_tensors(node):
                     mask |= LASTING
                 todo += [edge[0] for edge in next_edges(node) if edge not in stops]
             own.append(mask)

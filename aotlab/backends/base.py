@@ -51,8 +51,6 @@ class Backend:
     name = "backend"
     #: Whether a compiled graph that writes inputs does so behind everything in it that may raise.
     writes_last = False
-    #: Whether compiled graphs take inputs of other strides and sizes than those that they were compiled for.
-    takes_any_layout = False
     #: Whether compiled graphs compute bit for bit what eager does, so that the order of sums matters.
     exact = False
 

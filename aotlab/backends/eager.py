@@ -14,7 +14,6 @@ class EagerBackend(Backend):
 
     name = "eager"
     writes_last = True
-    takes_any_layout = True
     exact = True
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:

@@ -17,9 +17,6 @@ Phase = Literal["forward", "backward"]
 #: In the ``meta`` of a node that nobody uses and that stays all the same, since it may raise.
 STAYS = "stays"
 
-#: In the ``meta`` of a backward's node: the storages of what it takes, where it reads them as they are by then.
-READS_LATE = "reads_late"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:

@@ -1,14 +1,13 @@
-"""What is saved in a value's place: the tensor that it is a view of, an alias of it, or a clone.
+"""What is saved in a value's place: the tensor that it is a view of, or a clone.
 
-A partitioner says which values of the forward a backward uses. Autograd has rules for keeping them: it counts writes
-per storage, and would not see one through a view that a compiler made; an op keeps a tensor itself or an alias of its
-memory; and an input that the call overwrites is gone by the time of the backward. The functions here change the two
-graphs accordingly; those of `aotlab.stages.partition` say which values each rule is for.
+A partitioner says which values of the forward a backward uses. Autograd counts writes per storage, and would not see
+one through a view that a compiler made; and an input that the call overwrites is gone by the time of the backward. The
+functions here change the two graphs accordingly; those of `aotlab.stages.partition` say which values each rule is for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -17,9 +16,6 @@ from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
 from aotlab.partitioners.copies import moves_nothing
 from aotlab.partitioners.unused import must_stay
 from aotlab.torch_internals import CAST, OpOverload
-
-#: The end of the name of what is saved a second time, as an alias.
-ALIAS = "_memory"
 
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
@@ -123,49 +119,10 @@ def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequen
     output.args = ((*output_args(forward.graph), *more),)
 
 
-def save_aliases(
-    forward: fx.GraphModule, backward: fx.GraphModule, count: int, itself: Mapping[int, frozenset[int]]
-) -> frozenset[int]:
-    """Save inputs and outputs as aliases for what the backward makes of them that was made in the forward.
-
-    So they are for nodes that keep an alias, where others keep the tensor itself; ``itself`` is as in `Split`. What it
-    uses besides stays as it is: where both are needed, the tensor is saved twice. Returns the aliases' numbers.
-    """
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    saved, inputs = list(output_args(forward.graph)[count:]), placeholders(backward.graph)
-    visible = {*placeholders(forward.graph), *output_args(forward.graph)[:count]}
-    aliases: set[int] = set()
-    more: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
-    for n, (node, placeholder) in enumerate(zip(saved, inputs, strict=False)):
-        early = _of_memory(placeholder, itself)
-        if node is None or node not in visible or not early:
-            continue
-        if len(early) == len(placeholder.users):
-            aliases.add(n)
-        else:
-            aliases.add(len(saved) + len(more))
-            more.append((node, placeholder, early))
-    place = inputs[len(saved) - 1] if saved else None
-    for node, placeholder, early in more:
-        assert place is not None
-        with backward.graph.inserting_after(place):
-            place = backward.graph.placeholder(f"{node.name}{ALIAS}")
-        place.meta = dict(placeholder.meta)
-        for user in early:
-            user.replace_input_with(placeholder, place)
-    output.args = ((*output_args(forward.graph), *(node for node, _, _ in more)),)
-    return frozenset(aliases)
-
-
 def take_from_saved(
-    graph: fx.Graph,
-    saved: Sequence[tuple[str, Tensor | None]],
-    *,
-    copies: Collection[int],
-    aliases: Collection[int],
-    itself: Mapping[int, frozenset[int]],
+    graph: fx.Graph, saved: Sequence[tuple[str, Tensor | None]], copies: Collection[int]
 ) -> tuple[int, ...]:
-    """Let a backward use aliases and copies for what it computes again.
+    """Let a backward use copies for what it computes again.
 
     Parameters
     ----------
@@ -173,10 +130,8 @@ def take_from_saved(
         Its placeholders are values by their first names, and tangents.
     saved
         The name and the fake tensor of each saved value.
-    copies, aliases
-        The numbers of those that are copies to compute again with, and of those that are aliases.
-    itself
-        As in `aotlab.stages.partition.Split`.
+    copies
+        The numbers of those that are copies to compute again with.
 
     Returns
     -------
@@ -193,14 +148,11 @@ def take_from_saved(
             inputs[name].meta["val"] = value
         by_number[n] = inputs[name]
     copied = {id(saved[n][1]): by_number[n] for n in copies}
-    aliased = {id(saved[n][1]): by_number[n] for n in aliases}
     for node in list(graph.nodes):
-        copy, alias = copied.get(id(node.meta.get("val"))), aliased.get(id(node.meta.get("val")))
-        for user in _of_memory(node, itself):
-            moves = isinstance(user.target, OpOverload) and moves_nothing(user.target)
-            other = copy if copy is not None and not moves else alias if node.op == "placeholder" else None
-            if other is not None and other is not node:
-                user.replace_input_with(node, other)
+        copy = copied.get(id(node.meta.get("val")))
+        for user in _made_early(node) if copy is not node else ():
+            if copy is not None and not (isinstance(user.target, OpOverload) and moves_nothing(user.target)):
+                user.replace_input_with(node, copy)
     graph.eliminate_dead_code()
     ordered = [node for node in by_number.values() if node.users]
     for node in set(placeholders(graph)):
@@ -211,15 +163,6 @@ def take_from_saved(
     for node in ordered:
         first_op.prepend(node)
     return tuple(n for n, node in by_number.items() if node in ordered)
-
-
-def _of_memory(node: fx.Node, itself: Mapping[int, frozenset[int]]) -> list[fx.Node]:
-    """Return which ops that use a node of a backward graph want the memory that it had: see `save_aliases`."""
-    found = _made_early(node)
-    if (sequences := itself.get(id(node.meta.get("val")))) is not None:
-        late = [user for user in node.users if user.op == "call_function" and user not in found]
-        found += [user for user in late if user.meta.get("seq_nr", min(sequences)) not in sequences]
-    return found
 
 
 def _made_early(node: fx.Node) -> list[fx.Node]:

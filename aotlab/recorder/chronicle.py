@@ -72,7 +72,6 @@ class Chronicle:
         self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
-        self._kept_themselves_by: dict[Any, list[Tensor]] = {}
         self._data_read: set[int] = set()
         self._fragile: set[int] = set()
         self._viewed_unseen: set[int] = set()
@@ -232,8 +231,7 @@ class Chronicle:
             return
         kept = _kept(func, args, kwargs, required_grad=required_grad)
         if kept:
-            self._kept_by[base.grad_fn] = [tensor for tensor, _ in kept]
-            self._kept_themselves_by[base.grad_fn] = [tensor for tensor, itself in kept if itself]
+            self._kept_by[base.grad_fn] = kept
         elif kept is not None and any(args[0] is owner for owner in self._owners):
             self._keeping_nothing.add(base.grad_fn)
 
@@ -247,11 +245,6 @@ class Chronicle:
         """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
         return self._kept_by
 
-    @property
-    def kept_themselves_by(self) -> dict[Any, list[Tensor]]:
-        """Those of them that the nodes keep themselves, not as aliases."""
-        return self._kept_themselves_by
-
 
 def _are_several_views(result: Sequence[Any]) -> bool:
     plain = len(result) > 1 and all(isinstance(each, Tensor) and internals.is_functional(each) for each in result)
@@ -260,10 +253,10 @@ def _are_several_views(result: Sequence[Any]) -> bool:
 
 def _kept(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool
-) -> list[tuple[Tensor, bool]] | None:
+) -> list[Tensor] | None:
     """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere.
 
-    With each there is whether it is kept itself; None if that cannot be seen.
+    None if that cannot be seen.
     """
     twins: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -281,12 +274,7 @@ def _kept(
     try:
         with internals.outside_of_trace(), torch.enable_grad():
             func(*map(twin, args), **{key: twin(value) for key, value in kwargs.items()})
-            saved = internals.saved_tensors_of(twin(args[0]).grad_fn)
-            keys = {internals.storage_key(kept) for kept in saved}
-            return [
-                (tensor, tensor is not args[0] and any(own is kept for kept in saved))
-                for tensor, own in twins.values()
-                if internals.storage_key(own) in keys
-            ]
+            keys = {internals.storage_key(kept) for kept in internals.saved_tensors_of(twin(args[0]).grad_fn)}
+            return [tensor for tensor, own in twins.values() if internals.storage_key(own) in keys]
     except Exception:  # noqa: BLE001  # an op that has other wishes for its arguments
         return None

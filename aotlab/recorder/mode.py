@@ -418,7 +418,6 @@ class Recorder(TorchDispatchMode):
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
         place, meta = self.place, self.meta
-        reads_late = False
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
             if place is None:
@@ -433,14 +432,9 @@ class Recorder(TorchDispatchMode):
             if sequence is not None:
                 place = self._places.get(sequence)
                 meta = self._metas.get(sequence)
-                reads_late = internals.reads_as_it_is(node)
         original = self._original or func
         index = len(tape.operations)
-        tape.append(
-            Operation(
-                index, func, args, kwargs, result, self.phase, place, sequence, meta, original, reads_late=reads_late
-            )
-        )
+        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.graphs import READS_LATE, STAYS, Phase
+from aotlab.ir.graphs import STAYS, Phase
 from aotlab.ir.random_state import SET_STATE, STATE_OF, original
 from aotlab.recorder.places import Place, stack_trace
 from aotlab.recorder.raising import may_raise, may_raise_late
@@ -29,12 +29,9 @@ class Operation:
     """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
 
     ``original`` is the op that was being decomposed when this one was called, else this one; kernels are named by it.
-    ``reads_late`` says that it was called in a backward that reads what it uses as that is by then.
     """
 
-    __slots__ = (
-        "args", "index", "kwargs", "meta", "original", "phase", "place", "reads_late", "result", "sequence", "target"
-    )  # fmt: skip
+    __slots__ = ("args", "index", "kwargs", "meta", "original", "phase", "place", "result", "sequence", "target")
 
     def __init__(
         self,
@@ -48,11 +45,8 @@ class Operation:
         sequence: int | None,
         meta: dict[str, Any] | None,
         original: OpOverload,
-        *,
-        reads_late: bool = False,
     ) -> None:
         self.original = original
-        self.reads_late = reads_late
         self.index = index
         self.target = target
         self.args = args
@@ -342,9 +336,6 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
             meta["stack_trace"] = stack_trace(operation.place)
     if operation.sequence is not None:
         meta["seq_nr"] = operation.sequence
-    if operation.reads_late:
-        taken = tensors_in((operation.args, operation.kwargs))
-        meta[READS_LATE] = frozenset(internals.storage_key(t) for t in taken if t.layout == torch.strided)
     # by this tag upstream's partitioners know which half a node belongs to
     meta["partitioner_tag"] = f"is_{operation.phase}"
     if operation.meta:

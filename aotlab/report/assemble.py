@@ -72,7 +72,6 @@ class TraceFacts:
     training: bool
     metadata: ViewAndMutationMeta
     random_ops: tuple[str, ...]
-    backward_error: str | None
     autograd: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
 
@@ -273,7 +272,6 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             training=record.training,
             metadata=metadata,
             random_ops=tuple(record.random_ops),
-            backward_error=record.backward_error,
             autograd=tuple(
                 [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
             ),

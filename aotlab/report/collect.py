@@ -290,7 +290,6 @@ class Recording(Views):
             ),
             autograd=() if trace is None else trace.autograd,
             random_ops=() if trace is None else trace.random_ops,
-            backward_error=None if trace is None else trace.backward_error,
             reused=log.reused,
         )
 

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.late_reads import only_read_late
 from aotlab.analysis.views import root_among
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
@@ -36,8 +35,6 @@ from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partitioners.copies import COPY
 from aotlab.partitioners.default import default_partition
 from aotlab.partitioners.saved import (
-    ALIAS,
-    save_aliases,
     save_besides,
     save_clones,
     save_masks,
@@ -45,7 +42,7 @@ from aotlab.partitioners.saved import (
     take_from_saved,
 )
 from aotlab.partitioners.unused import hold_unused, let_go
-from aotlab.recorder import RunEagerly, tensors_in
+from aotlab.recorder import tensors_in
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, TraceRecord
 from aotlab.torch_internals import OpOverload
@@ -64,9 +61,8 @@ class SavedValue:
 
     ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
     ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
-    case, as an output or as the new value of a mutated input; ``is_alias``, that an input or output is saved as an
-    alias, which stays in its memory if the caller gives it another; ``spec.storage`` is equal for saved values that
-    share memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
+    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
     """
 
     name: str
@@ -77,7 +73,6 @@ class SavedValue:
     is_input: bool
     is_output: bool
     is_returned: bool = False
-    is_alias: bool = False
     used_by: tuple[str, ...]
 
 
@@ -85,10 +80,8 @@ class SavedValue:
 class PartitionRecord:
     """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
 
-    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these, by their
-    numbers, ``lent`` are those that a backward may read as they are by then, ``late`` those that the backward for all
-    tangents only reads so, and ``loose`` those of the latter that no autograd node keeps besides; ``own`` are the
-    caller's tensors themselves, which may be of other sizes by then.
+    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these ``own`` are the
+    numbers of the caller's tensors themselves, which may be of other sizes by then.
     """
 
     partitioner: str
@@ -96,9 +89,6 @@ class PartitionRecord:
     backward: fx.GraphModule | None
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
-    lent: tuple[int, ...] = ()
-    late: frozenset[int] = frozenset()
-    loose: tuple[int, ...] = ()
     own: tuple[int, ...] = ()
 
     @property
@@ -115,15 +105,8 @@ class Split:
     saved_names: list[str]
     #: Pairs of a value that a saved one stands for, since both are the same expression, and the saved one.
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    #: The numbers of those that a backward may read as they are by then.
-    lent: tuple[int, ...] = ()
-    #: The numbers of those that are aliases of what the caller has, and of those that are copies to compute again with.
-    aliases: frozenset[int] = frozenset()
+    #: The numbers of those that are copies to compute again with.
     copies: frozenset[int] = frozenset()
-    #: The numbers of those that are the caller's tensors themselves.
-    own: tuple[int, ...] = ()
-    #: By the ``id`` of a value that some nodes keep itself and others as an alias, the sequence numbers of the former.
-    itself: dict[int, frozenset[int]] = field(default_factory=dict)
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -133,8 +116,6 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     ------
     RandomOpError
         The partitioner put a random op of the forward into the backward, or the other way round.
-    RunEagerly
-        A backward reads something as it is by then that cannot be kept so.
     """
     name = _name_of(partitioner)
     count = len(trace.forward_outputs)
@@ -163,8 +144,6 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
     save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
-    itself = _kept_both_ways(trace)
-    aliases = save_aliases(forward, backward, count, itself) | _not_kept_themselves(forward, trace, count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -172,32 +151,24 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     _check_random(forward, backward)
 
     kept = output_args(forward.graph)[count:]
-    split = Split(saved_values=[], saved_names=[], aliases=aliases, itself=itself)
+    split = Split(saved_values=[], saved_names=[])
     split.copies = frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta)
-    split.own = tuple(n for n, k in enumerate(kept) if k is not None and k.op == "placeholder" and n not in aliases)
     for n, node in enumerate(kept):
         assert node is not None
         origin = node.meta.get("saved_value", node.meta.get("val"))
         value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
         split.saved_values.append(value)
-        called = node.meta.get("saved_name", node.name)
-        split.saved_names.append(f"{called}{ALIAS}" if called in split.saved_names else called)
+        split.saved_names.append(node.meta.get("saved_name", node.name))
         if value is not None and n not in split.copies:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
-    keys = _keys_of_saved(forward, count)
-    split.lent = _lent(forward, count, keys, trace)
     trace.saved_values = _own_values(forward, count)
-    late = only_read_late(backward.graph, range(len(split.saved_names)), split.lent)
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
-        backward=backward if trace.backward_error is None else None,
+        backward=backward,
         saved=_describe_saved(forward, backward, count, trace, split),
         num_forward_outputs=count,
-        lent=split.lent,
-        late=late,
-        loose=tuple(n for n in sorted(late) if keys[n] not in trace.kept_properly),
-        own=split.own,
+        own=tuple(n for n, node in enumerate(kept) if node is not None and node.op == "placeholder"),
     )
     return record, split
 
@@ -239,33 +210,11 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
     return more
 
 
-def _keys_of_saved(forward: fx.GraphModule, count: int) -> list[int]:
-    """Return the keys of the saved values' storages; 0 for what has none."""
-    values = (None if node is None else node.meta.get("val") for node in output_args(forward.graph)[count:])
-    return [internals.storage_key(v) if isinstance(v, Tensor) and v.layout == torch.strided else 0 for v in values]
-
-
 def _own_values(forward: fx.GraphModule, count: int) -> tuple[Tensor | None, ...]:
     """Return the trace's saved values; None for a clone. A compiler may put other values into the graph's nodes."""
     saved = output_args(forward.graph)[count:]
     values = [None if node is None or "saved_value" in node.meta else node.meta.get("val") for node in saved]
     return tuple(value if isinstance(value, Tensor) else None for value in values)
-
-
-def _lent(forward: fx.GraphModule, count: int, keys: Sequence[int], trace: Trace) -> tuple[int, ...]:
-    """Return the numbers of the saved values that a backward may read as they are by then.
-
-    Raises
-    ------
-    RunEagerly
-        One of them is saved as a clone.
-    """
-    lent = tuple(n for n, key in enumerate(keys) if key in trace.lendable)
-    for n in lent:
-        node = output_args(forward.graph)[count + n]
-        if node is not None and "saved_value" in node.meta:
-            raise RunEagerly("a backward reads a tensor as it is by then that the function overwrites")
-    return lent
 
 
 def _name_of(partitioner: Partitioner) -> str:
@@ -344,11 +293,11 @@ def _write_backward(
     by_copies: bool,
 ) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
     """Do so; with ``by_copies``, what is computed again begins at copies of results, and not only of inputs."""
-    # each value by one name first; then what is computed again uses aliases and copies
+    # each value by one name first; then what is computed again uses copies
     first: dict[int, tuple[str, Tensor]] = {}
     named = list(zip(split.saved_names, split.saved_values, strict=True))
     for n, (name, value) in enumerate(named):
-        if value is not None and n not in split.copies and (n not in split.aliases or id(value) not in first):
+        if value is not None and n not in split.copies:
             first[id(value)] = name, value
     results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
     for name, value in (*(results if by_copies else ()), *(trace.placeholders if split.copies else ())):
@@ -361,32 +310,11 @@ def _write_backward(
     if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
         return None
     module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same, keep=drawn)
-    numbers = take_from_saved(module.graph, named, copies=split.copies, aliases=split.aliases, itself=split.itself)
+    numbers = take_from_saved(module.graph, named, split.copies)
     if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
         return None
     module.recompile()
     return module, numbers
-
-
-def _not_kept_themselves(forward: fx.GraphModule, trace: Trace, count: int) -> frozenset[int]:
-    """Return the numbers of saved inputs that no autograd node keeps itself: Inductor drops views that change nothing.
-
-    What a backward may read as it is by then is known otherwise.
-    """
-    kept = {source.index for source in trace.kept_itself if source.kind == "input"}
-    fakes = [fake for k, fake in enumerate(trace.input_fakes) if k not in kept and fake.layout == torch.strided]
-    inputs = _standing_for(forward, trace, [v for v in fakes if internals.storage_key(v) not in trace.lendable])
-    return frozenset(n for n, node in enumerate(output_args(forward.graph)[count:]) if node in inputs)
-
-
-def _kept_both_ways(trace: Trace) -> dict[int, frozenset[int]]:
-    """Find the inputs and results that some nodes keep themselves and others as an alias; see `Split.itself`."""
-    found = {}
-    for source, kept in trace.kept_itself.items():
-        value = trace.value_of(source)
-        if value is not None and not kept.alone and internals.storage_key(value) not in trace.lendable:
-            found[id(value)] = kept.sequences
-    return found
 
 
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
@@ -469,7 +397,6 @@ def _describe_saved(
                 is_input=is_input,
                 is_output=is_output,
                 is_returned=is_output or new_value is not None,
-                is_alias=n in split.aliases,
                 used_by=users,
             )
         )

@@ -200,7 +200,6 @@ class Story:
             outputs=("mutated input x", "out[0]"),
             random_ops=(),
             operations=4,
-            backward_error=None,
             autograd_nodes=(AutogradNode(number=0, makes=("mutated input x", "out[0]"), goes_to=("x", "w")),),
         )
 

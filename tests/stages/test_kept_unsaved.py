@@ -120,28 +120,6 @@ def test_others_are_let_go():
     assert entry_of(g).calls == 1
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_what_is_kept_and_not_read(index):
-    """An op may keep what it takes for its sizes alone: its backward raises all the same if that was written."""
-
-    def program(x):
-        return x.gather(0, torch.tensor([0, 1])), x.sin(), x * 2
-
-    def outcome(call):
-        x = leaf(3)
-        outputs = call(x)
-        with torch.no_grad():
-            x.add_(1)
-        try:
-            outputs[index].sum().backward()
-        except RuntimeError as error:
-            return str(error)[:60]
-        return x.grad.tolist()
-
-    assert outcome(program) == outcome(compiled(program))
-    assert isinstance(outcome(program), list) is (index == 2)
-
-
 def test_an_output_that_eager_does_not_keep():
     """What derivatives of derivatives hang on takes no memory of an output that is let go."""
 

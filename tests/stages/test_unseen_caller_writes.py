@@ -62,8 +62,12 @@ def with_gaps():
     return whole.view(3, 4)[:2, 1:3], torch.ones(2, 2), {"leaf": leaf, "whole": whole}
 
 
-@pytest.mark.parametrize("write", ["data", "detach", "counted"])
-@pytest.mark.parametrize("make", [alone, overlapping, with_gaps])
+MAKES = [alone, overlapping, with_gaps]
+
+
+@pytest.mark.parametrize(
+    ("make", "write"), [(alone, "data"), *((make, w) for make in MAKES for w in ("detach", "counted"))]
+)
 @pytest.mark.parametrize("program", [squared, part, through_a_part, unseen, by_another])
 def test_a_written_input_is_kept_as_eager_keeps_it(program, make, write):
     """What the caller does to it then has the same effect on the gradients, or is the same error."""

@@ -10,23 +10,21 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.kept_values import named_node, stem, with_node
 from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling
 from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
-from aotlab.stages.runtime.asked import Asked, Askers, Derive
+from aotlab.stages.runtime.asked import Askers
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
 from aotlab.stages.runtime.higher import Higher
-from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
+from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern
 
-#: A backward; which of the saved values it takes; which of these it reads as they are by then; and the bits of those
-#: nodes that saved tensors and do not look at them.
-Compiled = tuple[Boxed, tuple[int, ...], frozenset[int], int]
+#: A backward, and which of the saved values it takes.
+Compiled = tuple[Boxed, tuple[int, ...]]
 
 #: For so many layouts of tangents a segment is compiled anew; those of others are copied.
 _MOST_LAYOUTS = 16
@@ -40,11 +38,9 @@ class Backward:
         trace: Trace,
         split: Split,
         segment: int,
-        full: tuple[Boxed, frozenset[int]] | None,
-        compile_pattern: Callable[[Pattern], Compiled],
-        derive: Derive,
+        full: Boxed | None,
+        compile_pattern: Callable[[Pattern, frozenset[int] | None], Compiled],
         make_higher: Callable[[Backward], Higher],
-        own: Sequence[int],
         name: str,
         *,
         does_the_same: Callable[[Pattern], bool],
@@ -57,61 +53,33 @@ class Backward:
         self._name = name
         self._exact = exact
         self._does_the_same = does_the_same
-        #: The layouts of those saved values that are the caller's tensors, which may be of others by then.
-        self.layouts = {n: (v.shape, v.stride(), v.dtype) for n in own if (v := split.saved_values[n]) is not None}
         self.masks = trace.state_masks[segment]
         self.all_masks = [mask for masks in trace.state_masks for mask in masks]
         self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
         self.wanted = trace.through(segment)
-        self.askers = Askers(trace, split, segment, self.wanted, derive)
-        self._ways = [trace.slots[segment][i] for i in self.wanted]
+        self._askers = Askers(trace, segment, self.wanted)
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
         #: tried, whether the one for the usual strides does the same.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._tried: dict[tuple[Any, ...], bool] = {}
         #: The pattern to look up, by strides that were met before.
         self._of_strides: dict[tuple[Any, ...], tuple[bool | tuple[int, ...], ...]] = {}
-        #: Backwards that draw random numbers, for gradients that are not all that there are.
-        self._of_slots: dict[Any, Asked] = {}
         if full is not None:
-            needs = tuple(range(len(split.saved_names)))
-            self._compiled[(True,) * len(self.masks)] = (full[0], needs, full[1], trace.idle_of_full.get(segment, 0))
+            self._compiled[(True,) * len(self.masks)] = full, tuple(range(len(split.saved_names)))
 
     def prepare(self) -> None:
         """Compile the backward for all tangents now."""
         pattern = (True,) * len(self.masks)
         with internals.disable_autocast():
-            self._compiled[pattern] = self._compile(pattern)
+            self._compiled[pattern] = self._compile(pattern, None)
 
-    def _compile_once(self, pattern: Pattern, casting: tuple[Any, ...]) -> Compiled:
+    def _compile_once(self, key: tuple[Any, ...], pattern: Pattern, asked: frozenset[int] | None) -> Compiled:
         """Compile the backward for a pattern, if no other thread does."""
         with compiling(), never_lost():
-            known = self._compiled.get((*pattern, *casting))
+            known = self._compiled.get(key)
             if known is None:
-                known = self._compiled[*pattern, *casting] = self._compile_or_say_why(pattern)
+                known = self._compiled[key] = self._compile(pattern, asked)
             return known
-
-    def _compile_or_say_why(self, pattern: Pattern) -> Compiled:
-        """Compile the backward for a pattern; what raises names the caller's autograd nodes and not the trace's."""
-        try:
-            return self._compile(pattern)
-        except RuntimeError as error:
-            text = str(error)
-            named, own = named_node(text), internals.current_node()
-            for way, (node, number) in zip(
-                self._ways, own.next_functions if named.startswith("NonLeaf") and own else (), strict=False
-            ):
-                if way is not None and stem(way[0][0].name()) == named and node is not None:
-                    error.args = (with_node(text, node.name(), number), *error.args[1:])
-            raise
-
-    def _lay_out(self, values: list[Tensor], needs: Sequence[int]) -> None:
-        """Give the caller's tensors among the saved values the strides for which the backward was compiled."""
-        for place, n in enumerate(needs):
-            if n in self.layouts:
-                value, (shape, stride, dtype) = values[place], self.layouts[n]
-                if value.stride() != stride or value.shape != shape or value.dtype != dtype:
-                    values[place] = laid_out_as(value, shape, stride, dtype)
 
     def _with_strides(
         self, pattern: tuple[bool | tuple[int, ...], ...], tangents: list[Any], casting: tuple[Any, ...]
@@ -150,31 +118,8 @@ class Backward:
         with suppress(PartialBackwardError, RuntimeError):
             does = not casting and self._does_the_same(found)
             if not does:
-                self._compiled[key] = self._compile(found)
+                self._compiled[key] = self._compile(found, None)
         self._tried[key] = does
-
-    def _of_what_is_asked(
-        self, saved: SavedValues, mask: int, pattern: Pattern, tangents: list[Any]
-    ) -> list[Tensor | None] | None:
-        """Compute the gradients that are asked for, without what stands in the way of others; None if all are.
-
-        Raises
-        ------
-        RuntimeError
-            It stands in the way of those too.
-        """
-        asked = None
-        with suppress(Exception), compiling():  # then what stands in the way is the error
-            slots = self.askers.slots()
-            asked = None if slots is None else self.askers.look_up(slots, pattern, mask)
-        return None if asked is None else self._compute(asked, saved, tangents)
-
-    def _compute(self, asked: Asked, saved: SavedValues, tangents: list[Any]) -> list[Tensor | None]:
-        """Compute the gradients that are asked for, and let go what their nodes keep."""
-        saved.use(asked.mask & ~asked.idle, asked.kept, asked.late)
-        gradients = asked.gradients(saved.use(asked.mask & ~asked.idle, asked.needs, asked.late), tangents)
-        saved.release(asked.mask, self.all_masks)
-        return [gradients[i] for i in self.wanted]
 
     def _of_higher_order(self) -> Higher:
         """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
@@ -215,7 +160,7 @@ class Backward:
         kept = saved.kept()
 
         def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
-            saved.keep(kept)
+            saved.restore(kept)
             return self._of_first_order(saved, given)
 
         return for_each_sample(of_one, list(tangents), self._name)
@@ -237,38 +182,21 @@ class Backward:
                 inputs.append(tangent)
         if others:
             pattern = self._with_strides(pattern, inputs, casting)
-        if self._trace.backward_draws and (slots := self.askers.slots()) is not None:
-            # eager runs, and lets draw, what is on the way to the gradients that are asked for
-            key = (slots, pattern, casting)
-            if key not in self._of_slots:
-                with compiling(), never_lost():
-                    if key not in self._of_slots:
-                        self._of_slots[key] = self.askers.look_up(slots, pattern, mask)
-            return self._compute(self._of_slots[key], saved, inputs)
-        known = self._compiled.get((*pattern, *casting))
+        # eager runs, and lets draw and let go, what is on the way to the gradients that are asked for; where nothing is
+        # drawn and there is one entry all nodes go together; else this takes time for each edge
+        draws = self._trace.backward_draws
+        several = len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph())
+        asked = self._askers.slots() if draws or several else None
+        if asked is not None:
+            mask &= self._askers.mask(asked)
+        key = (*pattern, *casting, *((asked,) if draws and asked is not None else ()))
+        known = self._compiled.get(key)
         if known is None:
-            try:
-                known = self._compile_once(pattern, casting)
-            except RuntimeError:
-                found = self._of_what_is_asked(saved, mask, pattern, inputs)
-                if found is None:
-                    raise
-                return found
-        compiled, needs, late, idle = known
+            known = self._compile_once(key, pattern, asked if draws else None)
+        compiled, needs = known
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
-        try:
-            arguments = saved.use(mask & ~idle, needs, late)
-        except RuntimeError:
-            found = self._of_what_is_asked(saved, mask, pattern, inputs)
-            if found is None:
-                raise
-            return found
-        if self.layouts:
-            self._lay_out(arguments, needs)
-        # where there is one entry all nodes go together; else this takes time for each edge
-        several = len(self.all_masks) > 1 and not internals.keeps_graph()
-        asked = self.askers.slots() if several else None
-        saved.release(mask if asked is None else mask & self.askers.mask(asked), self.all_masks)
+        arguments = saved.use(mask, needs)
+        saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs
         if casting:

@@ -23,7 +23,6 @@ from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.history import Edge, edges_behind
-from aotlab.analysis.late_reads import only_read_late
 from aotlab.analysis.views import root_among
 from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling
@@ -31,9 +30,8 @@ from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.guards import autocast_state
 from aotlab.interrupts import never_lost
 from aotlab.stages.partition import Split
-from aotlab.stages.runtime.asked import Askers
 from aotlab.stages.runtime.batches import for_each_sample, is_transformed
-from aotlab.stages.runtime.saved import SavedValues, laid_out_as, restride
+from aotlab.stages.runtime.saved import SavedValues, restride
 from aotlab.stages.trace.levels import Level
 
 #: Writes the graph that computes values from those of the saved ones that it needs, whose numbers it returns, and from
@@ -45,8 +43,8 @@ Write = Callable[
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
 
 #: Which tangents are defined; what comes into the midst; the strides of all of these; which of them require grad, under
-#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for; if others stand in the way
-#: of those that are, the slots of these; the edges of written views that are there.
+#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for; the edges of written
+#: views that are there.
 _Kind = tuple[
     tuple[bool, ...],
     tuple[Edge, ...],
@@ -54,7 +52,6 @@ _Kind = tuple[
     tuple[bool, ...] | None,
     tuple[Any, ...],
     bool,
-    frozenset[int] | None,
     frozenset[Edge],
 ]
 
@@ -93,7 +90,6 @@ class _Plan:
     count: int
     needs: tuple[int, ...]
     takes: tuple[int, ...]
-    late: frozenset[int]
     mask: int
     same_as: dict[int, int]
     roots: tuple[int, ...]
@@ -116,14 +112,12 @@ class Higher:
         The slots whose gradients are returned, in this order; the last edges of the running node are theirs.
     all_masks
         Which nodes each entry reaches, for all segments that share the saved values.
-    layouts
-        The layouts of saved values that are the caller's tensors.
     write, compile
         Write a graph, and compile it.
     exact
         Whether gradients are to be summed as they are laid out; else they are copied into the usual strides.
-    askers
-        What knows which gradients are asked for, of the level of the function's own nodes; None for another.
+    is_first
+        Whether it is the level of the function's own nodes.
     """
 
     def __init__(
@@ -133,24 +127,21 @@ class Higher:
         *,
         wanted: Sequence[int],
         all_masks: Sequence[int],
-        layouts: dict[int, Any],
         write: Write,
         compile: Compile,
         name: str,
         exact: bool,
-        askers: Askers | None,
+        is_first: bool,
     ) -> None:
         self.level = level
         self._split = split
         self.wanted = wanted
         self._all_masks = all_masks
-        self._layouts = layouts
         self._write = write
         self._compile = compile
         self.name = name
         self._exact = exact
-        self._askers = askers
-        self.is_first = is_first = askers is not None
+        self.is_first = is_first
         self._strides = [tuple(fake.stride()) for fake in level.tangents]
         self.slot_of = {way[0]: place for place, i in enumerate(wanted) if (way := level.slots[i]) is not None}
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
@@ -187,7 +178,7 @@ class Higher:
         kept = saved.kept()
 
         def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
-            saved.keep(kept)
+            saved.restore(kept)
             waiting = {
                 edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None
             }
@@ -223,9 +214,8 @@ class Higher:
         extras: tuple[Edge, ...],
         came: list[Tensor],
         strides: Sequence[tuple[int, ...]],
-        asked: frozenset[int] | None = None,
     ) -> list[Tensor | None]:
-        """Return the gradients of ``wanted``; of ``asked``, if it is given, there are the slots that matter."""
+        """Return the gradients of ``wanted``."""
         if self._exact and len(self._plans) < _MOST_LAYOUTS:
             strides = [t.stride() if t.layout is torch.strided else s for t, s in zip(came, strides, strict=True)]
         given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
@@ -235,16 +225,9 @@ class Higher:
         requires = tuple(t.requires_grad for t in given) if create_graph else None
         views = saved.views_now() if create_graph else {}
         everything = not self.is_first and _asks_for_all(node)
-        kind = (pattern, extras, tuple(strides), requires, casting, everything, asked, frozenset(views))
-        try:
-            plan = self._plan(kind)
-            arguments = self._used(saved, plan, plan.takes, plan.late)
-        except RuntimeError:
-            # what was written or let go may lie on the way to others than those that are asked for
-            slots = None if self._askers is None or asked is not None else self._askers.slots()
-            if slots is None:
-                raise
-            return self._gradients(saved, pattern, extras, came, strides, slots)
+        kind = (pattern, extras, tuple(strides), requires, casting, everything, frozenset(views))
+        plan = self._plan(kind)
+        arguments = saved.use(plan.mask, plan.takes)
         ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
@@ -267,20 +250,12 @@ class Higher:
                     plan = self._plans[kind] = self._make(kind)
         return plan
 
-    def _used(self, saved: SavedValues, plan: _Plan, takes: tuple[int, ...], late: frozenset[int]) -> list[Tensor]:
-        """Return saved values, with the strides for which the backward was compiled."""
-        found = saved.use(plan.mask, takes, late)
-        for place, n in enumerate(takes):
-            if n in self._layouts:
-                found[place] = laid_out_as(found[place], *self._layouts[n])
-        return found
-
     def _make(self, kind: _Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
-        pattern, extras, strides, requires, casting, everything, asked, views = kind
+        pattern, extras, strides, requires, casting, everything, views = kind
         level = self.level
         found = level.derive(
-            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, asked=asked, views=views
+            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, views=views
         )
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
         numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
@@ -315,12 +290,11 @@ class Higher:
                 split,
                 wanted=slots,
                 all_masks=found.above.masks,
-                layouts={},
                 write=self._write,
                 compile=self._compile,
                 name=self.name,
                 exact=self._exact,
-                askers=None,
+                is_first=False,
             )
         lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
         return _Plan(
@@ -328,8 +302,7 @@ class Higher:
             count=len(level.slots),
             needs=needs,
             takes=(*needs, *dict.fromkeys(lasting)),
-            late=only_read_late(module.graph, needs, self._split.lent),
-            mask=level.mask(pattern, extras) & ~found.idle & self._on_the_way(asked),
+            mask=level.mask(pattern, extras),
             same_as=found.same_as,
             roots=found.roots,
             kept=tuple(place for _, place in kept.values()),
@@ -337,10 +310,6 @@ class Higher:
             own=() if found.above is None else found.above.own,
             above=above,
         )
-
-    def _on_the_way(self, asked: frozenset[int] | None) -> int:
-        """Return the bits of the nodes on the way to the slots that are asked for; of all nodes, if all are."""
-        return -1 if asked is None or self._askers is None else self._askers.mask(asked)
 
     def _differentiable(
         self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]

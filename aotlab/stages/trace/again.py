@@ -29,10 +29,8 @@ from aotlab.recorder import LeftToPython, Operation, Tape
 from aotlab.stages.trace.live import Trace
 
 
-def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exception) -> None:
-    """Derive a segment's backward once more, if checkpoints run functions again for it.
-
-    ``first`` is what came of it before: gradients, or an error.
+def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None]) -> None:
+    """Derive a segment's backward once more, if checkpoints run functions again for it; ``first`` came of it before.
 
     Raises
     ------
@@ -42,15 +40,11 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None] | Exc
     if not trace.recorder.has_checkpoints:
         return
     try:
-        second: Any = trace.derive(segment, [True] * len(trace.entry_tangents[segment]), again=True)
+        second = trace.derive(segment, [True] * len(trace.entry_tangents[segment]), again=True)
+        is_same, raises = are_same(trace.tape, first, second), ""
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
-        second = error
-    if isinstance(first, Exception) or isinstance(second, Exception):
-        is_same = (type(first), str(first)) == (type(second), str(second))
-    else:
-        is_same = are_same(trace.tape, first, second)
+        is_same, raises = False, f": the next time it raises {type(error).__name__}"
     if not is_same:
-        raises = f": the next time it raises {type(second).__name__}" if isinstance(second, Exception) else ""
         raise LeftToPython(
             f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",

@@ -68,9 +68,8 @@ class Findings:
         Whether it calls ``torch.autograd.grad``.
     holder
         What puts the traced parameters and buffers in their place again; see `Target.holder`.
-    moved_unseen, moved
-        The intermediates that it moved under ``no_grad``, and whether it moved anything that requires grad; see
-        `Reshapes`.
+    moved_unseen
+        The intermediates that it moved under ``no_grad``; see `Reshapes`.
     visible
         How many of the outputs the user gets; the others are views that gradients pass.
     """
@@ -91,7 +90,6 @@ class Findings:
     differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     moved_unseen: Sequence[tuple[Tensor, Edge, int]]
-    moved: bool
     visible: int
 
 
@@ -167,7 +165,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         differentiates=escapes.differentiates,
         holder=call.target.holder(lifted),
         moved_unseen=escapes.reshapes.unseen,
-        moved=escapes.reshapes.moved,
         visible=len(leaves),
     )
 

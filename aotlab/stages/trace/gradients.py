@@ -1,10 +1,8 @@
-"""Differentiating the trace for all tangents together, and what to do where that raises."""
+"""Differentiating the trace for all tangents together, and what eager has to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from traceback import walk_tb
 
 from torch import Tensor
 
@@ -12,33 +10,27 @@ from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Edge, Survey, edge_of, reachable, users_of
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.recorder import Recorder, RunEagerly, Untraceable
+from aotlab.recorder import LeftToPython, RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
-#: Where a backward raises, so many ways through it are looked at.
-_MOST_WAYS = 64
 
-
-def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | None]:
+def differentiate_all(trace: Trace) -> list[Tensor | None]:
     """Return the gradients for all tangents together.
 
-    If that raises, the function is compiled all the same: its backward raises when it is asked for, as in eager. What
-    can be differentiated from single outputs, or to single inputs, still can; then those gradients are returned, one
-    list after the other, so that the partitioner sees what their backwards need.
-
-    ``moved`` says that the function gave a tensor with a history other sizes in place. Autograd looks at the history of
-    what was kept before it compares versions, and the views that make it on a wrapper may not fit these sizes.
+    Raises
+    ------
+    LeftToPython
+        The backward raises, of itself or since the function is wrong: eager says so when it is asked for.
     """
     if not trace.training:
         return []
     gradients: list[Tensor | None] = []
     for number, part in enumerate(trace.segments):
-        count = len(part.entries)
         try:
-            found = trace.derive(number, [True] * count)
+            found = trace.derive(number, [True] * len(part.entries))
             check_again(trace, number, found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
@@ -60,23 +52,11 @@ def differentiate_all(trace: Trace, *, moved: bool = False) -> list[Tensor | Non
                     suggestion="pass use_reentrant=False",
                     pattern=r"checkpoint\w*\(",
                 ) from error
-            if "version_counter for inference tensor" in str(error):
-                # the trace's stand-in became one; the caller's tensor may have been none
-                raise RunEagerly("the backward takes what was written under inference_mode") from error
-            if moved and not _is_autograds(error):
-                raise RunEagerly("the backward raises, and a tensor with a history is given other sizes") from error
-            check_again(trace, number, error)
-            trace.backward_error = _without_frames(error)
-            singles: list[Tensor | None] = []
-            for i in range(count if count > 1 else 0):
-                with suppress(Exception):
-                    singles += trace.derive(number, [i == j for j in range(count)])
-            for pattern, slot in _single_ways(trace, number) if internals.is_about_a_write(error) else ():
-                with suppress(Exception):
-                    singles += trace.derive(number, pattern, asked=(slot,))
-            reached = reachable(part)
-            trace.connected[number] = [way is not None and way[0] in reached for way in trace.slots[number]]
-            gradients += singles
+            text = str(error).partition("\n")[0]
+            raise LeftToPython(
+                f"the backward raises {type(error).__name__}{': ' * bool(text)}{text}",
+                suggestion="call it under torch.no_grad() where nothing is to be differentiated",
+            ) from error
     return gradients
 
 
@@ -137,24 +117,3 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
             "a gradient that reaches no input calls hooks or a custom Function, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
-
-
-def _single_ways(trace: Trace, number: int) -> list[tuple[list[bool], int]]:
-    """List the ways through a segment, from one of its entries or all to one of its exits, if they are few."""
-    count, slots = len(trace.segments[number].entries), [i for i, way in enumerate(trace.slots[number]) if way]
-    if count * len(slots) > _MOST_WAYS:
-        return []
-    patterns = [[i == j for j in range(count)] for i in range(count)] + ([[True] * count] if count > 1 else [])
-    return [(pattern, slot) for pattern in patterns for slot in slots]
-
-
-def _is_autograds(error: BaseException) -> bool:
-    """Tell whether autograd itself raised an error, rather than an operation that was recorded."""
-    recording = Recorder.__module__
-    return all(frame.f_globals.get("__name__") != recording for frame, _ in walk_tb(error.__traceback__))
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    """Drop what would keep the traced call's tensors alive."""
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
+from aotlab.analysis import value_of
 from aotlab.analysis.backward_writes import unwritten
-from aotlab.analysis.history import Edge, Exit, Segment, keep_themselves, node_bits, state_masks, survey, watches
+from aotlab.analysis.history import Edge, Exit, Segment, node_bits, read_by_themselves, state_masks, survey, watches
 from aotlab.analysis.hooked import check_partners, check_passed
-from aotlab.analysis.late_reads import ReadersNoted, read_late, saved_properly
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.recorder import Recorder, RunEagerly, may_overlap_itself, tensors_in
+from aotlab.recorder import Recorder, RunEagerly, may_overlap_itself
 from aotlab.stages.trace.edges import divide, made_through, place_hooks
 from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.stages.trace.function import Findings
@@ -60,10 +59,7 @@ def make_joint(
         static_input_indices=tuple(range(static_inputs)),
     )
     chronicle, visible = findings.chronicle, _visible(findings)
-    masks, themselves = (
-        watches(bits, list(visible.values()), chronicle.kept_by),
-        keep_themselves(bits, list(visible.values()), chronicle.kept_themselves_by),
-    )
+    masks = watches(bits, list(visible.values()), chronicle.kept_by)
     trace = Trace(
         tape=findings.recorder.tape,
         recorder=findings.recorder,
@@ -89,13 +85,10 @@ def make_joint(
         bits=bits,
         state_masks=state_masks(parts, bits),
         watch={s: mask for s, mask in zip(visible, masks, strict=True) if mask},
-        kept_itself={s: kept for s, kept in zip(visible, themselves, strict=True) if kept.nodes},
-        lookers={node: bit for node, bit in bits.items() if internals.may_be_idle(node)},
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
         viewed_late=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.used_late(i.storage)),
         over_others=frozenset(k for k, item in enumerate(findings.inputs) if item.is_over),
-        backward_error=None,
         out_spec=findings.out_spec,
         out_constants=findings.outputs.constants,
         offsets_read=findings.offsets_read,
@@ -112,32 +105,28 @@ def make_joint(
         metadata=metadata,
     )
     seen = survey(parts)
-    readers = ReadersNoted(item.wrapper for item in findings.inputs)
-    is_read_late = bool(seen.custom) or findings.recorder.has_checkpoints
-    with (
-        unwritten(_callers(findings, trace), seen.custom, has_checkpoints=findings.recorder.has_checkpoints),
-        readers if is_read_late else nullcontext(),
-    ):
-        gradients = differentiate_all(trace, moved=findings.moved)
+    has_checkpoints = findings.recorder.has_checkpoints
+    reads_by_itself = trace.training and (bool(seen.custom) or has_checkpoints)
+    if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
+        raise RunEagerly("a custom Function or a checkpoint may keep an inference tensor, which autograd does not save")
+    with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=has_checkpoints):
+        gradients = differentiate_all(trace)
     if sum(map(bool, trace.drawn_of_full.values())) > 1:
         raise RunEagerly(
             "several parts of the backward draw random numbers, each in its turn, where eager may draw by turns",
             suggestion="return results together, as one tensor, to have it compiled",
         )
-    idle = sum(1 << bit for bit in trace.lookers.values() if all(i >> bit & 1 for i in trace.idle_of_full.values()))
-    if trace.training and trace.backward_error is None and idle:
-        trace.state_masks = state_masks(parts, bits, idle)
     if trace.training:
         callers = [tensor for _, tensor in _callers(findings, trace)]
         check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
         check_moved_unseen(findings, forward.edges)
-        if is_read_late:
-            trace.lendable = read_late(trace.tape) - _unwatched(findings, trace)
-            trace.read_late_themselves, trace.read_late_by_aliases = readers.themselves, readers.by_aliases
-            trace.kept_properly = saved_properly(bits)
-        if sum(len(part.entries) for part in parts) > 1:
-            trace.unread = _unread(findings, trace, bits)
+        if reads_by_itself:
+            read = read_by_themselves(trace.tape, [*seen.custom, *bits], bits)
+            for source, tensor in visible.items():
+                key = internals.storage_key(value_of(tensor, "a result")) if internals.is_functional(tensor) else 0
+                if mask := read.get(key, 0):
+                    trace.watch[source] = trace.watch.get(source, 0) | mask
     if chronicle.keeps_itself:
         check_leaves(findings.inputs)
     if trace.training or torch.is_grad_enabled():
@@ -207,52 +196,6 @@ def _visible(findings: Findings) -> dict[Source, Tensor]:
     return {**visible, **{Source("output", i): tensor for i, tensor in findings.outputs.tensors.items()}}
 
 
-def _unread(findings: Findings, trace: Trace, bits: Mapping[Any, int]) -> dict[Source, int]:
-    """Find what autograd nodes keep and do not read, as for its sizes alone, with a mask of these nodes.
-
-    Where it was written, their backward raises all the same.
-    """
-    read: dict[int | None, set[int]] = {}
-    for operation in trace.tape.operations:
-        if operation.phase == "backward":
-            used = tensors_in((operation.args, operation.kwargs))
-            read.setdefault(operation.sequence, set()).update(map(internals.storage_key, used))
-    found: dict[int, int] = {}
-    for node, bit in bits.items():
-        for kept in internals.saved_tensors_of(node):
-            if internals.is_functional(kept):
-                key = internals.storage_key(internals.from_functional(kept))
-                if key not in read.get(internals.sequence_of(node), ()):
-                    found[key] = found.get(key, 0) | 1 << bit
-    values = {
-        source: internals.storage_key(internals.from_functional(tensor))
-        for source, tensor in _visible(findings).items()
-        if internals.is_functional(tensor)
-    }
-    return {s: mask for s, key in values.items() if (mask := trace.watch.get(s, 0) & found.get(key, 0))}
-
-
-def _unwatched(findings: Findings, trace: Trace) -> set[int]:
-    """Find the storages of outputs that nodes keep and that are made of others: of those alone a write is noticed."""
-    by_itself: dict[int, int] = {}
-    besides: dict[int, int] = {}
-    for source, mask in trace.watch.items():
-        if source.kind == "input":
-            key, found = internals.storage_key(findings.inputs[source.index].wrapper), by_itself
-        else:
-            plain = source.index in trace.returned_outputs and findings.outputs.infos[source.index].same_as is None
-            key = internals.storage_key(findings.outputs.tensors[source.index])
-            found = by_itself if plain else besides
-        found[key] = found.get(key, 0) | mask
-    wrappers = findings.outputs.tensors.values()
-    return {
-        internals.storage_key(internals.from_functional(tensor))
-        for tensor in wrappers
-        if internals.is_functional(tensor)
-        and besides.get(internals.storage_key(tensor), 0) & ~by_itself.get(internals.storage_key(tensor), 0)
-    }
-
-
 def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
     """List the wrappers of what the caller can see: inputs, outputs, and the gradients that come in."""
     infos = findings.outputs.infos
@@ -287,7 +230,6 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
             if o.draws_as is not None and (o.phase == "forward" or o.index in backward_draws)
         ),
         operations=len(tape.operations),
-        backward_error=None if trace.backward_error is None else str(trace.backward_error),
         autograd_nodes=autograd_nodes(trace, forward.roots),
         bases=tuple(tuple(source.members) for source in trace.placeholder_sources if isinstance(source, Base)),
     )

@@ -140,7 +140,6 @@ class Level:
         *,
         autocast: bool,
         everything: bool,
-        asked: Collection[int] | None = None,
         views: Collection[Edge] = (),
     ) -> Derived:
         """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in its midst.
@@ -148,7 +147,6 @@ class Level:
         ``strides`` are those of all of these.
         ``requires`` says of each of these whether it requires grad, under ``create_graph``; else it is None.
         ``everything`` says that autograd was asked for all gradients there are, and so runs nodes that lead nowhere.
-        Of ``asked``, if it is given, there are the slots whose gradients matter: what leads to others is not run.
         ``views`` are the edges of results that are views and were written: gradients of the level above end there.
 
         Raises
@@ -168,7 +166,6 @@ class Level:
         left = iter(wrappers)
         tangents = [next(left) if is_defined else None for is_defined in [*pattern, *(True for _ in extras)]]
         part = replace(self.part, entries=(*self.part.entries, *extras))
-        looked: set[Any] = set()
         create_graph = requires is not None
         comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
         above = None
@@ -176,11 +173,10 @@ class Level:
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
-        with trace.recording_backward(looked, autocast=autocast), torch.set_grad_enabled(create_graph):
+        with trace.recording_backward(autocast=autocast), torch.set_grad_enabled(create_graph):
             if everything:
                 _raise_errors(part, tangents)
-            ways = None if asked is None else [way for i in asked if (way := self.slots[i]) is not None]
-            found = differentiate(part, tangents, asked=ways, create_graph=create_graph)
+            found = differentiate(part, tangents, create_graph=create_graph)
             gradients = [None if way is None else found.get(way) for way in self.slots]
             numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
             for slot, gradient in enumerate(gradients if create_graph else ()):
@@ -210,7 +206,6 @@ class Level:
             roots=roots,
             ends=ends,
             above=above,
-            idle=trace.idle_but(looked) if self.bits is trace.bits else 0,
         )
 
 
@@ -232,8 +227,6 @@ class Derived:
         Where the gradients of the level above go: a number in ``given``, or an edge.
     above
         The level above; None where nothing can be differentiated.
-    idle
-        The bits of the nodes that did not look at what they saved.
     """
 
     gradients: Sequence[Tensor | None]
@@ -242,7 +235,6 @@ class Derived:
     roots: tuple[int, ...]
     ends: tuple[int | Edge, ...]
     above: Level | None
-    idle: int
 
 
 def first_level(trace: Trace, segment: int) -> Level:

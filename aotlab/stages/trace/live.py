@@ -12,8 +12,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Edge, Exit, KeptItself, Segment, differentiate, next_edges
-from aotlab.analysis.kept_values import as_of_a_view
+from aotlab.analysis.history import Edge, Exit, Segment, differentiate, next_edges
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import ViewAndMutationMeta
@@ -85,23 +84,9 @@ class Trace:
     state_masks
         For each entry of each segment, a bit mask of the autograd nodes that it reaches and that hold tensors.
     watch
-        The inputs and outputs that such nodes keep, with a mask of these nodes.
-    unread
-        Those that such nodes keep and do not read, with a mask of these nodes, if there are several entries.
-    kept_itself
-        Those that nodes keep themselves, with these nodes.
-    lendable, kept_properly
-        The keys of the storages that some op of the backward reads as they are by then, where a write to them is
-        noticed for the nodes for which it counts; and of what nodes keep as autograd does, if there are the former.
-    read_late_themselves, read_late_by_aliases
-        The inputs that such ops read themselves, and those whose memory they read by views that the forward made.
+        The inputs and outputs that such nodes keep or read by themselves, with a mask of these nodes.
     saved_values
         The saved values as the trace has them, None for a clone; a compiler may put others into the graphs.
-    lookers
-        The bits of custom functions' nodes of which it is seen whether they look at what they saved.
-    idle
-        The bits of those among them that did not look when a backward was last derived; ``idle_of_full`` has them for
-        each segment with all its tangents.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen
@@ -141,12 +126,10 @@ class Trace:
     bits: dict[Any, int]
     state_masks: list[list[int]]
     watch: dict[Source, int]
-    kept_itself: dict[Source, KeptItself]
     fragile: frozenset[int]
     viewed_unseen: frozenset[int]
     viewed_late: frozenset[int]
     over_others: frozenset[int]
-    backward_error: BaseException | None
     arrived: list[Edge] = field(default_factory=list)
     out_spec: Any
     out_constants: dict[int, Any]
@@ -162,15 +145,7 @@ class Trace:
     differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     metadata: ViewAndMutationMeta
-    unread: dict[Source, int] = field(default_factory=dict)
-    lendable: frozenset[int] = frozenset()
-    kept_properly: frozenset[int] = frozenset()
-    read_late_themselves: frozenset[int] = frozenset()
-    read_late_by_aliases: frozenset[int] = frozenset()
     saved_values: tuple[Tensor | None, ...] = ()
-    lookers: dict[Any, int] = field(default_factory=dict)
-    idle: int = 0
-    idle_of_full: dict[int, int] = field(default_factory=dict)
     laid_out: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = field(default_factory=dict)
     drawn: tuple[int, ...] = ()
     drawn_of_full: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -319,45 +294,31 @@ class Trace:
         ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
         full = is_full(pattern)
         if full and segment in self.full and not autocast and not again and ways is None:
-            self.idle, self.drawn = self.idle_of_full[segment], self.drawn_of_full[segment]
+            self.drawn = self.drawn_of_full[segment]
             return self.full[segment]
-        looked: set[Any] = set()
         given = [None if found is None else found[1] for found in self.given(segment, pattern)]
-        with self.recording_backward(looked, autocast=autocast), torch.no_grad():
+        with self.recording_backward(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if full and not self.arrived else None
             found = differentiate(part, given, arrived, ways)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         if arrived:
             self.arrived += arrived
-        self.idle = self.idle_but(looked)
         if full and not autocast and ways is None:
-            self.idle_of_full[segment] = self.idle
             # those that the first gradients, which stay, are made of
             self.drawn_of_full.setdefault(segment, self.drawn)
         return [None if way is None else values.get(way) for way in slots]
 
-    def idle_but(self, looked: Collection[Any]) -> int:
-        """Return the bits of the custom functions' nodes that did not look at what they saved."""
-        return sum(1 << bit for node, bit in self.lookers.items() if node not in looked)
-
     @contextmanager
-    def recording_backward(self, looked: set[Any], *, autocast: bool) -> Iterator[None]:
-        """Record what autograd computes in a ``with`` block; note in ``looked`` which nodes look at what they saved.
-
-        What draws random numbers in it is in ``drawn`` afterwards.
-        """
+    def recording_backward(self, *, autocast: bool) -> Iterator[None]:
+        """Record what autograd computes in a ``with`` block; what draws random numbers in it is in ``drawn`` then."""
         first = len(self.tape.operations)
         self.recorder.phase = "backward"
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            looking = internals.noting_looks(looked) if self.lookers else nullcontext()
-            with self.holder(), tracing(self.recorder), EscapeGuard(), casting, looking:
+            with self.holder(), tracing(self.recorder), EscapeGuard(), casting:
                 yield
                 self.recorder.states.end()
-        except RuntimeError as error:
-            error.args = (as_of_a_view(str(error)), *error.args[1:])
-            raise
         finally:
             self.recorder.phase = "forward"
             if autocast:

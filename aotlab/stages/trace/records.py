@@ -24,9 +24,8 @@ class TraceRecord:
     """The joint graph (or, without anything to differentiate, the forward graph) and what the run showed.
 
     ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
-    ``random_ops`` lists the ops that draw random numbers. ``backward_error`` is the text of the error that
-    differentiating raised; the compiled function raises it when its backward is asked for. ``autograd_nodes`` are what
-    autograd will see of a call, ``bases`` the kept inputs that the graph takes as one synthetic base, base by base.
+    ``random_ops`` lists the ops that draw random numbers. ``autograd_nodes`` are what autograd will see of a call,
+    ``bases`` the kept inputs that the graph takes as one synthetic base, base by base.
     """
 
     tracer: str
@@ -37,7 +36,6 @@ class TraceRecord:
     outputs: tuple[str, ...]
     random_ops: tuple[str, ...]
     operations: int
-    backward_error: str | None
     autograd_nodes: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
 
