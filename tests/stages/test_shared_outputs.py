@@ -42,7 +42,7 @@ def written_through_all(x):
 
 def restrided(x):
     """Return an intermediate that shows a part of its memory only."""
-    y = x.exp()
+    y = x * 2
     y.as_strided_((1, 2), (2, 1), 1)
     return y, y[0], y.view(-1)
 
