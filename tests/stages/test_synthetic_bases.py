@@ -199,7 +199,8 @@ def test_a_saved_value_is_the_old_one():
     """What the backward needs of a window that is overwritten is kept as it was, also in a window beside it."""
     flat = torch.arange(8.0)
     w = torch.ones(4, requires_grad=True)
-    same(lambda a, b, w: (((w * a).sum() + (w * b).sum()), a.mul_(5))[0], flat[:4], flat[2:6], w, eagerly=False)
+    same(lambda a, b, w: ((w * a.clone()).sum() + (w * b.clone()).sum(), a.mul_(5))[0], flat[:4], flat[2:6], w)
+    same(lambda a, b, w: ((w * a).sum() + (w * b).sum(), a.mul_(5))[0], flat[:4], flat[2:6], w, eagerly=True)
     # the windows are views of one tensor that is no input: they count writes together, and share no byte
     same(lambda a, b, w: ((w * b).sum(), a.mul_(5))[0], flat[:4], flat[4:], w, backward=None, eagerly=True)
     same(lambda a, b, w: (a.mul_(5), (w * b).sum())[1], flat[:4], flat[4:], w, eagerly=True)
