@@ -60,7 +60,7 @@ CAUGHT_BY = {
     "every write visible": 63,
     "one window written": 83,
     "no synthetic base": 83,
-    "dtype not in the key": 183,
+    "dtype not in the key": 1807,
 }
 
 
