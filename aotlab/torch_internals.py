@@ -420,11 +420,6 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
 TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
 
 
-def calls_other_ops(op: OpOverload) -> bool:
-    """Tell whether ``op`` has no kernel of its own, and is no more than calls of other ops, which autocast sees."""
-    return _has_kernel(op, "CompositeImplicitAutograd")
-
-
 def autocast_knows(op: Any) -> bool:
     """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
     return any(

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aotlab.analysis.history import Edge, edge_of, edges_behind, next_edges
+from aotlab.analysis.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.inputs import Entered
 from aotlab.analysis.outputs import Outputs, read_outputs
 from aotlab.errors import OutputError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edge_of
+from aotlab.analysis.edges import Edge, edge_of
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis.containers import is_constant
-from aotlab.analysis.history import Edge, edge_of, next_edges
+from aotlab.analysis.edges import Edge, edge_of, next_edges
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (
     call_of_several,

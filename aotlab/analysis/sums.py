@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, Exit, Segment, next_edges
+from aotlab.analysis.edges import Edge, next_edges
+from aotlab.analysis.segments import Exit, Segment
 
 
 def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozenset[Edge]:

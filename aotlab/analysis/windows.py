@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edge_of
+from aotlab.analysis.edges import Edge, edge_of
 from aotlab.analysis.inputs import Entered, entered, non_leaf
 from aotlab.guards import byte_interval
 from aotlab.recorder import RunEagerly, Tape, place_in

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edge_of, kept_entries
+from aotlab.analysis.edges import Edge, edge_of
+from aotlab.analysis.history import kept_entries
 from aotlab.analysis.windows import Base
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, edges_behind
+from aotlab.analysis.edges import Edge, edges_behind
 from aotlab.analysis.views import root_among
 from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.history import Edge, Exit
+from aotlab.analysis.edges import Edge
+from aotlab.analysis.segments import Exit
 from aotlab.analysis.sums import in_order_of_nodes
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges

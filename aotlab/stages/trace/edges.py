@@ -13,7 +13,8 @@ from typing import Any
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs
-from aotlab.analysis.history import Edge, Segment, edge_of, edges_behind, next_edges, segments
+from aotlab.analysis.edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.analysis.segments import Segment, segments
 from aotlab.analysis.sums import summed_apart, to_be_cut
 from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.recorder import Hook, HookKind, RunEagerly

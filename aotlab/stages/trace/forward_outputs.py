@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Edge, edge_of
+from aotlab.analysis.edges import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.records import Write

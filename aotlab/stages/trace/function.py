@@ -15,7 +15,7 @@ from torch import Tensor
 from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
-from aotlab.analysis.history import Edge
+from aotlab.analysis.edges import Edge
 from aotlab.analysis.hooked import all_outputs
 from aotlab.code_lines import line_that_changes
 from aotlab.errors import InferenceTensorError, LeakedTensorError

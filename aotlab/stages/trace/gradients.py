@@ -8,7 +8,8 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Edge, Survey, edge_of, reachable, users_of
+from aotlab.analysis.edges import Edge, edge_of, users_of
+from aotlab.analysis.history import Survey, reachable
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.recorder import LeftToPython, RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again

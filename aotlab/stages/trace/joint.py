@@ -11,8 +11,10 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
 from aotlab.analysis.backward_writes import unwritten
-from aotlab.analysis.history import Edge, Exit, Segment, node_bits, read_by_themselves, state_masks, survey, watches
+from aotlab.analysis.edges import Edge
+from aotlab.analysis.history import node_bits, read_by_themselves, state_masks, survey, watches
 from aotlab.analysis.hooked import check_partners, check_passed
+from aotlab.analysis.segments import Exit, Segment
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of

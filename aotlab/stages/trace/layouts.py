@@ -20,7 +20,9 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Segment, next_edges, run_one
+from aotlab.analysis.differentiate import run_one
+from aotlab.analysis.edges import next_edges
+from aotlab.analysis.segments import Segment
 from aotlab.recorder import EscapeGuard, Operation
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern

@@ -25,19 +25,10 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import (
-    Edge,
-    Exit,
-    Segment,
-    differentiate,
-    edge_of,
-    edges_behind,
-    kept_entries,
-    next_edges,
-    node_bits,
-    reachable,
-    state_masks,
-)
+from aotlab.analysis.differentiate import differentiate
+from aotlab.analysis.edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.analysis.history import kept_entries, node_bits, reachable, state_masks
+from aotlab.analysis.segments import Exit, Segment
 from aotlab.errors import RandomOpError
 from aotlab.recorder import may_overlap_itself, tensors_in
 from aotlab.stages.trace.live import Trace

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import value_of
-from aotlab.analysis.history import Edge, Exit, Segment, differentiate, next_edges
+from aotlab.analysis.differentiate import differentiate
+from aotlab.analysis.edges import Edge, next_edges
+from aotlab.analysis.segments import Exit, Segment
 from aotlab.analysis.views import view_parent
 from aotlab.analysis.windows import Base
 from aotlab.ir.metadata import ViewAndMutationMeta
@@ -42,7 +44,7 @@ class Trace:
         What is differentiated for each of them. In torch 2.11 the node of a custom function lives no longer than what
         it made.
     segments
-        The parts of the autograd graph, `aotlab.analysis.history`.
+        The parts of the autograd graph, `aotlab.analysis.segments`.
     entry_tangents
         For each segment, the numbers of the tangents that come into it.
     tangents

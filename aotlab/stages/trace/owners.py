@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.history import Edge, edge_of, users_of
+from aotlab.analysis.edges import Edge, edge_of, users_of
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.recorder import RunEagerly
 from aotlab.stages.trace.function import Findings
