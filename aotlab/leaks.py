@@ -57,7 +57,7 @@ def _of_key(key: Any) -> str:
     return repr(key) if isinstance(key, _PLAIN) else f"a {type(key).__name__}"
 
 
-def _items(container: Any) -> Iterator[tuple[str, Any]]:
+def items_of(container: Any) -> Iterator[tuple[str, Any]]:
     """Go through what an object holds, by index and by name; no code of its class is run for its indices."""
     if isinstance(container, CONTAINERS):
         items = items_in(container)
@@ -94,7 +94,7 @@ class Watch:
             if isinstance(container, functools._lru_cache_wrapper):
                 self._caches.append((name, container))
                 continue
-            items = list(_items(container))
+            items = list(items_of(container))
             budget -= len(items) + 1
             by_index = isinstance(container, CONTAINERS)
             by_name = not by_index or is_of_its_own_kind(container)
@@ -107,7 +107,7 @@ class Watch:
         """Return the name of a place where a traced tensor lies now, None if there is none."""
         for name, container, before, attributes in self._before:
             known = {id(value) for value in (*(before or ()), *(attributes or {}).values())}
-            for label, value in _items(container):
+            for label, value in items_of(container):
                 if id(value) not in known and _holds_traced(value, 4):
                     return name + label
         return next((f"the cache of {name}" for name, cache in self._caches if _caches_traced(cache)), None)
@@ -149,7 +149,7 @@ def _holds_traced(value: Any, depth: int) -> bool:
         return is_functional(value)
     if depth == 0 or not _is_container(value):
         return False
-    return any(_holds_traced(item, depth - 1) for _, item in list(_items(value))[:_LIMIT])
+    return any(_holds_traced(item, depth - 1) for _, item in list(items_of(value))[:_LIMIT])
 
 
 def _caches_traced(cache: functools._lru_cache_wrapper[Any]) -> bool:

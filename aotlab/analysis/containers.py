@@ -5,73 +5,59 @@
         return options, [x * 2]
 
 returns the very dictionary that it was given, and a fresh list. While it is traced it gets another dictionary, so the
-places of what it was given, and of what it can reach besides, are noted; a part of the result that is one of those
-is found again at each call.
+places of what it was given are noted; a part of the result that is one of those is looked up there at each call. What
+the function reaches besides (a dictionary of its module, say) cannot be returned by a compiled call.
 """
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections import deque
 from typing import Any
 
 from torch import Tensor
 
-from aotlab.nesting import Given, Result, Step, flatten_result, follow, givens, known_objects
-from aotlab.reach import reach
+from aotlab.leaks import items_of
+from aotlab.nesting import Given, Tree, flatten_result, parts_of
 from aotlab.values import PLAIN
 
-#: Roots 0 and 1 are the arguments.
-_FIRST = 2
+#: So many objects that a function reaches are known, and so deep inside of one another.
+_MOST, _DEEPEST = 2000, 4
+_SINGLE = (*PLAIN, Tensor, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class Places:
-    """Where the objects are that a traced function can get hold of."""
+    """Where the objects are that a traced function can get hold of: those in its arguments, and ``others``."""
 
-    def __init__(self, target: Any) -> None:
-        roots: dict[int, Any] = {}
-        self._reads: dict[int, Callable[[], Any]] = {}
-        if target.frontend != "dynamo":  # whose graphs hold nothing of the user's
-            owner = getattr(target, "module", target.function)
-            found = reach(owner)
-            self._reads = {id(item.read()): item.read for item in found.state}
-            tensors = [item.read() for item in found.state]
-            for value in [
-                owner,
-                *(v for _, v in found.objects),
-                *(t for t in tensors if isinstance(t, Tensor)),
-            ]:
-                roots.setdefault(id(value), value)
-        self._roots = list(roots.values())
-        self._given, self._alive = known_objects(self._roots, first=_FIRST)
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], others: list[Any]) -> None:
+        self._alive = _within(others)
+        self._given: dict[int, Given | None] = {id(value): None for value in self._alive}
+        for part, steps in parts_of((args, kwargs)):
+            is_plain = isinstance(part, (Tensor, *PLAIN)) and not isinstance(part, slice)
+            is_plain |= isinstance(part, (tuple, frozenset)) and not part
+            if not is_plain and (steps is None or len(steps) > 1):  # a call makes the outer ones anew
+                self._given[id(part)] = None if steps is None else Given(steps)
+                self._alive.append(part)
 
-    def made(self, part: Any, place: tuple[Step, ...] | None) -> None:
-        """Note a part of the arguments as the traced function gets them."""
-        plain = isinstance(part, (Tensor, *PLAIN)) and not isinstance(part, slice)
-        if plain or (isinstance(part, (tuple, frozenset)) and not part):
-            return
-        if place is None:
-            self._given[id(part)] = Given(0, None)
-        elif len(place) > 1:  # the outer tuple and dictionary are made anew by each call
-            self._given[id(part)] = Given(place[0][1], place[1:])
-        self._alive.append(part)
-
-    def read_result(self, result: Any) -> tuple[list[Any], list[str], Result]:
-        """Take a result apart: return its leaves, their names, and how to put it together."""
-        leaves, names, tree = flatten_result(result, self._given)
-        used = sorted({given.root for given in givens(tree) if given.root >= _FIRST})
-        roots = {root: self._roots[root - _FIRST] for root in used}
-        reads = {root: self._reads[id(value)] for root, value in roots.items() if id(value) in self._reads}
-        return leaves, names, Result(tree=tree, roots=roots, reads=reads)
+    def read_result(self, result: Any) -> tuple[list[Any], list[str], Tree]:
+        """Take a result apart: return its leaves, their names, and its nesting."""
+        return flatten_result(result, self._given)
 
 
-def still_there(root: Any, given: Given) -> Any:
-    """Return the object that a `Given` leads to now, None if the way is blocked."""
-    try:
-        return follow(root, given.steps or ())
-    except (AttributeError, LookupError, TypeError):
-        return None
+def _within(roots: list[Any]) -> list[Any]:
+    """List the objects that can be reached from ``roots``, but for those that are the same wherever they stand."""
+    found: dict[int, Any] = {}
+    todo = deque((root, 0) for root in roots)
+    while todo and len(found) < _MOST:
+        value, depth = todo.popleft()
+        empty = isinstance(value, (tuple, frozenset)) and not value
+        if id(value) in found or empty or isinstance(value, _SINGLE):
+            continue
+        found[id(value)] = value
+        if depth < _DEEPEST:
+            todo += [(each, depth + 1) for _, each in items_of(value)]
+    return list(found.values())
 
 
 def is_constant(value: Any) -> bool:

@@ -142,6 +142,10 @@ class FunctionTarget:
         """Return the names of attributes in the code that was found."""
         return self._reaching.known().mentioned
 
+    def objects(self) -> list[Any]:
+        """Return the function and the objects that were found."""
+        return [self.function, *(value for _, value in self._reaching.known().objects)]
+
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check that they are what they are now."""
         return self._reaching.check()
@@ -341,6 +345,10 @@ class ModuleTarget:
     def mentioned(self) -> Mentioned:
         """Return the names of attributes in the code that was found."""
         return self._reaching.known().mentioned
+
+    def objects(self) -> list[Any]:
+        """Return the module and the objects that were found."""
+        return [self.module, *(value for _, value in self._reaching.known().objects)]
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""

@@ -105,6 +105,10 @@ class GraphTarget:
         """Return nothing: Dynamo reads attributes itself, and guards them."""
         return NOTHING_MENTIONED
 
+    def objects(self) -> list[Any]:
+        """Return nothing: Dynamo's graphs hold nothing of the user's."""
+        return []
+
     def still_same(self) -> Callable[[], bool] | None:
         """Return nothing to check."""
         return None

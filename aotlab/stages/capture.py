@@ -56,6 +56,9 @@ class Target(Protocol):
     def mentioned(self) -> Mentioned:
         """Return which attributes of its arguments the function may read; asked after `reached`."""
 
+    def objects(self) -> list[Any]:
+        """Return the function, and the objects that it reaches; asked after `reached`."""
+
     def still_same(self) -> Callable[[], bool] | None:
         """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
 
@@ -116,11 +119,9 @@ class Call:
         """The positions of the tensors among ``values``."""
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
-    def rebuild(
-        self, values: Sequence[Any], made: Callable[[Any, tuple[nesting.Step, ...] | None], None] | None = None
-    ) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Nest flat values as the caller did; ``made`` is told of each part and its place."""
-        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec, made=made)
+    def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Nest flat values as the caller did."""
+        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import aotlab
 from aotlab import nesting
 from aotlab.errors import LeakedTensorError, OutputError, PythonValueError
 from tests.engine_helpers import compiled, leaf, refusing, same
@@ -87,17 +86,24 @@ class Subclassed(dict):
 
 
 class Object:
-    """A plain object with a private slot in a base class."""
-
-    __slots__ = ("__dict__", "__hidden")
+    """A plain object."""
 
     def __init__(self, value):
         self.__hidden = value
         self.shown = {"v": value * 2}
 
-    def hidden(self):
-        """Return what is hidden."""
-        return self.__hidden
+
+class WithSlots:
+    """An object with slots."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        """Show what it holds."""
+        return f"WithSlots({self.value.tolist()})"
 
 
 class Colour(enum.Enum):
@@ -139,7 +145,6 @@ PROGRAMS = {
     "dict by objects": lambda x: {Colour.RED: x * 2, torch.float32: x, frozenset((1,)): 3, int: x + 1},
     "ordered": lambda x: collections.OrderedDict(b=x * 2, a=x),
     "defaultdict": lambda x: collections.defaultdict(list, a=[x * 2]),
-    "counter": lambda x: (collections.Counter("aab"), x * 1),
     "deque": lambda x: collections.deque([x * 2, x], maxlen=4),
     "named tuple": lambda x: Pair(x * 2, second=[x]),
     "return type": lambda x: x.max(0),
@@ -150,19 +155,29 @@ PROGRAMS = {
     "frozen slots": lambda x: FrozenSlotted(x * 2, [x]),
     "derived field": lambda x: Late(value=x * 2),
     "dataclass in all": lambda x: {"k": [Plain((x * 2, Slotted(x)))], "t": Pair(Frozen(x + 1))},
-    "dict subclass": lambda x: Subclassed(x * 2),
-    "list subclass": lambda x: Listed([x * 2, 1]),
     "object": lambda x: Object(x * 3),
-    "namespace": lambda x: types.SimpleNamespace(a=x * 2, b=[1]),
-    "set": lambda x: (x * 1, {1, 2}, frozenset("ab")),
     "scalars": lambda x: (1, True, 1.5, -0.0, 2j, "s", b"b", None, x * 1, Colour.RED, ..., range(3), slice(1, 2)),
     "sizes": lambda x: (x.shape, x.size(), x.stride(), x.dtype, x.device, x.layout, x.numel(), x.dim(), x * 1),
     "attributes of a size": lambda x: {"s": x[1:].shape, "n": x.shape[0], "t": tuple(x.shape)},
     "distribution": lambda x: torch.distributions.Normal(x * 2, torch.ones(3), validate_args=False),
     "same tensor": identical_twice,
+    "nested deeply": lambda x: [[[[[[[[[[[[[[[[[[[[[[[[[x * 2]]]]]]]]]]]]]]]]]]]]]]]]],
+}
+
+
+EAGER = {
     "same list": shared_list,
     "same object": shared_object,
-    "nested deeply": lambda x: [[[[[[[[[[[[[[[[[[[[[[[[[x * 2]]]]]]]]]]]]]]]]]]]]]]]]],
+    "same tuple": lambda x: [(x * 2,)] * 2,
+    "dict subclass": lambda x: Subclassed(x * 2),
+    "list subclass": lambda x: Listed([x * 2, 1]),
+    "counter": lambda x: (collections.Counter("aab"), x * 1),
+    "set": lambda x: (x * 1, {1, 2}),
+    "namespace": lambda x: types.SimpleNamespace(a=x * 2, b=[1]),
+    "slots": lambda x: WithSlots(x * 3),
+    "from outside": lambda x: (KEPT, x * 2),
+    "part from outside": lambda x: (KEPT["numbers"], x * 2),
+    "object from outside": lambda x: [HOLDER.plain, x * 2],
 }
 
 
@@ -174,7 +189,7 @@ def portrait(value, seen=None):
         number = seen.setdefault(id(value), len(seen))
         return ("tensor", type(value), number, value.tolist() if new else None, value.requires_grad)
     kind = type(value)
-    held = nesting.attributes_of(value) if not kind.__module__.startswith("builtins") else {}
+    held = nesting.attributes_of(value) if hasattr(value, "__dict__") or dataclasses.is_dataclass(value) else {}
     container = isinstance(value, (tuple, list, dict, collections.deque, set, frozenset)) or held
     if not container or isinstance(value, (torch.Size, enum.Enum, type)):
         return (kind, repr(value))
@@ -210,6 +225,19 @@ def test_outputs(name, grad):
     assert not (mutable[1] & mutable[2])
 
 
+@pytest.mark.parametrize("name", EAGER)
+def test_results_of_eager(name):
+    """What is not worth a nesting of its own runs eagerly, with one notice and eager's identities."""
+    program, x = EAGER[name], leaf(3)
+    g = compiled(program)
+    with pytest.warns(RuntimeWarning, match="runs eagerly") as heard:
+        results = [g(x) for _ in range(2)]
+    assert [portrait(result) for result in results] == [portrait(program(x))] * 2
+    assert (g.calls.eager, len(heard)) == (2, 1)
+    if "outside" in name:
+        assert results[0][0] is program(x)[0]
+
+
 def _containers(value):
     found, todo = [], [value]
     while todo:
@@ -225,7 +253,7 @@ def _containers(value):
     return found
 
 
-@pytest.mark.parametrize("name", ["dict", "dataclass", "named tuple", "return types", "same list", "same tensor"])
+@pytest.mark.parametrize("name", ["dict", "dataclass", "named tuple", "return types", "object", "same tensor"])
 def test_gradients_through_containers(name):
     """What hangs in a container is differentiated as it is in eager."""
     same(PROGRAMS[name], leaf(3), backward="all")
@@ -269,7 +297,7 @@ def test_initialisers_do_not_run_again():
 
 KEPT = {"numbers": [1, 2]}
 WEIGHT = torch.ones(3)
-HOLDER = types.SimpleNamespace(options={"a": [1]}, hook=None)
+HOLDER = types.SimpleNamespace(plain=Plain(1.0))
 
 
 def test_arguments_come_back_as_themselves():
@@ -284,14 +312,14 @@ def test_arguments_come_back_as_themselves():
     g = compiled(f)
     for call in range(2):
         arguments = (d, items, pair, plain, torch.sin, [3], {"s": "t"})
-        out = g(*arguments, extra=items)
+        out = g(*arguments, extra=[1])
         expected = (d, items, None, plain, torch.sin, None, None, d["inner"], arguments[5])
         assert all(e is None or a is e for a, e in zip(out, expected, strict=True))
         assert type(out[2]) is list
         assert out[2][0] is pair
         assert (type(out[5]), type(out[6])) == (tuple, dict)
         assert out[5][1] is arguments[6]
-        assert out[6]["extra"] is items
+        assert out[6] == {"extra": [1]}
         assert d["w"].tolist() == [2.0 ** (call + 1)] * 2
     assert g.calls.eager == 0
 
@@ -313,70 +341,6 @@ def test_part_of_an_argument_in_a_fresh_container():
     assert out[0] is d["a"]
     out[1].sum().backward()
     assert d["a"]["x"].grad.tolist() == [2.0, 2.0]
-
-
-def test_objects_from_outside_come_back_as_themselves():
-    """A global dictionary, a tensor, a method's own object, and what hangs on an object."""
-
-    class Model:
-        def __init__(self):
-            self.cache = {"size": [3]}
-
-        def step(self, x):
-            return self, self.cache, self.cache["size"], x * 2
-
-    g = compiled(lambda x: (KEPT, KEPT["numbers"], WEIGHT, torch.sin, Plain, x * 2))
-    for _ in range(2):
-        out = g(torch.ones(1))
-        assert out[0] is KEPT
-        assert out[1] is KEPT["numbers"]
-        assert out[2] is WEIGHT
-        assert (out[3], out[4]) == (torch.sin, Plain)
-    model = Model()
-    h = compiled(model.step)
-    for _ in range(2):
-        out = h(torch.ones(1))
-        assert out[0] is model
-        assert out[1] is model.cache
-        assert out[2] is model.cache["size"]
-    assert len(h.entries) == 1
-
-
-def test_another_object_in_the_same_place():
-    """What is returned is what hangs there now: the entry looks, and another object is compiled for."""
-    g = compiled(lambda x: (HOLDER.options, x * 2))
-    first = HOLDER.options
-    assert g(torch.ones(1))[0] is first
-    HOLDER.options = {"a": [1]}
-    try:
-        assert g(torch.ones(1))[0] is HOLDER.options
-        assert len(g.entries) == 2
-    finally:
-        HOLDER.options = first
-    assert g(torch.ones(1))[0] is first
-    assert len(g.entries) == 2
-
-
-def test_a_module_that_returns_what_it_holds():
-    """The configuration that hangs on a module, and the module."""
-
-    class Layer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(2))
-            self.options = {"scale": 2.0}
-
-        def forward(self, x, context):
-            return self, self.options, context, x * self.weight
-
-    layer = Layer()
-    g = aotlab.compile(layer, backend="eager")
-    context = [torch.ones(1)]
-    for _ in range(2):
-        out = g(torch.ones(2), context)
-        assert out[0] is layer
-        assert out[1] is layer.options
-        assert out[2] is context
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------
@@ -441,10 +405,12 @@ def test_other_arguments_recompile():
     h = compiled(lambda a, b: (a is b, a[0] + b[0]))
     x = torch.ones(1)
     both = [x]
-    assert h(both, both)[0] is True
+    assert h([x], [x])[0] is False
+    with pytest.warns(RuntimeWarning, match="stands in two places"):
+        assert h(both, both)[0] is True
     assert h([x], [x])[0] is False
     assert h(both, both)[0] is True
-    assert len(h.entries) == 2
+    assert (len(h.entries), h.calls.eager) == (1, 2)
 
     keys = compiled(lambda d: [type(key) for key in d])
     assert keys({1: x}) == [int]
@@ -528,7 +494,7 @@ class WithDel:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (_endless, "`out[1]` contains itself"),
+        (_endless, "`out[1]` stands in two places, or in itself"),
         (_deep, "is nested more than"),
         (lambda x: (x, (y for y in [x])), "`out[1]` is a `builtins.generator`"),
         (lambda x: iter([x]), "`out` is a `builtins.list_iterator`"),
@@ -556,7 +522,7 @@ def test_arguments_that_cannot_be_taken_apart():
     loop = [1]
     loop.append(loop)
     for value, text in (
-        ([loop], "contains itself"),
+        ([loop], "or in itself"),
         ({torch.ones(1)}, "`x` is a `builtins.set`"),
         ([Plain(iter([1]))], "`x[0].value` is a `builtins.list_iterator`"),
         ({torch.ones(1): 1}, "`x` has a key that is a `torch.Tensor`"),

@@ -40,7 +40,7 @@ class Generator:
         w.namespace["disable_autocast"] = internals.disable_autocast
         body = w.lines
         w.add("# prologue: do the assumptions of the trace hold?")
-        given = Prologue(draft, self._keeping.counted_together()).write()
+        Prologue(draft, self._keeping.counted_together()).write()
         w.add()
         if draft.trace.training and not draft.trace.is_whole:
             SegmentCalls(draft, edges, self._outputs, self._mutations, self._keeping).write()
@@ -60,7 +60,7 @@ class Generator:
         self._keeping.watch(edges)
         edges.register_hooks("input", "changed", "owner", "root", "output")
         self._leave_grad_mode()
-        w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs], given)}")
+        w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs])}")
         source = "\n".join([*draft.heads, "def run(args, kwargs):", *body]) + "\n"
         return source, w.namespace
 

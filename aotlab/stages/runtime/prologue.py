@@ -18,7 +18,6 @@ from aotlab.analysis.windows import Base
 from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
-from aotlab.nesting import Given
 from aotlab.recorder import ends_its_storage, would_raise
 from aotlab.stages.runtime import metadata
 from aotlab.stages.runtime.arguments import Arguments
@@ -31,7 +30,6 @@ from aotlab.stages.runtime.memory_checks import (
     share_a_base,
     storage_checker,
 )
-from aotlab.stages.runtime.nests import write_given_guards
 
 
 class Prologue:
@@ -47,8 +45,8 @@ class Prologue:
         self.state = draft.state
         self.w = draft.w
 
-    def write(self) -> dict[Given, str]:
-        """Write all guards; return the expressions of objects in the result that are not made by the function."""
+    def write(self) -> None:
+        """Write all guards."""
         self._surroundings()
         Arguments(self.draft).write()
         self._tensors()
@@ -58,11 +56,9 @@ class Prologue:
         self._offsets()
         self._storages()
         self._overlaps()
-        given = write_given_guards(self.w, self.draft.trace.out_spec, self.draft.miss)
         if self.draft.trace.warned:
             noted = self.w.constant("noted", self.draft.trace.warned)
             self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
-        return given
 
     def _surroundings(self) -> None:
         """Write the checks of the settings, and of the function and what it reaches."""

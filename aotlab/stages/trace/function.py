@@ -98,9 +98,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
-    places = Places(call.target)
     warned = WarningTape()
-    lifted, args, kwargs = call.rebuild(values, places.made)
+    lifted, args, kwargs = call.rebuild(values)
+    places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
@@ -306,20 +306,14 @@ def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> 
     heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))
     parts = zip(heads, [*given, *named.values()], [*args, *kwargs.values()], strict=True)
     codes = [item.expected for item in call.state.reached if isinstance(item.expected, CodeType)]
-    for head, was, is_ in parts:
-        path = _first_change(head, was, is_)
-        if path is not None:
-            raise LeakedTensorError(
-                f"the function changes the argument `{head}`" + (f" at `{path}`" if path != head else ""),
-                why="a compiled call would not",
-                suggestion="return the new value",
-                argument=head,
-                line=line_that_changes(codes, path) or line_that_changes(codes, head),
-            )
+    changes = ((head, _first_change(head, was, is_)) for head, was, is_ in parts)
+    head, path = next((head, path) for head, path in changes if path is not None)
     raise LeakedTensorError(
-        "the function changes which of the lists and dicts that it was given are one object",
+        f"the function changes the argument `{head}`" + (f" at `{path}`" if path != head else ""),
         why="a compiled call would not",
-        suggestion="return the new container",
+        suggestion="return the new value",
+        argument=head,
+        line=line_that_changes(codes, path) or line_that_changes(codes, head),
     )
 
 
