@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,28 +39,14 @@ from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.code_lines import definition, line_like
-from aotlab.errors import (
-    BY_DYNAMO,
-    MetadataMutationError,
-    OutputError,
-    OverlappingInputsError,
-    RefusedError,
-    StorageMutationError,
-    UntraceableError,
-    UserLine,
-)
+from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards import CallState, sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import LeftToPython, NeedsAnother, NeedsRoom, Printed, RunEagerly
+from aotlab.recorder import NeedsInputsApart, Printed, RunEagerly
 from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
 from aotlab.stages.capture import Call, Target
 from aotlab.stages.dedupe import Strategy
-
-#: What may be otherwise if the trace has other bases.
-_OF_MEMORY = (MetadataMutationError, OutputError, OverlappingInputsError, StorageMutationError, RunEagerly)
-#: So many storages of a call may grow.
-_MOST_GROWTHS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,14 +188,13 @@ def _trace(
     *,
     functional: bool,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; again with other bases, if there is something about memory that these do not allow.
+    """Trace the call; once more if inputs share memory in a way that no base can express.
 
-    What has nothing to do with memory ends it at once: then the function has run once.
-    If ``functional``, random ops take states of generators. If a lone view is written then, the trace leaves the
-    call to eager; if inputs share memory, and one of them changes, this function does.
+    They are taken apart then, which is right if the function changes none of them. If ``functional``, random ops take
+    states of generators.
     """
 
-    def run_once(chosen: Sequence[Base], *, over_others: bool = False) -> tuple[trace.TraceRecord, trace.Trace]:
+    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
         with printed:
             return trace.run(
                 call,
@@ -218,74 +203,19 @@ def _trace(
                 keep_input_mutations=options.keep_inference_input_mutations,
                 static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
                 bases=chosen,
-                over_others=over_others,
                 exact=options.backend.exact,
                 functional_draws=functional,
             )
 
-    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
-        try:
-            return run_once(chosen)
-        except NeedsAnother:
-            with _unless_of_memory():
-                return run_once(chosen, over_others=True)
-            raise
-
-    lone, groups = [base for base in bases if base.is_lone], [base for base in bases if not base.is_lone]
-    if lone:
-        with _unless_of_memory():
-            return run(bases)
     try:
-        return run(groups)
-    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        if not _is_of_memory(error):
+        return run(bases)
+    except NeedsInputsApart:
+        if not synthetic_bases.may_be_parted(bases, [call.values[position] for position in deduped.kept]):
             raise
-        kept = [call.values[position] for position in deduped.kept]
-        apart = synthetic_bases.may_be_parted(groups, kept)
-        for chosen in [*([lone] if apart and lone else []), *([[]] if apart else [])]:
-            with _unless_of_memory():
-                record, live = run(chosen)
-                if synthetic_bases.are_unchanged(groups, record.metadata.input_info):
-                    return record, live
-        room: dict[int, int] = {}
-        while len(room) <= _MOST_GROWTHS and (storages := synthetic_bases.whole_storages(call, deduped, room)):
-            taken = {k for base in storages for k in base.members}
-            beside = [base for base in bases if not taken.intersection(base.members)]
-            try:
-                return run([*storages, *beside])
-            except NeedsRoom as need:
-                room = {**room, need.member: need.nbytes}
-            except Exception as failure:
-                if not _is_of_memory(failure):
-                    raise
-                break
-        raise
-
-
-def _is_of_memory(error: Exception) -> bool:
-    """Tell whether a trace that ended so may end otherwise with other bases."""
-    if isinstance(error, trace.TraceFailed):
-        return _is_of_torch(error.__cause__)  # as of a write to memory that overlaps itself
-    return isinstance(error, _OF_MEMORY) and not isinstance(error, LeftToPython)
-
-
-def _is_of_torch(error: BaseException | None) -> bool:
-    """Tell whether torch raised an error, and not the function."""
-    place = None if error is None else error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    module = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
-    return isinstance(error, RuntimeError) or module.split(".")[0] == "torch"
-
-
-@contextmanager
-def _unless_of_memory() -> Iterator[None]:
-    """Let pass only what ends a trace whatever its bases are."""
-    try:
-        yield
-    except Exception as error:
-        if not _is_of_memory(error):
+        record, live = run(())
+        if not synthetic_bases.are_unchanged(bases, record.metadata.input_info):
             raise
+        return record, live
 
 
 def _line_like(pattern: str | None, state: CallState | None) -> UserLine | None:

@@ -153,18 +153,6 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
     sync(wrapper)
 
 
-def refresh_count(wrapper: Tensor) -> None:
-    """Let a wrapper count its elements again, which ``as_strided_`` and ``resize_`` forget; it counts as no write."""
-    sync(wrapper)
-    torch._functionalize_replace(wrapper, torch._from_functional_tensor(wrapper))
-
-
-def give_memory(wrapper: Tensor, source: Tensor) -> None:
-    """Let ``wrapper`` hold what ``source`` holds, from now on in one memory; autograd learns nothing of it."""
-    with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.aten.set_.source_Tensor(wrapper, source)
-
-
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
@@ -1218,43 +1206,6 @@ def is_over_another(tensor: Tensor) -> bool:
     return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
 
 
-def is_plain_leaf_over_another(tensor: Tensor) -> bool:
-    """Tell whether a leaf is a view like that, made by an ordinary view op, whose views are ordinary ones, too."""
-    return tensor.is_leaf and is_over_another(tensor) and _is_plain_view(tensor)
-
-
-class _OwnAlias(TorchDispatchMode):
-    """Answers ``alias`` with a tensor of its own, of which autograd then makes a view."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Tensor:
-        """Return another tensor over the same memory."""
-        result: Tensor = args[0].detach()
-        return result
-
-
-def over_another(wrapper: Tensor) -> Tensor:
-    """Make of a wrapper one that autograd takes for its view, with the same memory and value: no op is recorded."""
-    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch.enable_grad(), torch._C._ExcludeDispatchKeyGuard(functionalize), _OwnAlias():  # type: ignore[no-untyped-call]  # untyped in torch
-        view: Tensor = torch.ops.aten.alias.default(wrapper)
-    return view
-
-
-def hangs_on_its_base(view: Tensor) -> bool:
-    """Tell whether no hook, and no other view, which may have hooks, is on the way of the gradient to a view's base.
-
-    A write leads the gradient straight to the base. What is no view is fine too.
-    """
-    base = view._base
-    if base is None or not base.requires_grad or view.grad_fn is None:
-        return True
-    if view._backward_hooks:
-        return False
-    return [node for node, _ in view.grad_fn.next_functions] == [base.grad_fn]
-
-
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
@@ -1485,18 +1436,10 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
-_exchange = torch._C._swap_tensor_impl  # taken here, as a trace refuses it to the program
-
-
-def exchange(a: Tensor, b: Tensor) -> None:
-    """Let two tensor objects change places: each is from now on what the other was, also for those that hold it."""
-    _exchange(a, b)
-
-
-def same_view(view: Tensor, source: Tensor) -> Tensor:
-    """Return the view of ``source`` that ``view`` is of its base, by the same view ops."""
-    result: Tensor = view._view_func_unsafe(source)
-    return result
+def has_its_memory_to_itself(tensor: Tensor) -> bool:
+    """Tell whether no view or alias of ``tensor`` is alive, nor kept by an autograd node."""
+    storage = tensor.untyped_storage()  # which counts for one beside the tensor
+    return int(torch._C._storage_Use_Count(storage._cdata)) <= 2
 
 
 def share_version(a: Tensor, b: Tensor) -> bool:

@@ -148,30 +148,22 @@ def test_mutation_flags():
     }  # fmt: skip
 
 
-def test_count_of_a_narrowed_wrapper():
-    """A wrapper that was narrowed in place counts its elements anew, and that is no write."""
-    fake = internals.FakeTensorMode().from_tensor(torch.ones(6))
-    x = internals.to_functional(fake)
-    with internals.functionalization(), internals.enable_python_dispatcher():
-        x.as_strided_((2,), (1,))
-        internals.refresh_count(x)
-        assert (x.numel(), x.shape) == (2, (2,))
-        assert not internals.has_data_mutation(x)
-
-
-def test_exchanged_tensors_and_the_same_view_of_another_source():
-    """Two tensor objects change places, for holders of views too; a view can be made again from another source."""
+def test_who_has_its_memory_to_itself():
+    """Not what has a live view or alias, nor what autograd keeps a view of."""
     x = internals.to_functional(internals.FakeTensorMode().from_tensor(torch.ones(3, 2)))
     with internals.functionalization(), internals.enable_python_dispatcher():
         x.requires_grad_()
         y = x * 1
+        assert internals.has_its_memory_to_itself(y)
         row = y[1:]
-        moved = y.t()
-        internals.exchange(y, moved)
-        assert (y.shape, moved.shape, row._base is moved) == ((2, 3), (3, 2), True)
-        z = x * 2
-        again = internals.same_view(row, z)
-        assert (again.shape, again._base is z, again.grad_fn.next_functions[0][0]) == ((2, 2), True, z.grad_fn)
+        assert not internals.has_its_memory_to_itself(y)
+        made = row.sin()
+        del row
+        assert not internals.has_its_memory_to_itself(y)
+        del made
+        assert internals.has_its_memory_to_itself(y)
+        alias = y.detach()
+        assert not internals.has_its_memory_to_itself(alias)
 
 
 def test_outside_of_trace():
@@ -539,26 +531,12 @@ def test_foreign_saved_tensor_hooks():
         assert internals.saved_tensor_hooks_disabled()
 
 
-def test_views_that_hang_on_their_bases():
-    """The gradient of a view of a view passes the one in between, until the memory is written."""
-    base = torch.ones(3, requires_grad=True) * 1
-    part = base[1:]
-    whole = part[:]
-    assert internals.hangs_on_its_base(part)
-    assert internals.hangs_on_its_base(base)
-    assert not internals.hangs_on_its_base(whole)
-    base.mul_(2)
-    assert internals.hangs_on_its_base(whole)
-
-
 def test_views_with_hooks():
     """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
     view = leaf(3).clone()[1:]
     assert internals.may_be_written(view)
-    assert internals.hangs_on_its_base(view)
     handle = view.register_hook(lambda g: g)
     assert not internals.may_be_written(view)
-    assert not internals.hangs_on_its_base(view)
     assert internals.may_be_written_with_base(view)
     assert not internals.may_be_written_with_base(leaf(3).clone().unbind()[0])
     assert not internals.may_be_written_with_base(leaf(3)[1:])
@@ -570,31 +548,13 @@ def test_views_with_hooks():
 
 
 def test_views_of_what_requires_no_grad():
-    """A wrapper is made a view of another as the caller's leaf is one, without an op, and so are its views."""
+    """They can be told from views of what does, and from what is no view."""
     x = torch.arange(4.0).view(2, 2).requires_grad_()
     assert internals.is_over_another(x)
-    assert internals.is_plain_leaf_over_another(x)
     assert internals.is_over_another(x.view(-1))
-    assert not internals.is_plain_leaf_over_another(x.view(-1))
-    assert not internals.is_plain_leaf_over_another(torch.ones(2, 2).unbind()[0].requires_grad_())
     assert not internals.is_over_another(leaf(2))
     assert not internals.is_over_another(leaf(2).view(2))
     assert not internals.is_over_another(torch.ones(2).view(2))
-
-    value = torch.ones(2, 2)
-    wrapper = internals.over_another(wrapped(value)).requires_grad_()
-    assert internals.from_functional(wrapper) is value
-    assert internals.is_plain_leaf_over_another(wrapper)
-    with internals.functionalization():
-        with torch.no_grad():
-            view = wrapper.view(-1)
-            view.mul_(2)
-        assert (view.requires_grad, wrapper.view(-1).requires_grad) == (False, True)
-        assert internals.version_of(wrapper) == 1
-        internals.sync(wrapper)
-    assert internals.mutations_under_no_grad(wrapper)
-    assert internals.from_functional(wrapper).tolist() == [[2.0, 2.0], [2.0, 2.0]]
-    assert value.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert internals.BASE_GETTER(x) is internals.base_of(x)
 
 

@@ -24,7 +24,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import MOVES, RunEagerly, Tape, overlaps_itself, replayed
+from aotlab.recorder import RunEagerly, Tape, overlaps_itself
 from aotlab.torch_internals import FakeTensorMode
 
 
@@ -68,13 +68,9 @@ class Entered:
 
     ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
     what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
-    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself. ``steps`` has what was
-    done to it other than to its values, ``write_after`` how many of them stand before the write of new values (None:
-    all); ``whole`` keeps sight of all its elements from there on; ``sees_behind`` says that it was resized over the end
-    of its memory; ``given`` how it was given the memory of an intermediate, if it was, and ``left`` is the storage that
-    it had before. ``written_as`` is its place in the order in which tensors were first written, infinity if it was not;
-    ``stepped_as`` that in which the last of its ``steps`` was taken. ``is_over`` says that autograd takes the wrapper
-    for a view of another tensor, as it takes the caller's.
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself; ``steps`` has what was
+    done to it other than to its values. ``written_as`` is its place in the order in which tensors were first written,
+    infinity if it was not.
     """
 
     name: str
@@ -88,14 +84,7 @@ class Entered:
     attributes: dict[str, Any]
     base: Any = None
     steps: list[MetadataStep] = field(default_factory=list)
-    whole: Tensor | None = None
-    write_after: int | None = None
-    sees_behind: bool = False
-    given: str = ""
-    left: Any = None
     written_as: float = math.inf
-    stepped_as: int = 0
-    is_over: bool = False
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -143,19 +132,15 @@ class Entered:
             )
 
 
-def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, *, is_over: bool = False) -> Entered:
-    """Make the traced stand-in of one input that has its memory to itself; ``is_over`` is as in `Entered`."""
+def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
+    """Make the traced stand-in of one input that has its memory to itself."""
     fake = tape.enter(internals.enter_fake(fake_mode, real))
     wrapper = internals.to_functional(fake)
-    if is_over:
-        wrapper = internals.over_another(wrapper)
     if real.requires_grad:
         wrapper.requires_grad_(True)
         if not real.is_leaf:
             wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
-    item = entered(name, real, fake, wrapper, None)
-    item.is_over = is_over
-    return item
+    return entered(name, real, fake, wrapper, None)
 
 
 def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:
@@ -200,8 +185,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     """Say what happened to one input, and refuse what the epilogue cannot do."""
     wrapper = item.wrapper
     final = value_of(wrapper, f"`{item.name}`")
-    if item.whole is not None:
-        internals.sync(item.whole)
     line = _line_of(tape, final)
     _check_steps(item, final, line)
     grad = wrapper.grad if wrapper.is_leaf else None
@@ -214,11 +197,10 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             pattern=r"\bbackward\(",
         )
     requires_grad = item.real.requires_grad
-    resized = (item.write_after == 0 and item.whole is None) or bool(item.given)
-    mutated = (internals.has_data_mutation(wrapper) and final is not item.fake) or resized
+    mutated = internals.has_data_mutation(wrapper) and final is not item.fake
     if item.base is not None:  # a write to another window of the base is not one to this input
         mutated = mutated and (internals.version_of(wrapper) != item.version)
-    if mutated and item.base is None and overlaps_itself(item.real) and not item.given:
+    if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
     # under inference_mode around the call the wrapper counts nothing, where the caller's ordinary tensor does
@@ -231,14 +213,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     if moved and not mutated and internals.is_hooked_view(item.real):
         # what was viewed before leads past the hooks when the version has moved, but for what moved it
         raise RunEagerly(f"`{item.name}` is a view with hooks, and a view of it is moved")
-    if visible and item.given:
-        raise RunEagerly(f"`{item.name}` is given other memory and written in a way that autograd sees")
-    if item.given and moved and requires_grad and internals.base_of(item.real) is not None:
-        raise RunEagerly(f"`{item.name}` is a view, given other memory and written: its history is made again")
-    if visible and item.whole is not None:
-        raise RunEagerly(f"`{item.name}` is narrowed and written in a way that autograd sees")
-    if visible and item.steps and not _fits_its_history(wrapper):
-        raise RunEagerly(f"`{item.name}` is written, and then gets other sizes in a way that autograd does not see")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
@@ -256,11 +230,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutates_metadata=internals.has_metadata_mutation(wrapper)
         or final.shape != item.fake.shape
         or any(step.method != "detach_" for step in item.steps),
-        mutates_storage_metadata=resized,
         metadata_steps=tuple(item.steps),
-        write_after=len(item.steps) if item.write_after is None or resized else item.write_after,
-        sees_behind=item.sees_behind,
-        given=item.given,
         requires_grad_set=_requires_grad_set(item),
     )
 
@@ -268,25 +238,17 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
 def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
     """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
     wrapper, real = item.wrapper, item.real
-    if item.given:
-        return
     if internals.was_storage_changed(wrapper):
         raise StorageMutationError(
             f"`{item.name}` is given another storage, or its storage another size",
             line=line,
-            why="a compiled call gives a tensor only memory that the function itself computed",
+            why="a compiled call gives no tensor other memory",
             suggestion=f"copy the values with `{item.name}.copy_(…)`, or return the new tensor",
             argument=item.name,
         )
-    expected = replayed(real, item.steps) if item.steps else real
-    changed = final.shape != expected.shape or final.dtype != real.dtype
-    if not item.steps:
-        changed = changed or internals.has_metadata_mutation(wrapper)
-    elif not internals.has_data_mutation(wrapper):
-        changed = changed or not _same_strides(wrapper, expected, everywhere=item.base is None)
-        if item.base is None:  # a window's offset is that in the base
-            changed = changed or wrapper.storage_offset() != expected.storage_offset()
-    if changed:
+    if final.dtype != real.dtype or (
+        not item.steps and (final.shape != real.shape or internals.has_metadata_mutation(wrapper))
+    ):
         raise MetadataMutationError(
             f"`{item.name}` changes its sizes or strides in place",
             line=line,
@@ -294,41 +256,13 @@ def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
             suggestion="use the out-of-place form, as t() for t_()",
             argument=item.name,
         )
-    if any(step.method == "detach_" for step in item.steps) and internals.base_of(real) is not None:
-        raise RunEagerly(f"`{item.name}` is a view and is detached in place")
-    if any(step.grad_mode for step in item.steps) and not internals.may_be_written(real):
-        raise RunEagerly(f"`{item.name}` is a view that may not be changed in grad mode")
-    in_memory = item.base is not None and item.base.whole and _requires_grad_set(item) is None
-    if (
-        item.base is not None
-        and (item.steps or _requires_grad_set(item) is not None)
-        and not (in_memory or _only_moves(item))
-    ):
+    requires = _requires_grad_set(item) is not None
+    if requires and item.base is not None:
         raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
-    if _requires_grad_set(item) is not None and any(step.method == "resize_" for step in item.steps):
-        # autograd resizes nothing that requires grad, and when it does so is not told
-        raise RunEagerly(f"`{item.name}` is resized, and made to require grad or not to")
+    if requires and item.steps:
+        raise RunEagerly(f"`{item.name}` gets other sizes, and is made to require grad or not to")
     if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
         raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
-
-
-def _fits_its_history(wrapper: Tensor) -> bool:
-    """Tell whether autograd takes a tensor to have the sizes that it has; steps under ``no_grad`` it does not see."""
-    return wrapper.grad_fn is None or internals.edge_metadata(*edge_of(wrapper))[0] == tuple(wrapper.shape)
-
-
-def _same_strides(a: Tensor, b: Tensor, *, everywhere: bool) -> bool:
-    """Tell whether two tensors of one shape have the same strides; a window may have others where its size is one."""
-    dims = zip(a.shape, a.stride(), b.stride(), strict=True)
-    return all(first == second for size, first, second in dims if everywhere or size > 1)
-
-
-def _only_moves(item: Entered) -> bool:
-    """Tell whether what was done to an input shows in no other tensor, unless in a history that the trace follows."""
-    followed = _requires_grad_set(item) is None and not item.real.is_leaf and all(s.grad_mode for s in item.steps)
-    followed = followed and item.base.dtype == item.real.dtype  # autograd has other views between dtypes
-    moves = all(step.method in MOVES for step in item.steps)
-    return moves and (followed or not (item.real.requires_grad or item.wrapper.requires_grad))
 
 
 def _requires_grad_set(item: Entered) -> bool | None:

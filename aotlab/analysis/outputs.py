@@ -32,9 +32,9 @@ from aotlab.analysis.views import (
 )
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.guards import extent_bytes
-from aotlab.ir.metadata import SET_TO_ITSELF, OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.recorder import Chronicle, RunEagerly, Tape, overlaps_itself
+from aotlab.recorder import Chronicle, NeedsInputsApart, RunEagerly, Tape, overlaps_itself
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -109,11 +109,6 @@ def read_outputs(
     ) -> None:
         item = inputs[base] if kind is OutputType.ALIAS_OF_INPUT and base is not None else None
         precedes = item is not None and early(i, item)
-        if item is not None and not precedes and leaves[i].requires_grad and not item.wrapper.requires_grad:
-            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before it was detached in place")
-        if item is not None and leaves[i].grad_fn is not None and _is_changed_leaf(item):
-            # whether its gradient has the sizes from before hangs on whether autograd still knows the leaf from then
-            raise RunEagerly(f"`{names[i]}` is a view of `{item.name}`, a leaf that gets other sizes under no_grad")
         first = first_of.setdefault(id(leaves[i]), i)
         several = call_of_several(leaves[i])
         infos[i] = OutputAliasInfo(
@@ -143,24 +138,15 @@ def read_outputs(
             return False
         if not output.requires_grad:  # the caller may let its base require grad, which then asks for its history
             differentiable = output.is_floating_point() or output.is_complex()
-            if item.wrapper.requires_grad or item.given or not differentiable:
+            if item.wrapper.requires_grad or not differentiable:
                 return False
         if item.base is not None or item.steps or internals.is_one_of_several_views(output):
             raise RunEagerly(f"`{names[i]}` is a view of `{item.name}` from before that was changed")
         return True
 
     roots = [t for t in [*(leaves[i] for i in values), *(item.wrapper for item in inputs)] if t.requires_grad]
-    for item in inputs:
-        value = internals.from_functional(item.wrapper)
-        if item.given and not (covers_storage(value) and value.is_contiguous() and view_parent(tape, value) is None):
-            raise RunEagerly(f"`{item.name}` is given a part of another tensor's memory")
-    given = [internals.storage_key(item.wrapper) for item in inputs if item.given]
-    if len(set(given)) < len(given):
-        raise RunEagerly("two inputs are given one memory")
-    left = {item.storage: item for item in inputs if item.given}
     for key, members in groups.items():
         windows = of_storage.get(key)
-        _check_given(left.get(key), [inputs[k] for k in windows or ()], [leaves[i] for i in members])
         if windows is not None:
             for k, own in _nearest_inputs(tape, leaves, values, members, windows, inputs, chronicle).items():
                 if any(leaves[i] is not inputs[k].wrapper and leaves[i].requires_grad for i in own):
@@ -181,25 +167,6 @@ def _check_history_made_again(item: Entered) -> None:
         raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
 
 
-def _is_changed_leaf(item: Entered) -> bool:
-    return (
-        item.real.is_leaf
-        and item.real.requires_grad
-        and any(step.method not in ("detach_", SET_TO_ITSELF) for step in item.steps)
-    )
-
-
-def _check_given(left: Entered | None, holders: Sequence[Entered], members: Sequence[Tensor]) -> None:
-    """Leave it to eager to return what was in an input's old memory, or shares its new one without being its view."""
-    if left is not None:
-        raise RunEagerly(f"the memory that `{left.name}` had before it was given another is returned")
-    for item in holders:
-        if item.given and (
-            len(holders) > 1 or any(or_else(internals.base_of(t), t) is not item.wrapper for t in members)
-        ):
-            raise RunEagerly(f"`{item.name}` is given memory that is returned as another tensor too")
-
-
 def _name_of(node: Any) -> str:
     """Return the name by which autograd's errors call what made a node."""
     return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
@@ -218,7 +185,7 @@ def _nearest_inputs(
 
     Raises
     ------
-    OutputError
+    NeedsInputsApart
         From none of them.
     """
     if len(windows) == 1:
@@ -244,10 +211,9 @@ def _nearest_inputs(
         made_from = [*(k for k in [*reached, *around] if inputs[k].wrapper is origin), *made_from]
         past = [] if same or reached or around else _past_detaches(tape, output, values[i], windows, inputs)
         if not (same or reached or around or past):
-            raise OutputError(
+            raise NeedsInputsApart(
                 "an output shares memory with several inputs and is an ordinary view of none of them",
-                why="the epilogue can make views of one tensor only",
-                suggestion="return a clone",
+                suggestion="return a clone, to have it compiled",
             )
         chosen = [*same, *made_from, *reached, *around, *past][0]
         own = [k for k in windows if inputs[k].wrapper is origin]
@@ -331,7 +297,7 @@ def _read_input_aliases(
             info(i, OutputType.IS_INPUT, k, ())
             continue
         if output.requires_grad and item.base is not None and _ends_nowhere(output):
-            raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad, in shared memory")
+            raise NeedsInputsApart(f"`{names[i]}` is a view of a view that was made under no_grad, in shared memory")
         if output.requires_grad and item.base is None:
             views = views_between(tape, base_value, values[i])
             made_without = None if views is None else _made_without_history(output, views)

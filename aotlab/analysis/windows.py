@@ -6,10 +6,8 @@
 The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
 traced *base*, whose memory covers theirs, as windows of it. What autograd knows is kept apart from what memory knows:
 
-- Inputs that are views of one tensor which requires grad are views of its traced form, so that a write to one gives the
-  others a new history.
-- So is an input that is a view of a tensor with a history, though that is no input: a write to it gives *that tensor* a
-  new history, and every view of it one that goes by that tensor.
+- Inputs that are views of another one which requires grad are views of its traced form, so that a write to one gives
+  the others a new history. Where that tensor is no input, a write runs eagerly (`aotlab.stages.trace.owners`).
 - Inputs that autograd does not connect (``x`` and ``x.detach()``, slices of a flat buffer that are leaves of their own)
   share memory only; those that share a version counter share one in the trace too.
 """
@@ -17,23 +15,19 @@ traced *base*, whose memory covers theirs, as windows of it. What autograd knows
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.edges import Edge, edge_of
 from aotlab.analysis.inputs import Entered, entered, non_leaf
 from aotlab.guards import byte_interval
-from aotlab.recorder import RunEagerly, Tape, place_in
+from aotlab.recorder import NeedsInputsApart, RunEagerly, Tape
 from aotlab.torch_internals import FakeTensorMode
 
 #: How far before its first window a base may begin, so that each window is aligned in it.
 _MAX_SHIFT = 16
-
-#: So many bytes of a storage may be taken as a base though the inputs show little of them.
-_SMALL = 1 << 16
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,47 +42,24 @@ class Base:
         Where it begins, in bytes relative to the first byte of the first member.
     nbytes, dtype
         Its size and element type; ``torch.uint8`` where the windows have several.
-    owners
-        The tensors of which members are differentiable views and which require grad, where they are not members.
     fake, wrapper
         Its traced form; set by `enter_base`.
-    owner_edges
-        Where the gradients of ``owners`` go; set by `enter_windows`.
     written
         The bytes of it, from here to there, that the function wrote; None where some write was not seen.
-    whole
-        Whether it is all of the members' storage, into which they look by ``as_strided``; none of them requires grad.
-    grows
-        Whether the function makes the storage as large as that.
     """
 
     members: tuple[int, ...]
     shift: int
     nbytes: int
     dtype: torch.dtype
-    owners: list[Tensor] = field(default_factory=list)
-    owner_edges: list[Edge] = field(default_factory=list)
     fake: Tensor | None = None
     wrapper: Tensor | None = None
     written: list[tuple[int, int]] | None = None
-    whole: bool = False
-    grows: bool = False
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether it is there for the history of one view only, which shares its memory with no other input."""
-        return len(self.members) == 1
 
     @property
     def count(self) -> int:
         """How many elements it has."""
         return self.nbytes // self.dtype.itemsize
-
-
-def has_owner(tensor: Tensor) -> bool:
-    """Tell whether a write to ``tensor`` is one to the history of the tensor that it is a view of."""
-    owner = internals.base_of(tensor)
-    return owner is not None and tensor.requires_grad and owner.requires_grad
 
 
 def extent(tensor: Tensor) -> int:
@@ -105,59 +76,19 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     RunEagerly
         There is no such base: a window would not be aligned in it.
     """
-    owners: list[Tensor] = []
-    for tensor in tensors:
-        owner = internals.base_of(tensor)
-        if owner is not None and owner.requires_grad and not any(owner is other for other in (*owners, *tensors)):
-            owners.append(owner)
-    everything = [*tensors, *owners]
-    spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in everything]
+    spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in tensors]
     start = min(begin for begin, _, _, _ in spans)
     stop = max(end for _, end, _, _ in spans)
-    dtypes = {t.dtype for t in everything}
+    dtypes = {t.dtype for t in tensors}
     dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
     earliest = min(storage.data_ptr() for _, _, _, storage in spans)
     for moved in range(_MAX_SHIFT):
         if start - moved >= earliest and all((begin - start + moved) % size == 0 for begin, _, size, _ in spans):
-            nbytes = stop - start + moved + _room(everything, stop)
+            nbytes = stop - start + moved + _room(tensors, stop)
             nbytes -= nbytes % dtype.itemsize
             shift = start - moved - tensors[0].data_ptr()
-            return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype, owners=owners)
+            return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype)
     raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
-
-
-def plan_whole(members: Sequence[int], tensors: Sequence[Tensor], room: int = 0) -> Base | None:
-    """Plan a base that is all of the storage of ``tensors``, of ``room`` bytes if that is more; None if it cannot be.
-
-    The graph takes all of it and gives it back, so it must not be much larger than what the inputs show of it.
-    """
-    storage = tensors[0].untyped_storage()
-    nbytes = storage.nbytes()
-    dtypes = {t.dtype for t in tensors}
-    dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
-    shown = sum(map(extent, tensors))
-    plain = all(
-        t.numel() > 0
-        and not t.requires_grad
-        and not t.is_inference()
-        and not t.is_conj()
-        and not t.is_neg()
-        and type(t) is Tensor
-        for t in tensors
-    )
-    together = len({t.untyped_storage().data_ptr() for t in tensors}) == 1
-    if not (plain and together) or nbytes > max(_SMALL, 4 * shown) or nbytes % dtype.itemsize:
-        return None
-    if room > nbytes and not storage.resizable():
-        return None
-    return Base(
-        members=tuple(members),
-        shift=storage.data_ptr() - tensors[0].data_ptr(),
-        nbytes=max(nbytes, -(-room // dtype.itemsize) * dtype.itemsize),
-        dtype=dtype,
-        whole=True,
-        grows=room > nbytes,
-    )
 
 
 def _room(tensors: Sequence[Tensor], stop: int) -> int:
@@ -178,7 +109,7 @@ def window(source: Tensor, start: int, like: Tensor) -> Tensor:
 
     Raises
     ------
-    RunEagerly
+    NeedsInputsApart
         There is no such chain.
     """
     flat = _flat(source)
@@ -192,7 +123,7 @@ def window(source: Tensor, start: int, like: Tensor) -> Tensor:
         pairs = flat.narrow(0, first, (flat.numel() - first) // 2 * 2).view(-1, 2)
         return _strided(torch.view_as_complex(pairs), start // size, like)
     if flat.requires_grad:
-        raise RunEagerly("inputs share memory as tensors of dtypes between which autograd knows no view")
+        raise NeedsInputsApart("inputs share memory as tensors of dtypes between which autograd knows no view")
     if flat.dtype != torch.uint8:
         flat = flat.view(torch.uint8)
     first = start % size
@@ -204,7 +135,7 @@ def _flat(source: Tensor) -> Tensor:
     if source.dim() == 1 and source.stride(0) == 1:
         return source
     if not internals.is_dense(source):
-        raise RunEagerly("inputs share memory with a tensor that has gaps")
+        raise NeedsInputsApart("inputs share memory with a tensor that has gaps")
     strides, shape = source.stride(), source.shape
     order = sorted(range(source.dim()), key=lambda d: (-strides[d], -shape[d]))
     return source.permute(order).reshape(-1)
@@ -227,7 +158,7 @@ def _strided(flat: Tensor, offset: int, like: Tensor) -> Tensor:
         if offset - first + inner > step or first + count * step > length:
             first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
         if first < 0 or offset - first + inner > step:
-            raise RunEagerly("inputs share memory in windows that ordinary view ops do not make")
+            raise NeedsInputsApart("inputs share memory in windows that ordinary view ops do not make")
         result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
         offset -= first
     if offset >= 0:
@@ -251,39 +182,19 @@ def enter_base(tape: Tape, fake_mode: FakeTensorMode, base: Base, device: torch.
 def enter_windows(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entered]:
     """Make the traced stand-ins of the inputs that share a base; runs under the recorder, as it records their views."""
     assert base.wrapper is not None
-    if base.whole:
-        return _enter_whole(base, names, tensors)
     origin = tensors[0].data_ptr() + base.shift
     made: dict[int, Tensor] = {}
-    families = sorted(_families([*tensors, *base.owners]), key=len, reverse=True)
+    families = sorted(_families(tensors), key=len, reverse=True)
     with torch.enable_grad():
         for number, family in enumerate(families):
             # the first family counts writes with the base; an alias by `data` has a counter of its own
             _enter_family(base.wrapper, family, origin, made, own_counter=number > 0)
-    base.owner_edges = [edge_of(made[id(owner)]) for owner in base.owners]
     result = []
     for name, real in zip(names, tensors, strict=True):
         wrapper = made[id(real)]
         internals.sync(wrapper)
         result.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
     return result
-
-
-def _enter_whole(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Entered]:
-    assert base.wrapper is not None
-    made: dict[int, Tensor] = {}
-    for number, family in enumerate(sorted(_families(tensors), key=len, reverse=True)):
-        for real in family:
-            counter = base.wrapper.data if number else base.wrapper
-            made[id(real)] = place_in(
-                counter.detach(), real.dtype, real.shape, real.stride(), int(real.storage_offset())
-            )
-    found = []
-    for name, real in zip(names, tensors, strict=True):
-        wrapper = made[id(real)]
-        internals.sync(wrapper)
-        found.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
-    return found
 
 
 def _families(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -24,7 +24,7 @@ from aotlab.fast_check import fast_check
 from aotlab.leaks import Watch
 from aotlab.reach import Reach, reach
 from aotlab.reached import Reached
-from aotlab.recorder import LeftToPython, Untraceable, modules_named
+from aotlab.recorder import RunEagerly, Untraceable, modules_named
 from aotlab.stages.capture import ArgumentKind, names_of_arguments
 from aotlab.values import Mentioned
 
@@ -60,12 +60,12 @@ class _Reaching:
 
         Raises
         ------
-        LeftToPython
+        RunEagerly
             They cannot: what a trace reads of it would be the same at every call.
         """
         found = self.known()
         if found.unseen is not None:
-            raise LeftToPython(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
+            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
         return found
 
     def watch(self, *more: tuple[str, Any]) -> Watch:

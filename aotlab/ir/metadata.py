@@ -20,10 +20,6 @@ class MutationType(Enum):
     MUTATED_OUT_GRAPH = "mutated out of graph"
 
 
-#: The method of a step that is ``x.set_(x)``.
-SET_TO_ITSELF = "set_ to itself"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataStep:
     """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
@@ -70,13 +66,6 @@ class InputAliasInfo:
         ``requires_grad`` of the input when the function returned.
     metadata_steps
         What changed its sizes, strides, offset or place in autograd's graph, in order.
-    write_after
-        How many of those steps come before its new values are written.
-    sees_behind
-        It is resized over the end of its memory, so that the function sees what eager has there.
-    given
-        How it was given new memory, whose values are the new ones: ``"data"`` for ``x.data = …``, ``"set_"`` for
-        ``x.set_(…)``; empty if it was not.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
     """
@@ -96,9 +85,6 @@ class InputAliasInfo:
     moves_version: bool = False
     requires_grad_after: bool = False
     metadata_steps: tuple[MetadataStep, ...] = ()
-    write_after: int = 0
-    sees_behind: bool = False
-    given: str = ""
     requires_grad_set: bool | None = None
 
     @property
@@ -115,6 +101,11 @@ class InputAliasInfo:
         return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
 
     @property
+    def is_written_unseen(self) -> bool:
+        """Whether autograd sees none of the writes."""
+        return self.mutations_under_no_grad_or_inference_mode or self.mutations_hidden_from_autograd
+
+    @property
     def may_write_a_view(self) -> bool:
         """Whether it has a history which, if it is a view, its base's history makes anew."""
         return self.requires_grad and not self.is_leaf and self.moves_version
@@ -129,14 +120,6 @@ class InputAliasInfo:
         """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
         recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)
         return recorded and self.mutates_data
-
-    @property
-    def changes_unseen(self) -> bool:
-        """Whether it changes without autograd's knowledge, so that its history is made again if it is a view."""
-        keep = ("detach_", SET_TO_ITSELF)
-        steps = any(not s.grad_mode and s.method not in keep for s in self.metadata_steps)
-        hidden = self.mutations_hidden_from_autograd or self.mutations_under_no_grad_or_inference_mode
-        return self.requires_grad and (steps or (hidden and self.moves_version and not self.is_leaf))
 
     @property
     def mutation_type(self) -> MutationType:

@@ -17,28 +17,24 @@ from aotlab.recorder.boundary import clocks_watched
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.hooks import Hook, HookKind
-from aotlab.recorder.memory import may_overlap_itself, place_in
 from aotlab.recorder.mode import Recorder, is_tracing, locate
 from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.printed import Printed
-from aotlab.recorder.reshapes import MOVES, Reshapes, ends_its_storage, replayed
-from aotlab.recorder.signals import LeftToPython, NeedsAnother, NeedsRoom, RunEagerly
+from aotlab.recorder.reshapes import Reshapes, replayed
+from aotlab.recorder.signals import NeedsInputsApart, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.recorder.warned import Warned, WarningTape, warn_again, would_raise
-from aotlab.recorder.write_calls import overlaps_itself
+from aotlab.recorder.write_calls import may_overlap_itself, overlaps_itself
 
 __all__ = [
-    "MOVES",
     "Chronicle",
     "EscapeGuard",
     "Ground",
     "Hook",
     "HookKind",
-    "LeftToPython",
-    "NeedsAnother",
-    "NeedsRoom",
+    "NeedsInputsApart",
     "Operation",
     "Place",
     "Printed",
@@ -50,14 +46,12 @@ __all__ = [
     "Warned",
     "WarningTape",
     "clocks_watched",
-    "ends_its_storage",
     "is_tracing",
     "line_of_error",
     "locate",
     "may_overlap_itself",
     "modules_named",
     "overlaps_itself",
-    "place_in",
     "replayed",
     "tensors_in",
     "user_line",

@@ -34,7 +34,7 @@ from aotlab.errors import (
 )
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import LeftToPython
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"
@@ -195,7 +195,7 @@ def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
 def leave_call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
     if any(internals.is_functional(tensor) or is_captured(tensor) for tensor in tensors_in((args, kwargs))):
-        raise LeftToPython(
+        raise RunEagerly(
             f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
             suggestion="compute with whole tensors, to have it compiled",
         )
@@ -215,7 +215,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
     ------
     CapturedTensorError
         A tensor that is no argument is written.
-    LeftToPython
+    RunEagerly
         A tensor's memory is read by a function that no trace can see into.
     """
     text = str(error)
@@ -229,7 +229,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
                 suggestion=f"pass it as an argument, or {BY_DYNAMO}",
             ) from error
     if "data is not allocated yet" in text:
-        raise LeftToPython(
+        raise RunEagerly(
             f"`{spoken_name(func)}` reads the values of a traced tensor, at {user_line()}",
             suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
         ) from error
@@ -286,7 +286,7 @@ def clocks_watched() -> Iterator[None]:
         def read() -> Any:
             module = str(sys._getframe(1).f_globals.get("__name__", ""))
             if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise LeftToPython(
+                raise RunEagerly(
                     f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
                     suggestion="pass the time as an argument",
                 )

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import LeftToPython, RunEagerly
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 
 
@@ -44,31 +44,18 @@ class Chronicle:
     ----------
     storages
         The keys of the inputs' storages.
-    over_others
-        The inputs that autograd takes for views of another tensor each, though they have their memory to themselves.
     owners
         The inputs that are views in the trace only, of the memory that they share with others.
-
-    Attributes
-    ----------
-    keeps_itself
-        Whether something was written with itself for an operand: its history keeps it, and so itself, for good.
     """
 
-    def __init__(
-        self, storages: Collection[int] = (), over_others: Sequence[Tensor] = (), owners: Sequence[Tensor] = ()
-    ) -> None:
+    def __init__(self, storages: Collection[int] = (), owners: Sequence[Tensor] = ()) -> None:
         self._storages = storages
-        self._over_others = over_others
         self._owners = owners
         self._keeping_nothing: set[Any] = set()
         self._windows: list[tuple[Tensor, int]] = []
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
-        self._after_steps: dict[int, tuple[int, int]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._written_through: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._stepped: dict[int, weakref.ref[Tensor]] = {}
-        self._moved_unseen: dict[int, int] = {}
         self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
@@ -77,7 +64,6 @@ class Chronicle:
         self._viewed_unseen: set[int] = set()
         self._viewed: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
-        self.keeps_itself = False
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
@@ -86,17 +72,16 @@ class Chronicle:
         found = [result] if isinstance(result, Tensor) else tensors_in(result)
         given = tensors_in(args)
         if found and torch.is_grad_enabled() and any(self.is_made_again(tensor) for tensor in given):
-            raise LeftToPython(f"a view is used after a write to what it is a view of, at {user_line()}")
+            raise RunEagerly(f"a view is used after a write to what it is a view of, at {user_line()}")
         for tensor in filter(internals.is_functional, found):
             if any(tensor is each for each in given):  # an op in place or with `out=`, or one that returns its argument
                 continue
             key = internals.storage_key(tensor)
             if key in self._storages:
                 self._note_origin(tensor, given)
-            if internals.base_of(tensor) is None or any(tensor is item for item in self._over_others):
+            if internals.base_of(tensor) is None:
                 continue
             self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
-            self._after_steps.pop(id(tensor), None)
             if key in self._storages:
                 self._viewed.add(key)
                 if not torch.is_grad_enabled():
@@ -142,10 +127,9 @@ class Chronicle:
     def is_made_again(self, view: Tensor) -> bool:
         """Tell whether eager makes a view's history again by sizes and strides, and a trace by the view's own op.
 
-        The gradient then has other strides, unless the last write went through a view: its node copies what comes. What
-        a step on the view itself does is left out of account.
+        The gradient then has other strides, unless the last write went through a view: its node copies what comes.
         """
-        if not self.is_older(view) or not view.requires_grad or self._after_steps.get(id(view)) == self._moment(view):
+        if not self.is_older(view) or not view.requires_grad:
             return False
         base = internals.base_of(view)
         return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
@@ -188,44 +172,18 @@ class Chronicle:
                 raise RunEagerly(f"an input whose `.data` was read is written under inference_mode, at {user_line()}")
             origin = self.origin_of(written)
             self._written_through.setdefault(id(origin), (weakref.ref(origin), len(self._written_through)))
-            if not (torch.is_grad_enabled() and written.requires_grad):
-                self.moves_unseen(written)
 
     def reads_data(self, tensor: Tensor) -> None:
         """Note under inference_mode that somebody has ``.data`` of a tensor: writes through it count for nobody."""
         self._data_read.add(internals.storage_key(tensor))
-
-    def moves_unseen(self, tensor: Tensor) -> None:
-        """Note that the version of an input's memory moves without a node of autograd's that says so."""
-        self._moved_unseen.setdefault(internals.storage_key(tensor), internals.sequence_number())
-
-    def moved_unseen(self, storage: int) -> int | None:
-        """Return the number that the next autograd node would have had when an input first moved like that."""
-        return self._moved_unseen.get(storage)
 
     def place_among_writes(self, wrapper: Tensor) -> float:
         """Return how many tensors had been written before an input first was, itself or a view of it; else infinity."""
         known = self._written_through.get(id(wrapper))
         return known[1] if known is not None and known[0]() is wrapper else math.inf
 
-    def steps(self, tensor: Tensor) -> None:
-        """Note that the sizes or strides of a tensor, or its history, are changed in place."""
-        if internals.base_of(tensor) is not None and not self.is_made_again(tensor):
-            version, detached = self._moment(tensor)
-            self._after_steps[id(tensor)] = version + 1, detached
-        self._stepped.pop(id(tensor), None)
-        self._stepped[id(tensor)] = weakref.ref(tensor)
-
-    def place_among_steps(self, wrapper: Tensor) -> int:
-        """Return how many tensors had been changed like that for the last time when an input was; 0 if it was not."""
-        order = list(self._stepped)
-        known = self._stepped.get(id(wrapper))
-        return order.index(id(wrapper)) if known is not None and known() is wrapper else 0
-
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""
-        if torch.is_grad_enabled() and any(tensor is args[0] for tensor in tensors_in((args[1:], kwargs))):
-            self.keeps_itself = True
         base = internals.base_of(args[0])
         if base is None or not base.requires_grad or not torch.is_grad_enabled():
             return

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from aotlab import torch_internals as internals
-from aotlab.errors import DataDependentError, EscapeError, HooksError, StorageMutationError
+from aotlab.errors import DataDependentError, EscapeError, HooksError
 from aotlab.recorder.boundary import (
     EAGER_OPS,
     OF_A_TENSOR,
@@ -26,7 +26,6 @@ from aotlab.recorder.boundary import (
 )
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.hooks import Hooks
-from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
     note_checkpoint,
     note_random_state,
@@ -35,15 +34,7 @@ from aotlab.recorder.mode import (
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.recurrent import lstm
-from aotlab.recorder.reshaper import (
-    DETACHES,
-    METHODS_OF_STEPS,
-    RESHAPES_IN_PLACE,
-    RESIZES,
-    WINDOWS,
-    Reshaper,
-    keeps_size,
-)
+from aotlab.recorder.reshapes import DETACHES, METHODS_OF_STEPS, RESIZES, STEPS, Reshapes, keeps_size
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
@@ -53,58 +44,19 @@ _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrappe
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 
 
-class _NoInputs:
-    """Knows no inputs: for the backward, which has none."""
-
-    def __init__(self) -> None:
-        self.unseen: list[tuple[Tensor, tuple[Any, int], int]] = []
-        self.moved = False
-
-    def is_input(self, tensor: Tensor) -> bool:
-        return False
-
-    def is_inference(self, tensor: Tensor) -> bool:
-        return False
-
-    def name_of(self, tensor: Tensor) -> str | None:
-        return None
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)
-
-    def narrows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return False
-
-    def run_in(self, memory: WholeStorages, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)
-
-    def set_to_itself(self, tensor: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        return run()
-
-    def give(self, tensor: Tensor, source: Tensor, how: str) -> None:
-        raise RunEagerly(f"a tensor is given other memory in a backward, at {user_line()}")
-
-    def leaves_its_memory(self, tensor: Tensor, source: Tensor) -> None:
-        return
-
-    def written(self, tensor: Tensor) -> None:
-        return
-
-
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` writes down what changes inputs
-    other than in their values. ``over_others`` and ``owners`` are as in `Chronicle`. ``histories_unknown`` are the keys
-    of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether the
-    function sets ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
+    ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` notes what changes inputs
+    other than in their values; a backward has no inputs. ``owners`` are as in `Chronicle`. ``histories_unknown`` are
+    the keys of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether
+    the function sets ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
     """
 
     def __init__(
         self,
         grounds: Mapping[int, Ground] | None = None,
-        reshapes: Reshaper | None = None,
-        over_others: Sequence[Tensor] = (),
+        reshapes: Reshapes | None = None,
         owners: Sequence[Tensor] = (),
         *,
         histories_unknown: Collection[int] = (),
@@ -112,15 +64,14 @@ class EscapeGuard(TorchFunctionMode):
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
-        self.memory = WholeStorages(self.grounds)
-        self.reshapes = reshapes or _NoInputs()
+        self.reshapes = reshapes or Reshapes()
         self.hooks = Hooks()
-        self.chronicle = Chronicle(set(self.grounds), over_others, owners)
+        self.chronicle = Chronicle(set(self.grounds), owners)
         self._histories_unknown = histories_unknown
         self.sets_saved_hooks = False
         self.differentiates = False
         self._inference = torch.is_inference_mode_enabled()
-        self._writes = Writes(self.grounds, self.looks, self.memory, self.reshapes, self.chronicle)
+        self._writes = Writes(self.looks, self.reshapes, self.chronicle)
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -148,11 +99,8 @@ class EscapeGuard(TorchFunctionMode):
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         func = METHODS_OF_STEPS.get(func, func)
-        if func == _ASSIGNS_DATA and all(map(internals.is_functional, args)) and self._can_give(args[1]):
-            if self._writes.is_hidden(args[0]):
-                # it goes on to count its writes with the input
-                raise RunEagerly(f"an alias of an input is given other memory, at {user_line()}")
-            return self.reshapes.give(args[0], args[1], "data")
+        if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
+            raise self._gets_memory(args[0], "an assignment to `.data`")
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
@@ -178,7 +126,7 @@ class EscapeGuard(TorchFunctionMode):
         """Let a function of a traced tensor pass, or refuse it."""
         if func in _HOOKS:
             return self._hook(func, args, kwargs)
-        if func in RESHAPES_IN_PLACE:
+        if func in STEPS:
             return self._reshape(func, args, kwargs)
         if func is Tensor.storage_offset:
             with internals.disable_torch_function():
@@ -187,8 +135,6 @@ class EscapeGuard(TorchFunctionMode):
                 self._check_strides(base)  # a part of it begins behind so many strides
             return self.looks.offset(first)
         if func in _WINDOWS:
-            if self.memory.ground(first) is not None:
-                return self.memory.as_strided(args, kwargs)
             window = self.looks.as_strided(func, args, kwargs)
             self.chronicle.windows(window, first)
             return window
@@ -287,71 +233,32 @@ class EscapeGuard(TorchFunctionMode):
         return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
     def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-        """Run ``set_``; a tensor that is given its own memory keeps all that it has, but autograd notes it."""
-        if not internals.is_functional(tensor) or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+        """Stand for ``set_``."""
+        if not internals.is_functional(tensor):
             return otherwise(tensor, *args, **kwargs)
-        if args[0] is not tensor:
-            with internals.disable_torch_function():
-                if self.reshapes.is_input(tensor) and not tensor.requires_grad and self._can_give(args[0]):
-                    self.reshapes.give(tensor, args[0], "set_")
-                    return tensor
-                self.reshapes.leaves_its_memory(tensor, args[0])
-            result = otherwise(tensor, *args, **kwargs)
-            with internals.disable_torch_function():
-                if self.reshapes.is_input(tensor) and internals.was_storage_changed(tensor):
-                    name = self._called(tensor)
-                    raise StorageMutationError(
-                        f"{name} is given the memory of {self._called(args[0])}",
-                        line=user_line(),
-                        why=self._why_not_given(args[0]),
-                        suggestion="copy the values with `copy_`, or return the new tensor",
-                        argument=self.reshapes.name_of(tensor),
-                    )
-            return result
         with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
-            if tensor.requires_grad and tensor.is_leaf:
-                # an error, or another end for the gradients that are still to come
-                raise RunEagerly(f"`set_` on a leaf that requires grad, at {user_line()}")
-            if tensor.requires_grad and torch.is_grad_enabled() and self._writes.is_hidden(tensor):
-                raise RunEagerly(f"`set_` on a view of an input, at {user_line()}")
-            if not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
-                self.chronicle.moves_unseen(tensor)
-            return self.reshapes.set_to_itself(tensor, lambda: otherwise(tensor, tensor))
+            raise self._gets_memory(tensor, "`set_`")
 
-    def _can_give(self, source: Tensor) -> bool:
-        """Tell whether the memory of a tensor is the function's own to give."""
-        if not internals.is_functional(source) or source.requires_grad or source.is_inference():
-            return False
-        key = internals.storage_key(source)
-        return key not in self.grounds
+    def _gets_memory(self, tensor: Tensor, what: str) -> RunEagerly:
+        return RunEagerly(
+            f"{what} gives {self._called(tensor)} other memory, at {user_line()}",
+            suggestion="copy the values with `copy_`, or return the new tensor, to have it compiled",
+        )
 
     def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
         """Name a tensor for an error."""
         name = self.reshapes.name_of(tensor)
         return called(tensor, otherwise) if name is None else f"`{name}`"
 
-    def _why_not_given(self, source: Tensor) -> str:
-        """Say why an input cannot be given the memory of a tensor."""
-        name = self._called(source, "the tensor")
-        if not internals.is_functional(source):
-            return f"{name} is not computed inside the function"
-        if source.requires_grad or source.is_inference():
-            return f"{name} {'requires grad' if source.requires_grad else 'is an inference tensor'}"
-        return f"{name} has the memory of an argument, and a compiled call gives away only memory of its own making"
-
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step that changes sizes, strides or storage in place, or refuse it."""
         tensor = args[0]
-        ground = self.grounds.get(internals.storage_key(tensor))
-        known = None if ground is None or ground.is_base else ground
         same_size = func in RESIZES and keeps_size(tensor, *args[1:], **kwargs)
         if func in RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
             # an error also if the size is the same, and none under inference_mode
             raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
         if same_size:
             return tensor  # nothing happens, whatever its strides
-        if self.memory.ground(tensor) is not None:
-            return self.reshapes.run_in(self.memory, func, args, kwargs)
         if func in DETACHES and torch.is_inference_mode_enabled():
             return tensor  # autograd is out of the way there, and nobody else does anything
         if tensor.is_inference() and func not in DETACHES and not torch.is_inference_mode_enabled():
@@ -365,25 +272,7 @@ class EscapeGuard(TorchFunctionMode):
             has_history = tensor.requires_grad or internals.base_of(tensor) is not None
             if has_history or self.reshapes.is_input(tensor):
                 self.chronicle.detaches(tensor)
-        elif not torch.is_grad_enabled() or not self.reshapes.is_input(tensor):
-            self.chronicle.moves_unseen(tensor)
-        of_view = func in RESIZES and known is not None and not self.reshapes.is_input(tensor)
-        if of_view and (tensor.requires_grad or not self.reshapes.narrows(func, args, kwargs)):
-            assert known is not None
-            raise RunEagerly(f"`{func.__name__}` gives `{known.name}`, or a view of it, more memory, at {user_line()}")
-        if func in WINDOWS and known is not None and self.reshapes.is_input(tensor):
-            self.looks.before_restride(tensor)
-        of_part = func in WINDOWS and not self.reshapes.is_input(tensor)
-        if of_part and tensor.requires_grad and torch.is_grad_enabled() and not internals.is_dense(tensor):
-            raise RunEagerly(f"`{func.__name__}` of a view that leaves out elements, at {user_line()}")
-        before = self.looks.place_of(tensor) if of_part else None
-        self.chronicle.steps(tensor)
-        result = self.reshapes.run(func, args, kwargs)
-        if func in WINDOWS and known is not None:
-            self.looks.check_window(tensor)
-        if before is not None:
-            self.looks.check_reach(before, tensor)
-        return result
+        return self.reshapes.run(func, args, kwargs)
 
 
 def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from aotlab import torch_internals as internals
 from aotlab.errors import UserLine
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import LeftToPython
+from aotlab.recorder.signals import RunEagerly
 
 HookKind = Literal["hook", "retain_grad", "post_accumulate"]
 
@@ -95,13 +95,13 @@ class Hooks:
 
         Raises
         ------
-        LeftToPython
+        RunEagerly
             The hook keeps state that each call makes anew.
         """
         line = user_line()
         state = None if function is None else _state_of_the_call(function)
         if state is not None:
-            raise LeftToPython(f"a hook {state}, registered at {line}", suggestion=_FROM_OUTSIDE)
+            raise RunEagerly(f"a hook {state}, registered at {line}", suggestion=_FROM_OUTSIDE)
         edge = _edge_of(tensor)
         handle = RemovableHandle(self._table)
         self._table[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, line)
@@ -112,12 +112,12 @@ class Hooks:
 
         Raises
         ------
-        LeftToPython
+        RunEagerly
             One does, wherever Python lets us look.
         """
         for hook in self.all:
             if _holds_traced(hook.function, _DEPTH):
-                raise LeftToPython(
+                raise RunEagerly(
                     f"a hook holds a tensor of the call, registered at {hook.line}", suggestion=_FROM_OUTSIDE
                 )
 

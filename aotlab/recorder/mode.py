@@ -30,7 +30,7 @@ from aotlab.recorder.layouts import laid_out, needs_look
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
 from aotlab.recorder.places import located, user_line, user_place
-from aotlab.recorder.signals import LeftToPython
+from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.states import States, draws
 from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
@@ -226,7 +226,7 @@ class Recorder(TorchDispatchMode):
             return self._record_permuted(func, types, args, kwargs, order)
         if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
             line = self._line()
-            raise LeftToPython(
+            raise RunEagerly(
                 f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
                 + ("" if line is None else f", at {line}"),
                 suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",

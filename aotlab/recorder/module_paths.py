@@ -21,7 +21,7 @@ from torch import nn
 from aotlab import torch_internals as internals
 from aotlab.recorder.mode import noted
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import LeftToPython
+from aotlab.recorder.signals import RunEagerly
 
 _here = threading.local()
 _lock = threading.Lock()
@@ -69,7 +69,7 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if paths is None:
         return _ordinary_call(self, *args, **kwargs)
     if internals.leaves_padding_out(self, args, kwargs):
-        raise LeftToPython(
+        raise RunEagerly(
             f"`{type(self).__name__}` leaves padded places out where nothing is differentiated, at {user_line()}",
             suggestion="make it with enable_nested_tensor=False, to have it compiled",
         )

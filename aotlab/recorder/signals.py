@@ -19,18 +19,8 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
         self.suggestion = suggestion
 
 
-class LeftToPython(RunEagerly):
-    """Raised where it is not memory that keeps a call from being traced: the call is not traced again."""
+class NeedsInputsApart(RunEagerly):
+    """Raised where inputs that share memory cannot be windows of one base.
 
-
-class NeedsRoom(RunEagerly):
-    """Raised where the storage of the kept input ``member`` has to have at least ``nbytes`` bytes."""
-
-    def __init__(self, member: int, nbytes: int) -> None:
-        super().__init__(f"the storage of an input grows to {nbytes} bytes")
-        self.member = member
-        self.nbytes = nbytes
-
-
-class NeedsAnother(RunEagerly):
-    """Raised where it matters that an input is a view of a tensor that requires no grad, which the trace has not."""
+    If the function changes none of them, it can be traced with each on its own.
+    """

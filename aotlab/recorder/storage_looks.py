@@ -12,7 +12,6 @@ caller's tensor has it, and the entry is guarded to be for inputs with that offs
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.recorder.places import user_line
-from aotlab.recorder.signals import RunEagerly
+from aotlab.recorder.signals import NeedsInputsApart, RunEagerly
 
 #: Of windows with gaps each element is looked at, if they are not more than this.
 _MOST_ELEMENTS = 1 << 16
@@ -65,8 +64,7 @@ class Ground:
     """Memory that inputs have in the trace.
 
     ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
-    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages). ``whole``
-    says that it is a base which is all of their storage.
+    several, which is at ``start`` in the caller's storage, in bytes (None: they have several storages).
     """
 
     members: tuple[int, ...]
@@ -74,7 +72,6 @@ class Ground:
     wrapper: Tensor
     is_base: bool = False
     start: int | None = None
-    whole: bool = False
     place: _Place = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +82,7 @@ class Ground:
         wrapper, place = self.wrapper, self.place
         if self.is_base:
             if self.start is None:
-                raise RunEagerly(f"the offset of an input whose memory has several storages, at {user_line()}")
+                raise NeedsInputsApart(f"the offset of an input whose memory has several storages, at {user_line()}")
             return self.start
         if not place.start or not internals.has_data_mutation(wrapper):
             return 0
@@ -143,54 +140,20 @@ class StorageLooks:
         self.check_window(result)
         return result
 
-    def before_restride(self, tensor: Tensor) -> None:
-        """Look at an input before it is changed by ``as_strided_``; see `as_strided`."""
-        unwritten = not internals.has_data_mutation(tensor)  # what the graph computed requires no grad in it
-        if unwritten and tensor.requires_grad and not tensor.is_contiguous():
-            self._fixed[internals.storage_key(tensor)] = "is not contiguous, requires grad, is changed by `as_strided_`"
-
-    def place_of(self, tensor: Tensor) -> _Place:
-        """Return where a tensor lies in its memory, for `check_reach`."""
-        return _place(tensor)
-
-    def check_reach(self, before: _Place, window: Tensor) -> None:
-        """Let nobody write memory that is seen through a view which ``as_strided_`` has made to show more.
-
-        Functionalization hands a write on from view to view, and what the view did not show before is lost.
-
-        Raises
-        ------
-        RunEagerly
-            It reaches beyond its storage, at which fake tensors do not look.
-        """
-        own = _place(window)
-        if not window.numel():
-            return
-        if own.stop > window.untyped_storage().nbytes():
-            raise RunEagerly(f"`as_strided_` reaches beyond the storage, at {user_line()}")
-        inside = before.start <= own.start and own.stop <= before.stop
-        if inside and before.has_gaps:
-            small = max(window.numel(), math.prod(before.shape)) <= _MOST_ELEMENTS and own.itemsize == before.itemsize
-            shift = own.start - before.start
-            inside = small and {byte + shift for byte in own.elements()} <= before.elements()
-        if not inside:
-            self._fixed[internals.storage_key(window)] = "is viewed by `as_strided_` beyond what a view of it showed"
-            self._pinned.append(window)  # the number of its memory is not to be another's
-
     def _as_strided_in_base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> Any:
         """Take a window of a tensor in memory that inputs share; of nothing but what that tensor shows."""
         tensor, reason = args[0], f"`as_strided` of an input that shares memory with another, at {user_line()}"
         if given is not None:
             if given != self.offset(tensor):
-                raise RunEagerly(reason)
+                raise NeedsInputsApart(reason)
             args, kwargs = args[:3], {name: value for name, value in kwargs.items() if name != "storage_offset"}
         internals.sync(tensor)
         result = func(*args, **kwargs)
         if max(result.numel(), tensor.numel()) > _MOST_ELEMENTS or not result.numel():
-            raise RunEagerly(reason)
+            raise NeedsInputsApart(reason)
         own, whole = _place(result), _place(tensor)
         if own.start != whole.start or not own.elements() <= whole.elements():
-            raise RunEagerly(reason)
+            raise NeedsInputsApart(reason)
         # in a written base the window would have to be made again through the views that lead to the tensor
         self._fixed[internals.storage_key(tensor)] = "shares memory with another input, is viewed by `as_strided`"
         return result

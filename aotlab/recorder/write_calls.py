@@ -7,7 +7,7 @@ write that eager does, it is mended here, or the call falls back to eager.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import combinations, product
 from typing import Any, NoReturn
@@ -18,7 +18,6 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import CORRECTIONS
-from aotlab.recorder.memory import WholeStorages
 from aotlab.recorder.mode import (
     casting_ops_since,
     casts_inside_since,
@@ -28,9 +27,9 @@ from aotlab.recorder.mode import (
     ordinary_values,
 )
 from aotlab.recorder.places import user_line
-from aotlab.recorder.reshaper import Reshaper
+from aotlab.recorder.reshapes import Reshapes
 from aotlab.recorder.signals import RunEagerly
-from aotlab.recorder.storage_looks import Ground, StorageLooks
+from aotlab.recorder.storage_looks import StorageLooks
 from aotlab.recorder.tape import tensors_in
 from aotlab.torch_internals import OpOverload
 
@@ -67,19 +66,15 @@ def writes_in_place(func: Any) -> bool:
 
 
 class Writes:
-    """Lets calls pass that may write, for an `EscapeGuard`, whose memory, looks, chronicle and inputs these are."""
+    """Lets calls pass that may write, for an `EscapeGuard`, whose looks, chronicle and inputs these are."""
 
     def __init__(
         self,
-        grounds: Mapping[int, Ground],
         looks: StorageLooks,
-        memory: WholeStorages,
-        reshapes: Reshaper,
+        reshapes: Reshapes,
         chronicle: Chronicle,
     ) -> None:
-        self._grounds = grounds
         self._looks = looks
-        self._memory = memory
         self._reshapes = reshapes
         self._chronicle = chronicle
         self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
@@ -128,20 +123,10 @@ class Writes:
         """Run a function that writes its first argument: a tensor, or those of a list."""
         if not isinstance(args[0], Tensor):
             return self._write_list(func, args, kwargs)
-        in_memory = self._memory.ground(args[0]) is not None
-        if in_memory and func is Tensor.__setitem__ and overlaps_itself(args[0]):
-            args = (_written_part(func, args), Ellipsis, args[2])
-        written = args[0]
-        if overlaps_itself(written):
+        if overlaps_itself(args[0]):
             _fall_back("in-place write to a tensor that overlaps itself")
         _check_operands(func, args, kwargs)
-        if not in_memory:
-            return self._write(func, args, kwargs)
-        window = self._memory.window(written, of_one_value=op_name(func) in ("zero_", "fill_"))
-        version = internals.version_of(window)
-        result = self._write(func, (window, *args[1:]), kwargs)
-        self._memory.wrote(written, window, version)
-        return written if result is window else result
+        return self._write(func, args, kwargs)
 
     def _write_list(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that writes the tensors of a list, one after the other."""
@@ -149,7 +134,7 @@ class Writes:
         others = tensors_in((args[1:], kwargs))
         several = op_name(func).startswith("_fused_")  # lists are written
         shared = share_memory([*written, *others]) if several else share_memory(written, others)
-        if shared or any(self._memory.ground(tensor) is not None for tensor in (*written, *others)):
+        if shared:
             _fall_back(f"`{op_name(func)}` is given tensors that share memory")
         for tensor in written:
             self._chronicle.writes(tensor)
@@ -191,7 +176,6 @@ class Writes:
         if internals.is_functional(owner):
             for each in kept:
                 _keep_strides(*each)
-            self._reshapes.written(written)
         return result
 
     def note_owner(self, tensor: Tensor) -> None:
@@ -205,12 +189,6 @@ class Writes:
         other = None if noted is None else noted()
         if other is not None and other is not owner:
             yield other
-
-    def is_hidden(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` has the memory of an input without being it."""
-        if not internals.is_functional(tensor):
-            return False
-        return internals.storage_key(tensor) in self._grounds and not self._reshapes.is_input(tensor)
 
 
 def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -318,6 +296,16 @@ def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bo
     if len(set(keys)) == len(keys) and read.isdisjoint(keys):
         return False
     return any(_overlap(a, b) for a, b in (*combinations(written, 2), *product(written, others)))
+
+
+def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether two indices may mean the same element; False only if each step is longer than all smaller ones."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

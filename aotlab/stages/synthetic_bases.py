@@ -9,9 +9,6 @@ The graph must see the write through the second argument too. So the memory that
     forward(base):                   # four floats
         a = base[0:3]; b = base[1:4]
 
-An input that is a view of a tensor with a history gets a base too, though it shares its memory with no other input: a
-write to it changes the history of that tensor, and of all its views.
-
 This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
 too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
 the others a new history. Inside trace the windows are made (`aotlab.analysis.windows`). If it turns out that none of a
@@ -24,18 +21,15 @@ into the windows that were written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis.windows import Base, has_owner, plan, plan_whole
+from aotlab.analysis.windows import Base, plan
 from aotlab.guards import byte_interval
 from aotlab.ir.metadata import InputAliasInfo
-from aotlab.recorder import RunEagerly
 from aotlab.stages.capture import Call
 from aotlab.stages.dedupe import DedupeRecord
 
@@ -63,14 +57,10 @@ class SyntheticBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups that may be merged into a base.
-
-    ``views`` are the bases of single inputs, views of a tensor with a history.
-    """
+    """The overlaps among the inputs, and the groups that may be merged into a base."""
 
     overlaps: tuple[Overlap, ...]
     bases: tuple[SyntheticBase, ...] = ()
-    views: tuple[SyntheticBase, ...] = ()
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
@@ -92,24 +82,8 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
         links.append((index[a], index[b]))
     groups = _groups(links)
     bases = [plan(members, [call.values[dedupe.kept[k]] for k in members]) for members in groups]
-    views = _lone_views(call, dedupe, {k for members in groups for k in members})
-    record = SyntheticBasesRecord(overlaps=tuple(overlaps), bases=_recorded(bases), views=_recorded(views))
-    return record, [*bases, *views]
-
-
-def _lone_views(call: Call, dedupe: DedupeRecord, grouped: set[int]) -> list[Base]:
-    """Plan the bases of inputs that are views of a tensor with a history, beside the groups."""
-    found = []
-    if torch.is_grad_enabled():
-        for k, position in enumerate(dedupe.kept):
-            if k not in grouped and has_owner(call.values[position]) and call.values[position].numel():
-                with suppress(RunEagerly):  # only needed if it is written; the trace will see
-                    found.append(plan([k], [call.values[position]]))
-    return found
-
-
-def _recorded(bases: Sequence[Base]) -> tuple[SyntheticBase, ...]:
-    return tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases)
+    recorded = tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases)
+    return SyntheticBasesRecord(overlaps=tuple(overlaps), bases=recorded), bases
 
 
 def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
@@ -120,26 +94,6 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
         for k in merged:
             group[k] = merged
     return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
-
-
-def whole_storages(call: Call, dedupe: DedupeRecord, room: Mapping[int, int]) -> list[Base]:
-    """Plan bases that are whole storages, one for each from which inputs come, where nothing requires grad.
-
-    ``room`` says how many bytes the storage of a kept input needs to have.
-    """
-    tensors = {k: call.values[position] for k, position in enumerate(dedupe.kept)}
-    groups: dict[int, list[int]] = {}
-    for k, tensor in tensors.items():
-        if tensor.layout is torch.strided:
-            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(k)
-    found = []
-    for start, members in groups.items():
-        own = [tensors[k] for k in members]
-        base = plan_whole(members, own, max(room.get(k, 0) for k in members))
-        others = [byte_interval(tensor) for k, tensor in tensors.items() if k not in members]
-        if base is not None and not any(a < start + base.nbytes and start < b for a, b in others):
-            found.append(base)
-    return found
 
 
 def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
@@ -160,11 +114,5 @@ def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bo
     """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
     members = [infos[k] for base in groups for k in base.members]
     return not any(
-        info.is_changed
-        or info.moves_version
-        or info.mutates_data
-        or info.mutates_metadata
-        or info.mutates_storage_metadata
-        or info.given
-        for info in members
+        info.is_changed or info.moves_version or info.mutates_data or info.mutates_metadata for info in members
     )

@@ -8,15 +8,13 @@ sentence, the third is served by the first entry, and all are eager's.
 from __future__ import annotations
 
 import ctypes
-import warnings
 
 import numpy as np
 import pytest
 import torch
 
-import aotlab
 from tests.engine_helpers import compiled
-from tests.guards.test_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls, var
+from tests.guards.test_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -98,14 +96,6 @@ def test_overlap_behind_dynamo(pattern):
     dynamo_two_calls(write_first, first, second)
 
 
-@pytest.mark.parametrize("pattern", ["begins", "ceases", "moves"])
-def test_overlap_in_training(pattern):
-    """The same with gradients: windows of one tensor that requires grad."""
-    pairs = {"begins": ((0, 4), (4, 8), (2, 6)), "ceases": ((0, 4), (2, 6), (4, 8)), "moves": ((0, 4), (1, 5), (2, 6))}
-    x, before, after = (slice(*pair) for pair in pairs[pattern])
-    two_calls(write_first, windows(x, before, grad=True), windows(x, after, grad=True), reason="memory")
-
-
 @pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
 @pytest.mark.parametrize("pattern", EXTERNAL)
 def test_overlap_in_external_memory(pattern, kind):
@@ -119,23 +109,6 @@ def test_overlap_in_external_memory_behind_dynamo(kind):
     """The same behind Dynamo."""
     a, b, c, d = EXTERNAL["begins"]
     dynamo_two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d))
-
-
-def test_a_view_in_place_of_none():
-    """A written result, and then a view of one: autograd gives the view's owner another history, too."""
-
-    def owner():
-        return (var([1.0, 2.0], grad=True, nonleaf=True),)
-
-    def view():
-        return (var([[1.0, 2.0], [3.0, 4.0]], grad=True, nonleaf=True)[0],)
-
-    def f(x):
-        x.mul_(2)
-        return x * 3
-
-    two_calls(f, owner, view, reason="`x` is a view where the compiled entry expects none")
-    two_calls(f, view, owner, reason="`x` is no view where the compiled entry expects one")
 
 
 def test_overlap_among_three():
@@ -174,25 +147,6 @@ def test_overlap_of_inputs_that_are_only_read(grad):
             make = windows(slice(0, 4), two, grad=True)
             assert observed(lambda x, y: x * y, make) == observed(g, make)
         assert g.recompiles == ()
-
-
-@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
-def test_empty_views_share_nothing(frontend):
-    """An empty view of a tensor of which another view is written does not keep the call from its own entry."""
-
-    def f(a, b):
-        a.mul_(2)
-        return b.view(-1)
-
-    g = aotlab.compile(f, backend="eager", frontend=frontend)
-    for _ in range(2):
-        x = torch.ones(1, 2, requires_grad=True) * 1
-        a, b = x.tensor_split(2, 0)[0], x[1:]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert g(a, b).shape == (0,)
-        assert [str(w.message) for w in caught if "eagerly" in str(w.message)] == []
-        assert x.tolist() == [[2.0, 2.0]]
 
 
 ALIASES = {

@@ -267,7 +267,7 @@ def test_a_removed_handle():
 
 @pytest.mark.parametrize("leaf_first", [False, True])
 def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
-    """In eager the gradient of a written view goes to its base, past its hooks; compiled likewise, in any order."""
+    """In eager the gradient of a written view goes to its base, past its hooks: eager runs such calls."""
 
     def f(b):
         c = b * 3
@@ -289,7 +289,7 @@ def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
     order = [True, False, True] if leaf_first else [False, True, False]
     for with_hook in order:
         assert use(f, hooked=with_hook) == use(g, hooked=with_hook)
-    assert (g.calls.compiled, g.calls.eager) == (3, 0)
+    assert (g.calls.compiled, g.calls.eager) == (0, 3)
 
 
 def test_a_second_hook_after_a_write_to_the_base():
@@ -348,4 +348,4 @@ def test_a_written_view_that_retains_its_gradient(first):
     g = compiled(f)
     for retained in (first, not first, first):
         assert use(f, retained=retained) == use(g, retained=retained)
-    assert (g.calls.compiled, g.calls.eager) == ((1, 2) if first else (2, 1))
+    assert (g.calls.compiled, g.calls.eager) == (0, 3)

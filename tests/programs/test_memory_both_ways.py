@@ -43,14 +43,11 @@ STEPS = {
     "squeeze_": lambda x: x.squeeze_(0),
     "unsqueeze_": lambda x: x.unsqueeze_(1),
     "swapaxes_": lambda x: x.swapaxes_(0, 1),
-    "as_strided_": lambda x: x.as_strided_((3, 1), (1, 3)),
 }
-#: It cannot be told what view of the result the earlier view is.
-LEFT = {"as_strided_": {"eager": ("training",), "breaks": ("training",)}}
 METADATA = {
     **{f"{name} of an input": Case(program=_of_an_input(step), size=(1, 3)) for name, step in STEPS.items()},
     **{
-        f"{name} of an intermediate": Case(program=_of_an_intermediate(step), size=(1, 3), **LEFT.get(name, {}))
+        f"{name} of an intermediate": Case(program=_of_an_intermediate(step), size=(1, 3), eager=BOTH, breaks=BOTH)
         for name, step in STEPS.items()
     },
 }
@@ -122,11 +119,11 @@ def _freed(x):
 
 
 STORAGES = {
-    "resize_ shrinks": Case(program=_shrink),
-    "resize_ shrinks what was viewed": Case(program=_shrink_viewed),
-    "resize_ grows": Case(program=_grow),
+    "resize_ shrinks": Case(program=_shrink, eager=BOTH, breaks=BOTH),
+    "resize_ shrinks what was viewed": Case(program=_shrink_viewed, eager=BOTH, breaks=BOTH),
+    "resize_ grows": Case(program=_grow, eager=BOTH, breaks=BOTH),
     "resize_ grows what was viewed": Case(program=_grow_viewed, eager=BOTH),
-    "set_": Case(program=_set),
+    "set_": Case(program=_set, eager=BOTH, breaks=BOTH),
     "set_ of what was viewed": Case(program=_set_viewed, eager=BOTH, breaks=BOTH),
     "out=": Case(program=_out),
     "out= of an input": Case(program=_out_of_an_input),

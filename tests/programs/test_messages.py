@@ -323,7 +323,7 @@ CASES = [
     (_reads_the_clock, [_ones], "time.time", "pass the time as an argument"),
     (_reentrant, [partial(leaf, 3)], None, "use_reentrant=False"),
     (_sets, [_ones, _ones], "x", "copy_"),
-    (_sets_data, [_ones, _ones], "x", "move it out"),
+    (_sets_data, [_ones, _ones], "x", "return the new tensor"),
     (_writes_inside, [_of_inference], "x", "under torch.inference_mode()"),
     (_asks_numpy, [_ones], "x", "move it out"),
     (_asks_array, [_ones], "x", "move it out"),

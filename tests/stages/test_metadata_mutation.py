@@ -29,46 +29,17 @@ STEPS: dict[str, Callable[[Tensor], Any]] = {
     "squeeze_ nothing": lambda x: x.squeeze_(1),
     "unsqueeze_": lambda x: x.unsqueeze_(1),
     "two steps": lambda x: x.unsqueeze_(0).transpose_(1, 2),
-    "as_strided_": lambda x: x.as_strided_((3, 1), (1, 3)),
-    "torch.as_strided_": lambda x: torch.as_strided_(x, (3, 1), (1, 3)),
-}
-NARROWS: dict[str, Callable[[Tensor], Any]] = {
-    "as_strided_": lambda x: x.as_strided_((2,), (1,), x.storage_offset() + 1),
-    "moved, then as_strided_": lambda x: x.t_().as_strided_((2, 1), (1, 1)),
-    "resize_": lambda x: x.resize_(2),
-    "resize_ to sizes": lambda x: x.resize_((1, 2)),
-    "resize_ to none": lambda x: x.resize_(0),
-    "resize_ keeps the count": lambda x: x.resize_(3, 1),
-    "resize_as_": lambda x: x.resize_as_(x[0, :2].clone()),
-    "narrowed twice": lambda x: x.resize_(2).as_strided_((1,), (1,)),
 }
 INPUTS: dict[str, Callable[[], Tensor]] = {
     "plain": lambda: torch.randn(1, 3),
     "view": lambda: torch.randn(4, 3)[2:3],
     "nonleaf": lambda: nonleaf(1, 3),
-    "view of a nonleaf": lambda: nonleaf(4, 3)[2:3],
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-_FEW = ("t_", "squeeze_ a dim", "two steps", "as_strided_")
+_FEW = ("t_", "squeeze_ a dim", "two steps")
 steps = pytest.mark.parametrize("step", [STEPS[name] for name in _FEW], ids=_FEW)
 
 
-def written_and_restrided(step: Callable[..., Any], x: Tensor) -> bool:
-    """Tell whether a case is left to eager: ``as_strided`` of what was written counts from elsewhere."""
-    return "as_strided_" in step.__code__.co_names and x.storage_offset() != 0
-
-
-def restrides(step: Callable[..., Any]) -> bool:
-    """Tell whether a step is ``as_strided_``, of which it cannot be told what it does to views."""
-    return "as_strided_" in step.__code__.co_names
-
-
-def restrides_a_view_with_history(step: Callable[..., Any], x: Tensor) -> bool:
-    """Tell whether a case is left to eager: such a step and a write on a view of a tensor with a history."""
-    return restrides(step) and x._base is not None and x.requires_grad
-
-
-narrows = pytest.mark.parametrize("step", NARROWS.values(), ids=NARROWS.keys())
 inputs = pytest.mark.parametrize("make_input", INPUTS.values(), ids=INPUTS.keys())
 
 
@@ -123,22 +94,7 @@ def test_a_step_between_writes(step, make_input):
         x.add_(1)
         return (x * x).sum()
 
-    x = make_input()
-    same(f, x, leaf(1), eagerly=written_and_restrided(step, x) or restrides_a_view_with_history(step, x))
-
-
-@steps
-@inputs
-def test_a_step_under_no_grad(step, make_input):
-    """Under no_grad autograd does not learn of the step; gradients fail, or not, as in eager."""
-
-    def f(x):
-        with torch.no_grad():
-            step(x)
-        return x * 2
-
-    x = make_input()
-    same(f, x, eagerly=x._base is not None and x.requires_grad)
+    same(f, make_input(), leaf(1))
 
 
 def test_a_step_under_no_grad_on_what_begins_to_be_a_view():
@@ -166,7 +122,7 @@ def test_a_step_in_a_call_under_no_grad(step, make_input):
             step(x)
             return x * 2
 
-    same(f, make_input())
+    same(f, make_input(), eagerly=make_input().requires_grad)
     x = make_input().detach()
     expected = x.clone()
     with torch.no_grad():
@@ -185,8 +141,7 @@ def test_a_step_and_a_hidden_write(step, make_input):
         x.detach().mul_(2)
         return x * 2
 
-    x = make_input()
-    same(f, x, eagerly=restrides_a_view_with_history(step, x))
+    same(f, make_input())
 
 
 @steps
@@ -202,44 +157,6 @@ def test_a_step_and_views_made_after_it(step, make_input):
 
 
 @steps
-@pytest.mark.parametrize("make_input", [INPUTS["plain"], INPUTS["view"]], ids=["plain", "view"])
-def test_a_step_and_views_made_before_it(step, make_input):
-    """Views from before keep their sizes and share the memory."""
-
-    def f(x):
-        view, row = x.view(-1), x[0]
-        x.mul_(2)
-        step(x)
-        row.add_(1)
-        return view, row, x
-
-    x = make_input()
-    same(f, x)
-
-
-@steps
-@pytest.mark.parametrize("make_input", [INPUTS["nonleaf"], INPUTS["view of a nonleaf"]], ids=["nonleaf", "view"])
-def test_views_made_before_a_step_with_gradients(step, make_input):
-    """Autograd makes the history of such a view again: from the changed tensor, or from what that is a view of."""
-
-    def f(x):
-        view = x[0]
-        early = view * 2
-        step(x)
-        return early, view * 2, x
-
-    def g(x, w):
-        view = x[0]
-        step(x)
-        x.mul_(w)
-        view.add_(1)
-        return view * 2, x, view
-
-    same(f, make_input(), eagerly=restrides(step))
-    same(g, make_input(), leaf(1), eagerly=restrides(step))
-
-
-@steps
 def test_a_step_on_a_leaf_that_requires_grad(step):
     """In grad mode that is eager's error, and nothing has been changed."""
 
@@ -249,30 +166,6 @@ def test_a_step_on_a_leaf_that_requires_grad(step):
         return y
 
     same(f, torch.ones(2), leaf(1, 3), eagerly=True)
-
-
-@steps
-def test_a_step_on_a_leaf_under_no_grad(step):
-    """Under no_grad it is allowed; without gradients to the leaf it is compiled."""
-
-    def f(x, y):
-        with torch.no_grad():
-            step(x)
-            out = x * 2
-        return out, y * 2
-
-    same(f, leaf(1, 3), leaf(2))
-
-
-def test_a_leaf_that_changes_its_shape_and_gets_gradients_is_left_to_eager():
-    """Autograd has looked at the leaf's shape before; whatever eager makes of it."""
-
-    def f(x):
-        with torch.no_grad():
-            x.t_()
-        return x * torch.ones(3, 2)
-
-    same(f, leaf(2, 3), eagerly=True)
 
 
 def test_a_step_on_an_input_passed_twice():
@@ -288,33 +181,6 @@ def test_a_step_on_an_input_passed_twice():
 
 
 @steps
-@pytest.mark.parametrize("make_input", INPUTS.values(), ids=INPUTS.keys())
-def test_a_step_on_a_view_of_an_input(step, make_input):
-    """The view changes and the input does not, but its version moves; the view can be returned."""
-
-    def f(x):
-        view = x[:]
-        step(view)
-        return view, x + 1
-
-    x = make_input()
-    same(f, x)
-
-
-@steps
-def test_a_step_on_dot_data(step):
-    """``.data`` is another tensor: the input keeps its sizes."""
-
-    def f(x):
-        step(x.data)
-        return x * 2
-
-    same(f, torch.randn(1, 3))
-    same(f, leaf(1, 3))
-    same(f, nonleaf(1, 3))
-
-
-@steps
 def test_a_step_on_an_intermediate(step):
     """It is returned with views of it, from before and after."""
 
@@ -327,42 +193,6 @@ def test_a_step_on_an_intermediate(step):
 
     same(f, torch.randn(1, 3))
     same(f, leaf(1, 3))
-
-
-@steps
-def test_a_step_on_an_intermediate_that_was_viewed(step):
-    """A view from before the step comes back with it."""
-
-    def f(x):
-        y = x * 2
-        before = y[0]
-        step(y)
-        return y, before, before + 1
-
-    same(f, torch.randn(1, 3))
-    same(f, leaf(1, 3), eagerly=restrides(step))
-
-
-def test_gradients_to_a_square_that_was_viewed():
-    """Here a history made again by the view op would fit, and be wrong."""
-
-    def f(x):
-        y = x * 2
-        row = y[0]
-        y.t_()
-        return row * torch.arange(3.0)
-
-    def g(x, w):
-        y = x * 2
-        row = y[:2]
-        row.t_()
-        y.mul_(w)
-        return row * torch.arange(2.0)
-
-    same(f, leaf(3, 3))
-    same(g, leaf(2, 2), leaf(2, 2))
-    same(g, torch.randn(2, 2), leaf(2, 2), eagerly=True)
-    same(g, torch.randn(2, 2), torch.randn(2, 2))
 
 
 def behind_dynamo(function: Callable[..., Any], *args: Any, calls: int = 2, breaks: bool = False) -> None:
@@ -433,7 +263,7 @@ def test_metadata_of_a_step():
     g = compiled(f)
     g(torch.randn(2, 3))
     info = metadata(g).input_info[0]
-    assert (info.mutates_metadata, info.mutates_data, info.mutates_storage_metadata) == (True, False, False)
+    assert (info.mutates_metadata, info.mutates_data) == (True, False)
     assert info.mutation_type is MutationType.MUTATED_OUT_GRAPH
     assert [str(step) for step in info.metadata_steps] == ["t_()", "unsqueeze_(dim=0)"]
     source = record(g, "runtime").source
@@ -472,210 +302,6 @@ def test_a_view_that_autograd_protects():
         assert torch.Size([2, 3]) == x.shape
 
 
-# --- steps that narrow
-
-
-@narrows
-@pytest.mark.parametrize("make_input", [INPUTS["plain"], INPUTS["view"]], ids=["plain", "view"])
-def test_narrowing(step, make_input):
-    """What was written before is there, also where the input no longer reaches."""
-
-    def f(x):
-        view = x.view(-1)
-        x.mul_(2)
-        step(x)
-        x.add_(1)
-        return view, x * 3
-
-    x = make_input()
-    same(f, x)
-
-
-@narrows
-def test_narrowing_alone(step):
-    """Without any write."""
-
-    def f(x):
-        step(x)
-        return x * 3
-
-    same(f, torch.randn(1, 3))
-
-
-def test_narrowing_with_gradients():
-    """as_strided_ in grad mode."""
-
-    def f(x):
-        x.as_strided_((2,), (1,))
-        return x * 3
-
-    same(f, nonleaf(2, 3))
-
-
-def test_narrowing_and_a_write_with_gradients_is_left_to_eager():
-    """Autograd would have to see a write to more than the input shows in the end."""
-
-    def f(x):
-        x.mul_(2)
-        x.as_strided_((2,), (1,))
-        return x * 3
-
-    same(f, nonleaf(2, 3), eagerly=True)
-
-
-@pytest.mark.parametrize("write", ["detach", "older detach", "data", "step", "no_grad step"])
-@pytest.mark.parametrize("restride", [((1,), (1,)), ((2, 2), (1, 2)), ((2,), (1,), 1)], ids=str)
-@pytest.mark.parametrize("make", [lambda a: a.view(-1), lambda a: a.expand(2, 2), lambda a: a.t(), lambda a: a[0:1]])
-@pytest.mark.parametrize("kind", ["nonleaf", "intermediate"])
-def test_a_view_that_is_restrided_and_then_written_by_an_alias(make, restride, write, kind):
-    """Autograd makes its history again after a write that counts for it: as one of other sizes, strides and offset.
-
-    Where it gets elements that were not in the view, which have a gradient or not in eager according to when its
-    history is made, it is eager's.
-    """
-
-    def function(a):
-        a = a if kind == "nonleaf" else a.exp()
-        alias = a.detach()
-        v = make(a)
-        v.as_strided_(*restride)
-        if write == "older detach":
-            alias.mul_(2)
-        elif write == "step":
-            alias.t_()
-        elif write == "no_grad step":
-            with torch.no_grad():
-                v.unsqueeze_(-1)
-        else:
-            (a.detach() if write == "detach" else a.data).mul_(2)
-        return v * torch.arange(2.0, 2 + v.numel()).view_as(v)
-
-    outside = make(torch.ones(2, 2)).numel() == 2 and restride != ((1,), (1,))
-    same(function, nonleaf(2, 2), eagerly=outside)
-    # functionalization itself cannot write to what such a view of an intermediate shows
-    same(function, torch.randn(2, 2), eagerly=outside and kind == "intermediate" and "step" not in write)
-
-
-@pytest.mark.parametrize("write", [lambda a: a, lambda a: a.mul_(a.sum())])
-def test_a_view_that_is_restrided_to_more_than_it_was(write):
-    """The gradients of what was not in it are lost in eager, unless a later write has its history made again."""
-
-    def function(a):
-        write(a)
-        v = a.as_strided((2,), (1,))
-        v.as_strided_((2, 2), (1, 2))
-        return a.sin(), v.clone()
-
-    same(function, nonleaf(3, 2)[1:], eagerly=True)
-    same(function, nonleaf(2, 2), eagerly=True)
-    same(function, torch.randn(2, 2))
-
-
-def test_a_step_of_an_alias_of_what_was_narrowed():
-    """It counts as a write does: eager makes the view's history again, by way of what the input is a view of."""
-
-    def function(a):
-        a.as_strided_((1,), (1,))
-        alias = a.detach()
-        v = a.as_strided((2,), (1,))
-        alias.unsqueeze_(0)
-        return torch.relu(v)
-
-    same(function, nonleaf(3, 2)[1:], eagerly=True)
-    same(function, torch.randn(2, 2))
-
-
-@pytest.mark.parametrize("then", [True, False])
-def test_a_resize_and_requires_grad_set(then):
-    """Nothing that requires grad is resized; the epilogue would do so after the call has made it require grad."""
-
-    def function(a):
-        if not then:
-            a.requires_grad_(False)
-        a.mul_(3)
-        a.resize_((2,))
-        a.as_strided_((2, 2), (1, 2))
-        if then:
-            a.requires_grad_()
-        return a * a, a
-
-    same(function, torch.ones(2, 2, requires_grad=not then), eagerly=True)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_restriding_what_is_in_another_order(requires_grad):
-    """The write of a window of it is one that torch has no out-of-place form for, where it requires grad."""
-
-    def f(x):
-        x.as_strided_((8,), (1,))
-        x.mul_(torch.arange(8.0))
-        return x * torch.rand_like(x)  # random: what raises as it runs is not run again by eager
-
-    x = (torch.randn(4, 2, requires_grad=requires_grad) * 1).t()
-    same(f, x, eagerly=requires_grad)
-
-
-def test_restriding_what_was_written_in_another_order():
-    """The window is one of an intermediate then, and this is compiled."""
-
-    def f(x):
-        x.mul_(2)
-        x.as_strided_((8,), (1,))
-        x.mul_(torch.arange(8.0))
-        return x * 3
-
-    same(f, (torch.randn(4, 2, requires_grad=True) * 1).t())
-
-
-def test_narrowing_to_memory_outside():
-    """as_strided_ to where the input never was, behind it or before it; eager if it has a history."""
-
-    def f(x, offset):
-        x.as_strided_((2,), (1,), offset)
-        return x * 3
-
-    x = torch.arange(8.0)[2:5]
-    same(f, x, 1)
-    g = compiled(f)
-    assert g(x, 5).tolist() == [15.0, 18.0]
-    assert (x.tolist(), behind(g).calls.eager) == ([5.0, 6.0], 0)
-    same(f, nonleaf(8)[2:5], 5, eagerly=True)
-    same(f, nonleaf(8)[2:5], 1, eagerly=True)
-
-
-@pytest.mark.parametrize("step", [lambda t: t.unsqueeze_(0), torch.Tensor.t_])
-@pytest.mark.parametrize("other", [lambda a, base: a.detach(), lambda a, base: base[1:], lambda a, base: base])
-@pytest.mark.parametrize("first", ["a", "b", "neither"])
-def test_steps_in_the_order_of_the_program(first, other, step):
-    """A view whose gradient is retained is changed last, as in eager: torch itself ends in an assertion otherwise."""
-
-    def f(a, b):
-        if first == "b":
-            step(b)
-        step(a)
-        if first == "a":
-            step(b)
-
-    def make():
-        leaf = torch.arange(6.0).view(3, 2).requires_grad_()
-        base = leaf * 1
-        a = base[1:]
-        if first != "a":  # which is what torch does not bear
-            a.retain_grad()
-        return leaf, a, other(a, base)
-
-    leaf, a, b = make()
-    f(a, b)
-    (a * 2).sum().backward()
-    ours, own, another = make()
-    call = compiled(f)
-    call(own, another)
-    (own * 2).sum().backward()
-    assert (own.shape, another.shape, ours.grad.tolist()) == (a.shape, b.shape, leaf.grad.tolist())
-    assert (own.grad is None) == (a.grad is None)
-    assert behind(call).calls.eager == 0
-
-
 # --- detach_ and requires_grad_
 
 
@@ -689,28 +315,6 @@ def test_detach_in_place(make_input):
         return before, x * 3
 
     same(f, make_input())
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["detached first", "written first"])
-@pytest.mark.parametrize(
-    "write", [lambda v: v.data.mul_(2), lambda v: v.data.t().mul_(2), lambda v: v.data[0].fill_(2)]
-)
-@pytest.mark.parametrize("make", [lambda a: a.t(), lambda a: a.permute(1, 0), lambda a: a.t().t(), lambda a: a[:1].t()])
-def test_a_view_that_is_written_where_its_leaf_is_detached_in_place(make, write, first):
-    """After a write to a view the whole is a view of what was written; the output is one of the leaf all the same."""
-
-    def f(a):
-        v = make(a)
-        if first:
-            a.detach_()
-        write(v)
-        if not first:
-            a.detach_()
-        return v, v * 2
-
-    same(f, leaf(2, 2))
-    same(f, leaf(3, 2))
-    same(f, torch.randn(2, 2))
 
 
 @pytest.mark.parametrize("make_input", [lambda: torch.randn(3), lambda: leaf(3), lambda: nonleaf(3)])
@@ -845,7 +449,7 @@ def test_requires_grad_after_a_step():
         x.requires_grad_()
         return 1
 
-    same(f, torch.randn(2, 3))
+    same(f, torch.randn(2, 3), eagerly=True)
 
 
 def test_requires_grad_of_a_nonleaf_is_eagers_error():
@@ -915,70 +519,6 @@ def test_steps_of_buffers():
     assert len(behind(made).entries) == 1
 
 
-def test_a_step_under_no_grad_on_a_view_with_a_history():
-    """Eager makes the history of such a view again, from what it is then."""
-
-    def f(x):
-        v = x[...]
-        x.mul_(2)
-        with torch.no_grad():
-            v.t_()
-        return v.max(0).values
-
-    def g(x):
-        v = (x * 2)[0]
-        with torch.no_grad():
-            v.unsqueeze_(0)
-        v.mul_(3)
-        return v, v * 2
-
-    leaf = torch.tensor([[1.0, 3, 2], [4, 0, 5]], requires_grad=True)
-    same(f, leaf * 1)
-    same(f, leaf.detach())
-    same(g, leaf)
-
-
-def test_a_step_under_no_grad_on_an_intermediate():
-    """Its history does not fit it afterwards, which matters only where a gradient goes there."""
-
-    def used_before(x):
-        y = x.exp()
-        z = y * 3
-        with torch.no_grad():
-            y.t_()
-            after = y * 5
-        return z, after, y.detach()
-
-    def used_after(x):
-        y = x * 2
-        with torch.no_grad():
-            y.t_()
-        return y * 3
-
-    def returned(x):
-        y = x * 2
-        with torch.no_grad():
-            y.t_()
-        return y[0]
-
-    same(used_before, leaf(2, 3))
-    same(used_after, leaf(3, 3), eagerly=True)
-    same(returned, leaf(3, 3), eagerly=True)
-
-
-@steps
-@pytest.mark.parametrize("make_input", [INPUTS["nonleaf"], INPUTS["view of a nonleaf"]], ids=["nonleaf", "view"])
-def test_a_detached_view_from_before_a_step(step, make_input):
-    """It has no history, also where only its sizes and strides say what view of the changed input it is."""
-
-    def f(x):
-        view, row = x.detach(), x.detach()[0]
-        step(x)
-        return view, row
-
-    same(f, make_input())
-
-
 def test_a_step_and_a_write_where_the_gradient_is_retained():
     """Torch does not let a write follow a step there; eager wrote first."""
 
@@ -1004,30 +544,6 @@ def test_a_step_and_a_write_where_the_gradient_is_retained():
     assert made.calls.eager == 1
 
 
-@pytest.mark.parametrize("write", [lambda v: v.mul_(v), lambda v: v.addcmul_(v, v), lambda v: v.mul_(2)])
-def test_a_leaf_that_changes_its_shape_while_its_node_stays(write):
-    """What was multiplied by itself in place keeps itself for good, and the leaf's node with the former shape."""
-
-    def f(x):
-        v = x * 2
-        write(v)
-        with torch.no_grad():
-            x.t_()
-        return x
-
-    made, seen = compiled(f), []
-    for call in (f, made):
-        x = torch.ones(1, 2, requires_grad=True)
-        call(x)
-        try:
-            x.sum().backward()
-        except RuntimeError as error:
-            seen.append(str(error))
-        else:
-            seen.append(x.grad.tolist())
-    assert seen[0] == seen[1]
-
-
 def test_what_eager_leaks_is_not_leaked():
     """A leaf's node that eager keeps for good is seen when the caller gives the leaf another shape; README says so."""
 
@@ -1047,7 +563,7 @@ def test_what_eager_leaks_is_not_leaked():
     assert made.calls.compiled == 1
 
 
-@pytest.mark.parametrize("step", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.as_strided_((2, 2), (1, 2))])
+@pytest.mark.parametrize("step", [lambda x: x.t_(), lambda x: x.swapdims_(0, 1)])
 def test_an_input_is_saved_with_the_sizes_that_it_had(step):
     """The backward reads it, after the epilogue has changed the caller's tensor."""
 

@@ -337,7 +337,7 @@ def test_a_use_after_a_write_that_autograd_does_not_see():
     kinds = [history(2, 2), view_of_computed(2, 2), history(2, 2)]
     g = compiled(program)
     assert differences(program, g, kinds, after=asks_for_gradients) == []
-    assert g.calls.compiled == 3
+    assert (g.calls.compiled, g.calls.eager) == (2, 1)
 
     def other(a):
         out = a * 3
@@ -346,7 +346,7 @@ def test_a_use_after_a_write_that_autograd_does_not_see():
 
     g = compiled(other)
     assert differences(other, g, kinds, after=asks_for_gradients) == []
-    assert g.calls.compiled == 3
+    assert (g.calls.compiled, g.calls.eager) == (2, 1)
 
 
 # --- results that a write to a view keeps
@@ -516,10 +516,6 @@ def test_an_intermediate_that_is_set(viewed, requires_grad):
         return (leaf * 1,), {"leaf": leaf}
 
     agree(program, inputs, inputs)
-    if not requires_grad:
-        g = compiled(program)
-        g(data(2, 2))
-        assert g.calls.compiled == (not viewed)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "elsewhere", "below", "on it", "everywhere"])

@@ -84,22 +84,7 @@ def moved_and_written(x, y):
     return v, u, x[1]
 
 
-def narrowed(x, y):
-    """Leave a part that begins elsewhere."""
-    v, u = x.view(-1), x[1]
-    x.mul_(2)
-    x.as_strided_((2,), (1,), 1)
-    return v, u, x[1:]
-
-
-def given_memory(x, y):
-    """Let another tensor have other memory, of which its neighbour's counter takes notice."""
-    v = y.view(-1)
-    x.set_(x.detach() * 2)
-    return v, y[0]
-
-
-MOVING = (moved, moved_and_written, narrowed, given_memory)
+MOVING = (moved, moved_and_written)
 PROGRAMS = (older, both, of_another, of_both, one_of_several, hidden, through_another, chained, *MOVING)
 MAKERS = {
     "apart": lambda: (torch.ones(2, 2), torch.ones(2, 2)),

@@ -40,19 +40,11 @@ def written_through_all(x):
     return y, y.view(-1, 2), y.detach()
 
 
-def restrided(x):
-    """Return an intermediate that shows a part of its memory only."""
-    y = x * 2
-    y.as_strided_((1, 2), (2, 1), 1)
-    return y, y[0], y.view(-1)
-
-
-@pytest.mark.parametrize("function", [written_through_all, restrided])
 @pytest.mark.parametrize("backward", ["all", "each", None])
 @pytest.mark.parametrize("make", [lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: leaf(2, 2).detach()])
-def test_intermediates_that_are_not_whole_results(function, make, backward):
+def test_intermediates_that_are_not_whole_results(make, backward):
     """What the outputs are views of need not be what an op made: an alias of it or a part will do."""
-    same(function, make(), backward=backward)
+    same(written_through_all, make(), backward=backward)
 
 
 def own_copy(a, b):

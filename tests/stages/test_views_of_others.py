@@ -129,13 +129,13 @@ COMPILED = [read, step, steps, use, ask, write_in_grad_mode]
 
 @pytest.mark.parametrize("order", [(view,), (view, plain, view), (plain, view, plain)], ids=ORDERS)
 @pytest.mark.parametrize("program", COMPILED)
-def test_they_are_compiled(program, order):
-    """The traced leaf is a view of another tensor too, in entries of its own."""
+def test_views_made_without_autograd(program, order):
+    """Views of it made without autograd run eagerly; other leaves are compiled."""
     function = compiled(program)
     for grad_modes in (None, [False] * len(order)):
         assert differences(program, function, order, grad_modes=grad_modes) == []
-    assert behind(function).calls.eager == 0
-    assert len(behind(function).entries) == 2 * len(set(order))
+    assert behind(function).calls.eager == 2 * order.count(view)
+    assert len(behind(function).entries) == 2 * (plain in order)
 
 
 def returned(x, y):
@@ -256,7 +256,7 @@ def test_drawn_programs(seed):
         function = compiled(names["program"])
         assert differences(names["program"], function, order, grad_modes=modes) == [], text
         served += behind(function).calls.compiled
-    assert served > 12
+    assert served > 8
 
 
 def _leaf(over):

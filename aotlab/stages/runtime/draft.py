@@ -60,10 +60,6 @@ class Draft:
         have another history than before by something else than a write.
     carriers
         The names of the carriers that are there.
-    bases
-        First member → the name of the synthetic base.
-    grown
-        Storages that grow before the graph runs, each with the name of its size before.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -80,8 +76,6 @@ class Draft:
         self.changed: set[int] = set()
         self.moved: set[int] = set()
         self.carriers: set[str] = set()
-        self.bases: dict[int, str] = {}
-        self.grown: dict[str, str] = {}
 
     # --- what is there
 

@@ -26,10 +26,10 @@ class Edges:
         """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
         draft = self._draft
         match source.kind:
-            case "input" | "owner":
-                return self._old(source) if self._is_written(source, done) else self._now(source)
-            case "changed":
-                return self._now(source)
+            case "input" if self._is_written(source, done):
+                return f"before_{source.index}"
+            case "input" | "changed":
+                return draft.kept(source.index)
             case "output":
                 return self._outputs.expression(source.index)
             case "carrier":
@@ -46,7 +46,7 @@ class Edges:
 
     def as_it_is(self, source: Source) -> str:
         """Return the expression of what stands for an edge, whatever was done to it since."""
-        return self._now(source) if source.kind in ("input", "owner") else self.through(source, ())
+        return self._draft.kept(source.index) if source.kind == "input" else self.through(source, ())
 
     def keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
@@ -59,9 +59,9 @@ class Edges:
                 if way is None or not connected:
                     continue
                 source = trace.sources[way[0]]
-                if source.kind in ("input", "owner") and (source.index in first or self._is_written(source, done)):
+                if source.kind == "input" and (source.index in first or self._is_written(source, done)):
                     keep = draft.w.constant("history_of", history_of)
-                    draft.with_grad(f"{self._old(source)} = {keep}({self._now(source)})")
+                    draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
 
     def register_hooks(self, *kinds: str) -> None:
@@ -86,13 +86,6 @@ class Edges:
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
                 draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
-
-    def _now(self, source: Source) -> str:
-        tensor = self._draft.kept(source.index)
-        return f"{tensor}._base" if source.kind == "owner" else tensor
-
-    def _old(self, source: Source) -> str:
-        return f"before_{'base_of_' if source.kind == 'owner' else ''}{source.index}"
 
     def _is_written(self, source: Source, done: Collection[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""

@@ -10,8 +10,7 @@ others pass by it in a list, in which results that cannot be differentiated come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +54,7 @@ class ForwardCall:
         """Write the call for a function of which nothing can be differentiated."""
         draft, count = self.draft, len(self.trace.forward_outputs)
         # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
-        self._edges.register_hooks("input", "owner")
+        self._edges.register_hooks("input")
         requires = any(i.requires_grad for i in draft.meta.input_info)
         call_forward(draft, inputs, grad_mode=False if draft.grad_on and requires else None)
         draft.results.update({i: f"out[{i}]" for i in range(count)})
@@ -78,7 +77,7 @@ class ForwardCall:
             through = [anchor(draft)]
         hanging = hung_on(trace, 0)
         results = ", ".join([*(names[i] for i in trace.roots), *(["_"] if hanging is None else [])])
-        with self._mutations.requiring_grad(), shrunk_again(draft):
+        with self._mutations.requiring_grad():
             draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
         entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
         nodes = OwnNodes(draft, 0, entries)
@@ -174,29 +173,10 @@ def hang(draft: Draft, returned: list[str], hanging: tuple[int, ...] | None, val
 
 def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:
     """Write the call of the compiled forward in this grad mode (None: the one that is on)."""
-    with shrunk_again(draft), watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
+    with watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
         depth, draft.w.depth = draft.w.depth, len(indent) // 4
         draft.in_context(f"out = forward([{draft.star(inputs)}])", grad_mode=grad_mode, autocast_off=draft.casts)
         draft.w.depth = depth
-
-
-@contextmanager
-def shrunk_again(draft: Draft) -> Iterator[None]:
-    """Write what makes storages that grew for the graph as small as they were, if what is written meanwhile raises.
-
-    Eager, which then runs the call, may not come to where they grow.
-    """
-    if not draft.grown:
-        yield
-        return
-    draft.w.add("try:")
-    draft.w.depth += 1
-    yield
-    draft.w.depth -= 1
-    draft.w.add("except BaseException:")
-    for storage, size in draft.grown.items():
-        draft.w.add(f"    {storage}.resize_({size})")
-    draft.w.add("    raise")
 
 
 def graph_inputs(draft: Draft) -> list[str]:
@@ -207,14 +187,7 @@ def graph_inputs(draft: Draft) -> list[str]:
             name = draft.w.local("base")
             maker = draft.w.constant("memory_of", _base_maker(source))
             first = draft.kept(source.members[0])
-            if source.grows:
-                storage, size = draft.w.local("storage"), draft.w.local("size")
-                draft.w.add(f"{storage} = {first}.untyped_storage()")
-                draft.w.add(f"{size} = {storage}.nbytes()")
-                draft.w.add(f"{storage}.resize_({source.nbytes})  # as the function does")
-                draft.grown[storage] = size
             draft.w.add(f"{name} = {maker}({first})")
-            draft.bases[source.members[0]] = name
             listed.append(name)
         else:
             listed.append(draft.expressions[source])

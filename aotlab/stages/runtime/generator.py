@@ -48,7 +48,7 @@ class Generator:
             w.add("# epilogue: what the caller can see besides")
         else:
             ForwardCall(draft, edges, self._mutations, self._keeping).write()
-            edges.register_hooks("input", "owner")
+            edges.register_hooks("input")
             w.add()
             w.add("# epilogue: what the caller can see")
             self._mutations.write(draft.results)
@@ -58,7 +58,7 @@ class Generator:
             w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
         outputs = self._outputs.write()
         self._keeping.watch(edges)
-        edges.register_hooks("input", "changed", "owner", "root", "output")
+        edges.register_hooks("input", "changed", "root", "output")
         self._leave_grad_mode()
         w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs])}")
         source = "\n".join([*draft.heads, "def run(args, kwargs):", *body]) + "\n"

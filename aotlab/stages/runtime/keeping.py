@@ -77,8 +77,7 @@ class Keeping:
         for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
             info = self._draft.meta.input_info[write.index]
             real = self._draft.parts.call.values[self._draft.parts.dedupe.kept[write.index]]
-            moved = info.given or info.mutates_storage_metadata or info.metadata_steps
-            if not moved and self._draft.base_with(write.index) is None and real.device.type == "cpu":
+            if not info.metadata_steps and self._draft.base_with(write.index) is None and real.device.type == "cpu":
                 fits = _lie_alike(final, real)
                 found.update({n: write.index for n, value in enumerate(trace.saved_values) if value is final and fits})
         return found

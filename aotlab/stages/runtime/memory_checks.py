@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.guards import byte_interval, counted_together, overlapping_pairs
+from aotlab.guards import counted_together, overlapping_pairs
 
 
 def pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[..., bool]:
@@ -63,29 +63,6 @@ def owner_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
 
     expected = facts(members)
     return lambda *tensors: facts(tensors) != expected
-
-
-def storage_checker(members: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], bool]:
-    """Make a check of whether tensors look otherwise into their one storage than was traced, or others do so too.
-
-    It is called with the tensors, and with the others.
-    """
-
-    def facts(tensors: Sequence[Tensor]) -> list[Any]:
-        storage = tensors[0].untyped_storage()
-        found: list[Any] = [storage.nbytes(), storage.resizable()]
-        return found + [(t.untyped_storage().data_ptr() == storage.data_ptr(), t.storage_offset()) for t in tensors]
-
-    expected = facts(members)
-
-    def otherwise(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-        if facts(tensors) != expected:
-            return True
-        start = tensors[0].untyped_storage().data_ptr()
-        end = start + tensors[0].untyped_storage().nbytes()
-        return any(a < end and start < b for a, b in map(byte_interval, others) if a < b)
-
-    return otherwise
 
 
 def share_a_base(*tensors: Tensor) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from aotlab import torch_internals as internals
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep, MutationType
-from aotlab.stages.runtime import metadata
+from aotlab.ir.metadata import InputAliasInfo, MutationType
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.failing import ForwardFailed
 from aotlab.stages.runtime.outputs import Outputs
@@ -40,13 +39,9 @@ class Mutations:
                 self._count(k)
 
     def without_writes(self) -> None:
-        """Change those of the caller's tensors that get no new values.
-
-        In the order of the program: a step on one moves the histories of others. Where the gradient of a view is
-        retained, torch ends in an assertion of its own if that happens after a step on the view itself.
-        """
+        """Change those of the caller's tensors that get no new values."""
         written = {write.index for write in self.draft.trace.writes}
-        for info in (self.draft.meta.input_info[k] for k in self.draft.trace.by_steps):
+        for info in self.draft.meta.input_info:
             if info.is_changed and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
         for k in filter(self.draft.counts_first, list(self._versions)):
@@ -113,13 +108,11 @@ class Mutations:
         self.draft.changed.add(info.index)
         if info.metadata_steps:
             self.draft.moved.add(info.index)
-        self._steps(target, info, metadata.before_write(info))
-        if info.given:
-            for line in metadata.gives(target, info, value):
-                self.w.add(line)
-        elif write is not None:
+        for step in info.metadata_steps:
+            grad_mode = step.grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
+            self.draft.in_context(f"{target}.{step}", grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
+        if write is not None:
             self._copy(target, info, write, value)
-        self._steps(target, info, metadata.after_write(info))
         if info.requires_grad_set is not None and not self._requires_grad_first(info):
             self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
 
@@ -133,9 +126,6 @@ class Mutations:
                 self._outputs.expression(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
-        if write.of_memory:
-            self.w.add(f"{self.draft.bases[info.index]}.copy_({value})  # all of the storage")
-            return
         line = f"{target}.copy_({value})"
         if not write.counts:
             self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
@@ -148,12 +138,6 @@ class Mutations:
             quiet = self.draft.grad_on and (info.requires_grad or info.requires_grad_after)
             self.draft.in_context(line, grad_mode=False if quiet else None)
 
-    def _steps(self, target: str, info: InputAliasInfo, steps: Sequence[MetadataStep]) -> None:
-        """Take steps that change the caller's tensor other than in its values."""
-        for line, grad_mode in metadata.lines(target, steps):
-            grad_mode = grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
-            self.draft.in_context(line, grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
-
     def _requires_grad_first(self, info: InputAliasInfo) -> bool:
         """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
         return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)
@@ -162,4 +146,4 @@ class Mutations:
 def _is_only_detached(info: InputAliasInfo) -> bool:
     """Tell whether all that happens to an input is that it is detached in place, which counts as no write."""
     steps = info.metadata_steps
-    return bool(steps) and all(step.method == "detach_" for step in steps) and not (info.mutates_data or info.given)
+    return bool(steps) and all(step.method == "detach_" for step in steps) and not info.mutates_data

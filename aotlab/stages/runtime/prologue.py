@@ -18,8 +18,7 @@ from aotlab.analysis.windows import Base
 from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
-from aotlab.recorder import ends_its_storage, would_raise
-from aotlab.stages.runtime import metadata
+from aotlab.recorder import would_raise
 from aotlab.stages.runtime.arguments import Arguments
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.memory_checks import (
@@ -28,7 +27,6 @@ from aotlab.stages.runtime.memory_checks import (
     owner_checker,
     pattern_checker,
     share_a_base,
-    storage_checker,
 )
 
 
@@ -54,7 +52,6 @@ class Prologue:
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
         self._offsets()
-        self._storages()
         self._overlaps()
         if self.draft.trace.warned:
             noted = self.w.constant("noted", self.draft.trace.warned)
@@ -150,15 +147,12 @@ class Prologue:
             together = {k for k in together if not self.parts.call.values[self.parts.dedupe.kept[k]].is_leaf}
         else:
             together = set()
-        for k in sorted(trace.viewed_unseen | trace.viewed_late | trace.over_others | together):
+        for k in sorted(trace.viewed_unseen | trace.viewed_late | together):
             position = self.parts.dedupe.kept[k]
             facts, tensor = self.state.leaves[position], self.draft.kept(k)
             if not (isinstance(facts, TensorFacts) and facts.requires_grad):
                 continue
-            if k in trace.over_others:
-                plain_one = w.constant("is_plain_leaf_over_another", internals.is_plain_leaf_over_another)
-                self.draft.miss([f"not {plain_one}({tensor})"])
-            elif facts.is_leaf and k in trace.viewed_late and not facts.is_view:
+            if facts.is_leaf and k in trace.viewed_late and not facts.is_view:
                 self.draft.miss([f"{tensor}._base is not None"])
             else:
                 self.draft.miss([f"{w.constant('is_over_another', internals.is_over_another)}({tensor})"])
@@ -167,20 +161,16 @@ class Prologue:
         """Write the checks that what happened to an input may happen to this one."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
-        alone = draft.base_with(info.index) is None
-        if metadata.is_detached(info) or (info.changes_unseen and alone and draft.trace.training):
-            draft.miss([f"{tensor}._base is not None"])
         if info.changes_history_twice:
             draft.miss([f"{tensor}.retains_grad"])
-        elif info.may_write_a_view and draft.trace.training:
+        if self._takes_no_view(info):
+            draft.miss([f"{tensor}._base is not None"])
+            return
+        if info.may_write_a_view and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
-        if self._stands_for_its_owner(info):
-            draft.miss([f"not {w.constant('hangs_on_its_base', internals.hangs_on_its_base)}({tensor})"])
         if info.counts_unwritten:
             draft.miss([f"{w.constant('is_hooked_view', internals.is_hooked_view)}({tensor})"])
-        if info.sees_behind:
-            draft.miss([f"not {w.constant('ends_its_storage', ends_its_storage)}({tensor})"])
-        if metadata.needs_leave_of_autograd(info) and not self._takes_no_view(info):
+        if info.mutates_data and info.requires_grad and not info.is_written_unseen:
             based = draft.base_with(info.index) is not None
             may = internals.may_be_written_with_base if based else internals.may_be_written
             draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
@@ -190,16 +180,6 @@ class Prologue:
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
-
-    def _storages(self) -> None:
-        """Write the checks that inputs look into a storage that the graph takes as a whole as they did."""
-        kept = range(len(self.parts.dedupe.kept))
-        for base in (s for s in self.draft.trace.placeholder_sources if isinstance(s, Base) and s.whole):
-            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
-            check = self.w.constant("looks_otherwise", storage_checker(members))
-            own = ", ".join(self.draft.kept(k) for k in base.members)
-            others = ", ".join(self.draft.kept(k) for k in kept if k not in base.members)
-            self.draft.miss([f"{check}([{own}], [{others}])"])
 
     # --- memory that inputs share
 
@@ -218,7 +198,6 @@ class Prologue:
         elif several:
             self._apart(written)
             self._apart_in_history(written)
-        self._views_of_nothing()
         self._counters()
 
     def _counters(self) -> None:
@@ -245,7 +224,7 @@ class Prologue:
     def _same_owners(self, bases: Sequence[Base]) -> None:
         visible = {write.index for write in self.draft.trace.writes if write.visible}
         for base in bases:
-            if base.owners or not visible.isdisjoint(base.members):
+            if not visible.isdisjoint(base.members):
                 members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
                 check = self.w.constant("owned_otherwise", owner_checker(members))
                 self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
@@ -256,24 +235,12 @@ class Prologue:
             if alone:  # a write to an alias would give a view another history
                 self.draft.miss([f"{self.draft.kept(k)}._base is not None" for k in alone])
 
-    def _views_of_nothing(self) -> None:
-        """Write the check that written inputs whose own history changes are no views, whose owner's would change."""
-        for info in filter(self._takes_no_view, self.draft.meta.input_info):
-            self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
-
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
-        """Tell whether the entry is for inputs in this place that are no views."""
-        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-        with_history = info.requires_grad and not info.is_leaf and info.mutates_data and info.moves_version
-        is_view = self.draft.base_with(info.index) is not None or internals.base_of(tensor) is not None
+        """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
+        if any(info.requires_grad or step.method == "detach_" for step in info.metadata_steps):
+            return True
         grad_mode = self.draft.grad_on or self.draft.trace.training
-        return info.must_not_overlap and with_history and not is_view and grad_mode
-
-    def _stands_for_its_owner(self, info: InputAliasInfo) -> bool:
-        """Tell whether the entry writes a view of a tensor with a history as if it were no view."""
-        tensor = self.parts.call.values[self.parts.dedupe.kept[info.index]]
-        is_view = info.requires_grad and not info.is_leaf and internals.base_of(tensor) is not None
-        return is_view and info.mutates_data and info.moves_version and self.draft.base_with(info.index) is None
+        return info.may_write_a_view and self.draft.base_with(info.index) is None and grad_mode
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

@@ -74,7 +74,7 @@ class SegmentCalls:
         w.namespace["SavedValues"] = SavedValues
         w.add(f"saved = SavedValues({self._keeping.expression()})")
         self._mutations.require_grad()
-        self._edges.register_hooks("input", "owner")
+        self._edges.register_hooks("input")
         self._edges.keep_old_histories()
         self._mutations.without_writes()
         for i in range(len(self.trace.forward_outputs)):

@@ -73,7 +73,6 @@ def run(
     keep_input_mutations: bool,
     static_inputs: int,
     bases: Sequence[Base] = (),
-    over_others: bool = False,
     exact: bool = False,
     functional_draws: bool = False,
 ) -> tuple[TraceRecord, Trace]:
@@ -91,8 +90,6 @@ def run(
         How many of the first inputs are parameters and buffers.
     bases
         The inputs that share memory.
-    over_others
-        Let leaves that are views of other tensors be such views in the trace too.
     exact
         Have gradients summed in eager's order everywhere.
     functional_draws
@@ -107,6 +104,6 @@ def run(
     """
     recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws)
     recorder.exact = exact
-    inputs = enter_inputs(recorder, call, dedupe, bases, over_others=over_others)
+    inputs = enter_inputs(recorder, call, dedupe, bases)
     findings = run_function(call, dedupe, recorder, inputs)
     return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs, exact=exact)

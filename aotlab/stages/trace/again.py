@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab.recorder import LeftToPython, Operation, Tape
+from aotlab.recorder import Operation, RunEagerly, Tape
 from aotlab.stages.trace.live import Trace
 
 
@@ -34,7 +34,7 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None]) -> N
 
     Raises
     ------
-    LeftToPython
+    RunEagerly
         Now it is something else.
     """
     if not trace.recorder.has_checkpoints:
@@ -45,7 +45,7 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None]) -> N
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
         is_same, raises = False, f": the next time it raises {type(error).__name__}"
     if not is_same:
-        raise LeftToPython(
+        raise RunEagerly(
             f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",
         )

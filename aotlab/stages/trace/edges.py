@@ -35,7 +35,7 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
     written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
-    stands_for = _input_sources(inputs, written)
+    stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
     seen = _seen(outputs, inputs, forward.roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
@@ -119,19 +119,6 @@ def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int
     """Tell whether the gradient of an input may go on to another end of the graph: to what it is a view of."""
     owner = internals.base_of(item.wrapper) if item.base is not None else None
     return owner is not None and (id(item.base) in written or any(other.wrapper is owner for other in inputs))
-
-
-def _input_sources(inputs: Sequence[Entered], written: Collection[int]) -> dict[Edge, Source]:
-    """Return the edges at which the traced autograd graph ends.
-
-    What inputs are views of is among them only if one of them was written; else all gradients pass the inputs.
-    """
-    found = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
-    for base in {id(i.base): i.base for i in inputs if id(i.base) in written}.values():
-        for owner, wrapper in zip(base.owners, base.owner_edges, strict=True):
-            member = next(k for k in base.members if internals.base_of(inputs[k].real) is owner)
-            found[wrapper] = Source("owner", member)
-    return found
 
 
 def _seen(

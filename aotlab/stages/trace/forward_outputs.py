@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.analysis import value_of
 from aotlab.analysis.edges import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings
@@ -77,18 +76,15 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     none of its ops may raise.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
-    finals = [internals.from_functional(i.wrapper if i.whole is None else i.whole) for i in inputs]
+    finals = [internals.from_functional(i.wrapper) for i in inputs]
     every = writes_of(inputs, infos)
     writes = [write for write in every if not write.only_counts]
     returned: list[Returned] = []
     for write in writes:
         wrapper = inputs[write.index].wrapper
         root = wrapper if write.visible and wrapper.requires_grad else None
-        final = finals[write.index]
-        if write.of_memory:
-            final = value_of(inputs[write.index].base.wrapper, "the memory of inputs")
         label = f"mutated input {infos[write.index].name}"
-        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, final, root, label))
+        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
     for i, value, root in outputs.returned:
         returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
     for i, (value, root) in enumerate(outputs.bases):

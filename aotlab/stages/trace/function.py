@@ -10,12 +10,10 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aotlab import nesting
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
-from aotlab.analysis.edges import Edge
 from aotlab.analysis.hooked import all_outputs
 from aotlab.code_lines import line_that_changes
 from aotlab.errors import InferenceTensorError, LeakedTensorError
@@ -26,8 +24,6 @@ from aotlab.recorder import (
     EscapeGuard,
     Ground,
     Hook,
-    LeftToPython,
-    NeedsAnother,
     Recorder,
     Reshapes,
     RunEagerly,
@@ -68,8 +64,6 @@ class Findings:
         Whether it calls ``torch.autograd.grad``.
     holder
         What puts the traced parameters and buffers in their place again; see `Target.holder`.
-    moved_unseen
-        The intermediates that it moved under ``no_grad``; see `Reshapes`.
     visible
         How many of the outputs the user gets; the others are views that gradients pass.
     """
@@ -89,7 +83,6 @@ class Findings:
     sets_saved_hooks: bool
     differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
-    moved_unseen: Sequence[tuple[Tensor, Edge, int]]
     visible: int
 
 
@@ -121,13 +114,14 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             if escapes.differentiates:
                 _check_differentiated(item)
             item.take_new_edge()
-            if item.base is not None and not item.base.whole and escapes.chronicle.used_late(item.storage):
+            if item.base is not None and escapes.chronicle.used_late(item.storage):
                 raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
-            unseen = escapes.chronicle.was_viewed_unseen(item.storage) and not item.is_over
-            if unseen and internals.is_over_another(item.real):
-                raise NeedsAnother(f"a view of `{item.name}`, a view itself, is made without autograd")
+            if escapes.chronicle.was_viewed_unseen(item.storage) and internals.is_over_another(item.real):
+                raise RunEagerly(
+                    f"a view of `{item.name}`, a view itself, is made without autograd",
+                    suggestion="pass a tensor that is no view, to have it compiled",
+                )
             item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
-            item.stepped_as = escapes.chronicle.place_among_steps(item.wrapper)
         if call.state.counters:
             _check_siblings(inputs)
         _check_containers(call, values, args, kwargs)
@@ -138,8 +132,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         escapes.hooks.check()
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
-    for item in (each for each in inputs if each.is_over):
-        _check_over(item, [*outputs.tensors.values(), *(hook.tensor for hook in hooks)])
     if escapes.chronicle.wrote_below_windows:
         raise RunEagerly("a window on a view that leaves out elements was made before that was written")
     if outputs.cut and hooks:
@@ -164,7 +156,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         sets_saved_hooks=escapes.sets_saved_hooks,
         differentiates=escapes.differentiates,
         holder=call.target.holder(lifted),
-        moved_unseen=escapes.reshapes.unseen,
         visible=len(leaves),
     )
 
@@ -229,7 +220,7 @@ def _check_counters(
         viewed = viewed or (torch.is_grad_enabled() and any(map(escapes.chronicle.has_fragile_views, memory)))
         if len(memory) > 1 and any(infos[k].moves_version for k in group) and (in_grad or viewed):
             names = " and ".join(f"`{inputs[k].name}`" for k in sorted(set(group)))
-            raise LeftToPython(f"{names} count writes together, as parts of one buffer, and one is written")
+            raise RunEagerly(f"{names} count writes together, as parts of one buffer, and one is written")
 
 
 def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
@@ -238,13 +229,10 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
         first = inputs[base.members[0]]
         storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
         start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        grounds[first.storage] = Ground(
-            base.members, first.name, base.wrapper, is_base=True, start=start, whole=base.whole
-        )
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
     escapes = EscapeGuard(
         grounds,
         Reshapes(inputs),
-        [item.wrapper for item in inputs if item.is_over],
         [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
     )
@@ -263,17 +251,6 @@ def _check_differentiated(item: Entered) -> None:
         raise RunEagerly(f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True)
     if item.real.requires_grad and item.steps:
         raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
-
-
-def _check_over(item: Entered, tensors: Sequence[Tensor]) -> None:
-    """Leave to eager a leaf that is a view if the epilogue has more to do with it than to write its values.
-
-    ``tensors`` are all those that the program leaves behind.
-    """
-    if item.written_visibly or item.steps:
-        raise RunEagerly(f"`{item.name}`, a leaf that is a view, is changed in a way that autograd sees, or moved")
-    if any(t is not item.wrapper and internals.storage_key(t) == item.storage for t in tensors):
-        raise RunEagerly(f"a view of `{item.name}`, a leaf that is a view, outlives the call or has a hook")
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

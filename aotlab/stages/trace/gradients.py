@@ -8,12 +8,10 @@ from torch import Tensor
 
 from aotlab import torch_internals as internals
 from aotlab.analysis import Entered
-from aotlab.analysis.edges import Edge, edge_of, users_of
 from aotlab.analysis.history import Survey, reachable
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.recorder import LeftToPython, RunEagerly, Untraceable
+from aotlab.recorder import RunEagerly, Untraceable
 from aotlab.stages.trace.again import check_again
-from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import TraceFailed
 
@@ -23,7 +21,7 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
 
     Raises
     ------
-    LeftToPython
+    RunEagerly
         The backward raises, of itself or since the function is wrong: eager says so when it is asked for.
     """
     if not trace.training:
@@ -54,7 +52,7 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
                     pattern=r"checkpoint\w*\(",
                 ) from error
             text = str(error).partition("\n")[0]
-            raise LeftToPython(
+            raise RunEagerly(
                 f"the backward raises {type(error).__name__}{': ' * bool(text)}{text}",
                 suggestion="call it under torch.no_grad() where nothing is to be differentiated",
             ) from error
@@ -63,41 +61,11 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
 
 def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
     """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
-    for k, (info, item) in enumerate(zip(trace.metadata.input_info, inputs, strict=True)):
+    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
         if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
-        if info.changes_unseen and item.base is None and internals.base_of(item.real) is not None:
-            raise RunEagerly(f"`{info.name}` is a view that changes without autograd's knowledge: its history moves")
-        if not info.metadata_steps:
-            continue
         if info.changes_history_twice and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` retains its gradient, changes its sizes and is written", passing=True)
-        if item.wrapper.is_leaf and item.wrapper.shape != item.fake.shape and trace.gets_gradient(k):
-            raise RunEagerly(f"`{info.name}` is a leaf that changes its shape and gets a gradient")
-
-
-def check_leaves(inputs: Sequence[Entered]) -> None:
-    """Leave to eager a leaf that changes its shape while its node, which takes the former one, may be kept for good.
-
-    The history of ``v.mul_(v)`` keeps ``v``, and so itself.
-    """
-    for item in inputs:
-        leaf = item.wrapper
-        if leaf.is_leaf and leaf.requires_grad and leaf.shape != item.fake.shape:
-            shape, _, _ = internals.edge_metadata(*edge_of(leaf))
-            if shape != tuple(leaf.shape):
-                raise RunEagerly(
-                    "a leaf changes its shape, and its node may be kept, as it was, by a tensor that keeps itself"
-                )
-
-
-def check_moved_unseen(findings: Findings, roots: Sequence[Edge]) -> None:
-    """Leave to eager what autograd makes of a gradient for a tensor that was moved without its knowledge."""
-    outputs = findings.outputs.tensors.values()
-    for tensor, edge, first in findings.moved_unseen:
-        returned = any(output is tensor or internals.base_of(output) is tensor for output in outputs)
-        if returned or any(internals.sequence_of(node) >= first for node in users_of(edge, roots)):
-            raise RunEagerly("a tensor with a history is moved under no_grad and used")
 
 
 def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool) -> None:

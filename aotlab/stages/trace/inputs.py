@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, enter
 from aotlab.analysis.windows import Base, enter_base, enter_windows
 from aotlab.recorder import Recorder
@@ -23,10 +21,8 @@ from aotlab.stages.trace.surroundings import tracing
 from aotlab.stages.trace.writes import changed_bases
 
 
-def enter_inputs(
-    recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base], *, over_others: bool
-) -> list[Entered]:
-    """Make the traced stand-ins of all inputs; with ``over_others`` leaves that are views are that in the trace too."""
+def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
+    """Make the traced stand-ins of all inputs."""
     tape, fake_mode = recorder.tape, recorder.fake_mode
     tensors = [call.values[position] for position in dedupe.kept]
     found: dict[int, Entered] = {}
@@ -38,8 +34,7 @@ def enter_inputs(
         found.update(zip(base.members, entered, strict=True))
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
         if k not in found:
-            plain = not torch.is_inference_mode_enabled() and internals.is_plain_leaf_over_another(real)
-            found[k] = enter(tape, fake_mode, name, real, is_over=over_others and plain)
+            found[k] = enter(tape, fake_mode, name, real)
     return [found[k] for k in range(len(tensors))]
 
 
@@ -62,7 +57,7 @@ def placeholders_of(
             sources.append(position)
             continue
         base = inputs[k].base
-        if base is None or (id(base) not in changed and not base.whole):
+        if base is None or id(base) not in changed:
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:

@@ -24,8 +24,6 @@ from aotlab.stages.trace.forward_outputs import ForwardOutputs, Returned, forwar
 from aotlab.stages.trace.function import Findings
 from aotlab.stages.trace.gradients import (
     check_histories,
-    check_leaves,
-    check_moved_unseen,
     check_out_of_sight,
     differentiate_all,
 )
@@ -90,7 +88,6 @@ def make_joint(
         fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
         viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
         viewed_late=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.used_late(i.storage)),
-        over_others=frozenset(k for k, item in enumerate(findings.inputs) if item.is_over),
         out_spec=findings.out_spec,
         out_constants=findings.outputs.constants,
         offsets_read=findings.offsets_read,
@@ -98,7 +95,6 @@ def make_joint(
         returned_outputs=[i for i, _, _ in findings.outputs.returned],
         made_through=through,
         final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
-        by_steps=sorted(range(len(findings.inputs)), key=lambda k: findings.inputs[k].stepped_as),
         visible_outputs=findings.visible,
         hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         sets_saved_hooks=findings.sets_saved_hooks,
@@ -122,17 +118,14 @@ def make_joint(
         callers = [tensor for _, tensor in _callers(findings, trace)]
         check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
         check_histories(trace, findings.inputs)
-        check_moved_unseen(findings, forward.edges)
         if reads_by_itself:
             read = read_by_themselves(trace.tape, [*seen.custom, *bits], bits)
             for source, tensor in visible.items():
                 key = internals.storage_key(value_of(tensor, "a result")) if internals.is_functional(tensor) else 0
                 if mask := read.get(key, 0):
                     trace.watch[source] = trace.watch.get(source, 0) | mask
-    if chronicle.keeps_itself:
-        check_leaves(findings.inputs)
     if trace.training or torch.is_grad_enabled():
-        check_owners(trace, findings, forward.edges)
+        check_owners(trace, findings)
     return _record(trace, forward, gradients), trace
 
 

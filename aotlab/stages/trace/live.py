@@ -75,8 +75,6 @@ class Trace:
         The kept inputs whose offset in their storage the function looked at.
     final_offsets
         For each kept input, its offset when the function returned.
-    by_steps
-        The kept inputs in the order in which the function last changed their sizes or histories in place.
     warned
         What the function warned of.
     arrived
@@ -95,8 +93,6 @@ class Trace:
         The inputs of which views were made without autograd.
     viewed_late
         The inputs of which views were used after a write.
-    over_others
-        The inputs that are leaves and views of other tensors in the trace too.
     laid_out
         The fake tangents with other strides than those in ``tangents``, and their wrappers.
     drawn
@@ -131,7 +127,6 @@ class Trace:
     fragile: frozenset[int]
     viewed_unseen: frozenset[int]
     viewed_late: frozenset[int]
-    over_others: frozenset[int]
     arrived: list[Edge] = field(default_factory=list)
     out_spec: Any
     out_constants: dict[int, Any]
@@ -139,7 +134,6 @@ class Trace:
     returned_outputs: list[int]
     made_through: dict[int, int]
     final_offsets: list[int]
-    by_steps: list[int]
     warned: tuple[Warned, ...]
     visible_outputs: int
     hooks: list[tuple[HookKind, Source, Callable[..., Any] | None]]

@@ -36,8 +36,6 @@ def _named(trace: Trace, roots: Sequence[Returned], source: Source | None) -> st
             return infos[source.index].name
         case "changed":
             return f"{infos[source.index].name} as it is afterwards"
-        case "owner":
-            return f"what {infos[source.index].name} is a view of"
         case "root":
             return roots[source.index].label
         case "output":

@@ -59,17 +59,15 @@ class Write:
 
     ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that
     the value gets there by a write to another tensor on the same memory, which has another counter.
-    ``of_memory`` that it is the value of all of the storage, which the epilogue writes without a counter.
     """
 
     index: int
     visible: bool
     counts: bool
     only_counts: bool = False
-    of_memory: bool = False
 
 
-SourceKind = Literal["input", "changed", "owner", "root", "output", "carrier"]
+SourceKind = Literal["input", "changed", "root", "output", "carrier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,6 @@ class Source:
     """What stands at run time for an edge of the traced autograd graph.
 
     ``"input"``: the kept input ``index``; ``"changed"``: the same after it changed its sizes or strides.
-    ``"owner"``: the tensor that member ``index`` of the kept inputs is a view of.
     ``"root"``: the differentiable forward output ``index``. ``"output"``: the user's output ``index``, a view.
     ``"carrier"``: the carrier ``index``.
     """

@@ -30,13 +30,6 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
         if info.mutates_data and inputs[k].base is None:
             found.append(Write(k, inputs[k].written_visibly, info.moves_version))
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
-        if base.whole:
-            assert base.wrapper is not None
-            if internals.has_data_mutation(base.wrapper):
-                found.append(Write(base.members[0], visible=False, counts=False, of_memory=True))
-            moved = [k for k in base.members if infos[k].moves_version]
-            found += [Write(k, visible=False, counts=True, only_counts=True) for k in moved]
-            continue
         if base.written and all(start == end for start, end in base.written):
             raise RunEagerly(f"a part of `{inputs[base.members[0]].name}` that holds nothing is written")
         if not _is_written(base, inputs):
