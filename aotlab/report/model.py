@@ -624,7 +624,7 @@ class Graph:
     random_ops
         The random ops in it.
     backward_error
-        What differentiating the function raised, in older reports: such a function runs eagerly now.
+        What differentiating the function raised, in older reports; such a function runs eagerly now.
     reused
         Whether it was compiled before this run: the cell ran unchanged for a second time.
     """

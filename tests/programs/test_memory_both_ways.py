@@ -179,13 +179,14 @@ TARGETS = {
     "a part of several, used": lambda write: lambda x: (parts := x.unbind(0), write(parts[0]), parts[1] * 3)[2],
     "an intermediate's part": lambda write: lambda x: (y := x * 2, write(y.split(1)[1]), y * y)[::2],
 }
-#: Eager protects views of Functions and of several: they cannot be used after a write that moves their version.
+#: Eager protects views of Functions and of several: they cannot be used after a write that moves their version. Where
+#: something saved is written so, the backward raises, and eager runs the call.
 PROTECTED = {"eager": ("training",), "breaks": ("training",)}
 HIDDEN = {
     f"{target}, {way}, {kind}": Case(
         program=make(write),
         arguments=(lambda x: (x,)) if kind == "leaf" else (lambda x: (x + 0,)),
-        **(PROTECTED if target.endswith(", used") and way != "data" else {}),
+        **(PROTECTED if (target.endswith(", used") or target.startswith("saved")) and way != "data" else {}),
     )
     for target, make in TARGETS.items()
     for way, write in WAYS.items()

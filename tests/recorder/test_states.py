@@ -141,20 +141,3 @@ def _in_and_after(x):
 def test_what_is_drawn_otherwise(program, partitioner):
     """Drawn anew, by values that the forward computed, or at another rate than in the forward."""
     same(program, leaf(20), make=lambda f: compiled(f, partitioner=PARTITIONERS[partitioner]))
-
-
-def test_what_the_caller_changed_is_drawn_by():
-    """A probability that was written before the backward counts as it is by then, as in eager."""
-
-    def gradient(function):
-        torch.manual_seed(0)
-        x, p = leaf(20), torch.full((20,), 0.9)
-        y = function(x, p)
-        p.fill_(0.1)
-        y.sum().backward()
-        return x.grad.tolist()
-
-    def program(x, p):
-        return checkpointed(lambda value: torch.bernoulli(p) * value.sin(), x)
-
-    assert gradient(program) == gradient(compiled(program))
