@@ -293,11 +293,12 @@ def _base_too(x):
 
 OVERLAPS = {
     "saved before the write": Case(program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each"),
-    "several written, the base too": Case(program=_several_written, arguments=_base_too, backward="each"),
+    "several written, the base too": Case(program=_several_written, arguments=_base_too, backward="each", **PROTECTED),
     "x.detach() and x": Case(program=_detached_written, arguments=lambda x: (x.detach()[:5], x)),
     "parts of a flat buffer": Case(
         program=_parameters,
         arguments=lambda x: tuple(part.detach().requires_grad_(x.requires_grad) for part in (x[:5], x[3:])),
+        **PROTECTED,
     ),
     "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
     "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x + 0)),
@@ -313,6 +314,7 @@ OVERLAPS = {
     "complex and real": Case(
         program=_numbers,
         arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x + 0),
+        eager=("training",),
         breaks=BOTH,
     ),
     "int32 over int8": Case(
