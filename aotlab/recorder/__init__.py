@@ -17,11 +17,12 @@ from aotlab.recorder.boundary import clocks_watched
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.escapes import EscapeGuard
 from aotlab.recorder.hooks import Hook, HookKind
-from aotlab.recorder.mode import Recorder, is_tracing, locate
+from aotlab.recorder.mode import Recorder
 from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.printed import Printed
 from aotlab.recorder.reshapes import Reshapes, replayed
+from aotlab.recorder.running import is_tracing, locate
 from aotlab.recorder.signals import NeedsInputsApart, RunEagerly
 from aotlab.recorder.storage_looks import Ground
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.recorder.mode import values_only
 from aotlab.recorder.places import user_line
+from aotlab.recorder.running import values_only
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.tape import tensors_in
 

@@ -26,15 +26,11 @@ from aotlab.recorder.boundary import (
 )
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.hooks import Hooks
-from aotlab.recorder.mode import (
-    note_checkpoint,
-    note_random_state,
-    strides_are_certain,
-)
 from aotlab.recorder.naming import called
 from aotlab.recorder.places import user_line
 from aotlab.recorder.recurrent import lstm
 from aotlab.recorder.reshapes import DETACHES, METHODS_OF_STEPS, RESIZES, STEPS, Reshapes, keeps_size
+from aotlab.recorder.running import note_checkpoint, note_random_state, strides_are_certain
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -29,10 +27,10 @@ from aotlab.recorder.fakes import LAID_OUT, as_in_eager
 from aotlab.recorder.layouts import laid_out, needs_look
 from aotlab.recorder.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.recorder.naming import called, name_of
-from aotlab.recorder.places import located, user_line, user_place
+from aotlab.recorder.places import user_line, user_place
+from aotlab.recorder.running import here
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.states import States, draws
-from aotlab.recorder.strides import are_certain
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
 from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
@@ -45,15 +43,6 @@ _LIFTS = frozenset(
 #: Ops whose fake results do not say that the real ones are quantized.
 _QUANTIZES = internals.quantizing_ops()
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
-
-
-#: What functionalization puts for a write to a window: the memory as it is with other values there.
-_SCATTERS = frozenset(
-    (
-        torch.ops.aten.as_strided_scatter.default, torch.ops.aten.diagonal_scatter.default,
-        torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default,
-    )
-)  # fmt: skip
 
 
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
@@ -69,11 +58,6 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
 
 
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
-
-
-#: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
-#: it, too, and does not see whether it is on.)
-_CAST_INSIDE = frozenset((internals.TRILINEAR,))
 
 
 #: What kernels look at when they run and the graph does not say.
@@ -148,14 +132,14 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         """Start recording."""
-        _here.active.append(self)
+        here.active.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-        _here.active.pop()
+        here.active.pop()
 
     def _decomposition(self, op: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         if op not in self._decomposes:
@@ -487,146 +471,8 @@ class Recorder(TorchDispatchMode):
         )
 
 
-class _Here(threading.local):
-    """The recorders that are running in this thread, the innermost last: another thread's calls are none of theirs."""
-
-    def __init__(self) -> None:
-        self.active: list[Recorder] = []
-
-
-_here = _Here()
-
-
-@contextmanager
-def values_only() -> Iterator[None]:
-    """Let decompositions in the block compute no vectors: what is called there does not look at them."""
-    recorder = _here.active[-1] if _here.active else None
-    if recorder is None:
-        yield
-        return
-    before, recorder.values_only = recorder.values_only, True
-    try:
-        yield
-    finally:
-        recorder.values_only = before
-
-
-@contextmanager
-def ordinary_values() -> Iterator[None]:
-    """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
-    recorder = _here.active[-1] if _here.active else None
-    if recorder is None or not torch.is_inference_mode_enabled():
-        yield
-        return
-    before, recorder.ordinary = recorder.ordinary, True
-    try:
-        yield
-    finally:
-        recorder.ordinary = before
-
-
 def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
     if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
         return False
     first = func._schema.arguments[0].alias_info
     return first is not None and not first.is_write and any(r.alias_info is not None for r in func._schema.returns)
-
-
-@contextmanager
-def noted(meta: dict[str, Any]) -> Iterator[None]:
-    """Let the running recorder write ``meta`` with the ops in the block."""
-    recorder = _here.active[-1] if _here.active else None
-    if recorder is None:
-        yield
-        return
-    before, recorder.meta = recorder.meta, meta
-    try:
-        yield
-    finally:
-        recorder.meta = before
-
-
-def operations_so_far() -> int:
-    """Count what the running recorder has written."""
-    return len(_here.active[-1].tape.operations) if _here.active else 0
-
-
-def draws_since(count: int) -> bool:
-    """Tell whether the running recorder has written a random op after so many."""
-    return bool(_here.active) and any(operation.draws_as for operation in _here.active[-1].tape.operations[count:])
-
-
-def casts_inside_since(count: int) -> bool:
-    """Tell whether the running recorder has since written an op whose kernel casts under autocast."""
-    return bool(_here.active) and any(o.target in _CAST_INSIDE for o in _here.active[-1].tape.operations[count:])
-
-
-def casting_ops_since(count: int) -> bool:
-    """Tell whether the running recorder has since written an op whose arguments autocast casts."""
-    return bool(_here.active) and any(
-        internals.autocast_knows(o.target) for o in _here.active[-1].tape.operations[count:]
-    )
-
-
-def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
-    """Return the dtypes of what functionalization has since cast so that it could take the place of ``written``.
-
-    It casts whatever an op in place results in; eager casts some, and refuses the rest.
-    """
-    return [
-        operation.args[0].dtype
-        for operation in (_here.active[-1].tape.operations[count:] if _here.active else ())
-        if operation.target is internals.CAST
-        and operation.result.dtype == written.dtype != operation.args[0].dtype
-        and operation.result.shape == written.shape
-    ]
-
-
-def _written_below(operation: Operation) -> Tensor | None:
-    """Return what a view looks at, or what an op of functionalization's puts into a window; None for other ops."""
-    place = 1 if operation.target in _SCATTERS else 0
-    arguments = operation.target._schema.arguments
-    if len(operation.args) <= place or (place == 0 and arguments[0].alias_info is None):
-        return None
-    found = operation.args[place]
-    return found if isinstance(found, Tensor) else None
-
-
-def strides_are_certain(wrapper: Tensor) -> bool:
-    """Tell whether a traced tensor has eager's strides; see `aotlab.recorder.strides`."""
-    return not _here.active or are_certain(_here.active[-1].tape, internals.from_functional(wrapper), _written_below)
-
-
-def note_random_state(name: str, state: Tensor) -> None:
-    """Note that torch's checkpoint took or set the random generator's state, by the function ``name``."""
-    if not _here.active:
-        return
-    recorder = _here.active[-1]
-    if name == "get_rng_state":
-        recorder.states.taken(state, in_forward=recorder.phase == "forward")
-    elif name == "set_rng_state" and recorder.phase == "backward":
-        recorder.states.set(state)
-
-
-def note_checkpoint() -> None:
-    """Note that torch's checkpoint begins to run its function."""
-    if _here.active:
-        _here.active[-1].has_checkpoints = True
-
-
-def is_exact() -> bool:
-    """Tell whether the running recorder's graphs are to compute bit for bit what eager does."""
-    return bool(_here.active) and _here.active[-1].exact
-
-
-def is_tracing() -> bool:
-    """Tell whether a recorder is running."""
-    return bool(_here.active)
-
-
-def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
-    """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
-    located(place)
-    if _here.active:
-        _here.active[-1].place = place
-        _here.active[-1].meta = meta

@@ -19,8 +19,8 @@ from typing import Any
 from torch import nn
 
 from aotlab import torch_internals as internals
-from aotlab.recorder.mode import noted
 from aotlab.recorder.places import user_line
+from aotlab.recorder.running import noted
 from aotlab.recorder.signals import RunEagerly
 
 _here = threading.local()

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from aotlab import torch_internals as internals
-from aotlab.recorder import mode
+from aotlab.recorder import running
 
 
 def lstm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``torch.lstm`` in a trace that may be differentiated."""
-    if mode.is_exact():
+    if running.is_exact():
         keeping_layer()
         with internals.no_python_dispatcher():  # which has another LSTM
             return func(*args, **kwargs)

@@ -18,16 +18,16 @@ from torch import Tensor
 from aotlab import torch_internals as internals
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import CORRECTIONS
-from aotlab.recorder.mode import (
-    casting_ops_since,
-    casts_inside_since,
+from aotlab.recorder.places import user_line
+from aotlab.recorder.reshapes import Reshapes
+from aotlab.recorder.running import (
+    are_cast,
+    casts_inside,
     casts_since,
-    draws_since,
+    operations_since,
     operations_so_far,
     ordinary_values,
 )
-from aotlab.recorder.places import user_line
-from aotlab.recorder.reshapes import Reshapes
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import StorageLooks
 from aotlab.recorder.tape import tensors_in
@@ -87,11 +87,11 @@ class Writes:
             own = in_place and op_name(func) in _UNKNOWN_TO_AUTOCAST
             with internals.disable_autocast() if own and internals.any_autocast_enabled() else nullcontext():
                 result = self._in_place(func, args, kwargs) if in_place else self._into_out(func, args, kwargs)
-            if internals.any_autocast_enabled() and casting_ops_since(count):
+            if internals.any_autocast_enabled() and are_cast(operations_since(count)):
                 _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
             return result
         result = _run(func, args, kwargs)
-        if internals.any_autocast_enabled() and casts_inside_since(count):
+        if internals.any_autocast_enabled() and casts_inside(operations_since(count)):
             _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
         if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._looks.as_dtype(args[0], result)
@@ -114,7 +114,7 @@ class Writes:
         same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
         if not same or result.shape != out.shape:
             _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
-        if draws_since(count) and not out.is_contiguous():
+        if any(operation.draws_as for operation in operations_since(count)) and not out.is_contiguous():
             _fall_back(f"`{name}` draws into an `out` with other strides")
         self._in_place(Tensor.copy_, (out, result), {})
         return out

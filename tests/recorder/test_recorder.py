@@ -17,7 +17,7 @@ from aotlab.errors import (
     SubclassError,
 )
 from aotlab.ir.graphs import line_of
-from aotlab.recorder import Recorder, Tape, Untraceable, mode, overlaps_itself, tensors_in, user_line
+from aotlab.recorder import Recorder, Tape, Untraceable, overlaps_itself, running, tensors_in, user_line
 from aotlab.torch_internals import FakeTensorMode
 from tests.engine_helpers import compiled, leaf, record, refusing, same, targets, traced
 
@@ -472,7 +472,7 @@ def test_the_stack_of_recorders_is_empty_afterwards():
     for program in (lambda x: x * 2, lambda x: x.sum().item(), lambda x: 1 / 0):
         with contextlib.suppress(Exception):  # only what is left behind matters
             compiled(program)(torch.ones(2))
-        assert mode._here.active == []
+        assert running.here.active == []
 
 
 # --- places ------------------------------------------------------------------------------------------------------
