@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -69,8 +68,7 @@ class Entered:
     ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
     what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
     ``base`` is the synthetic base that it is a window of, None if it has its memory to itself; ``steps`` has what was
-    done to it other than to its values. ``written_as`` is its place in the order in which tensors were first written,
-    infinity if it was not.
+    done to it other than to its values.
     """
 
     name: str
@@ -84,7 +82,6 @@ class Entered:
     attributes: dict[str, Any]
     base: Any = None
     steps: list[MetadataStep] = field(default_factory=list)
-    written_as: float = math.inf
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""

@@ -69,16 +69,6 @@ def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ..
     return tuple(reversed(steps))
 
 
-def is_made_of(tape: Tape, base: Tensor, value: Tensor) -> bool:
-    """Tell whether ``value`` is ``base`` or was made from it, and from nothing else in its place, by view ops."""
-    while value is not base:
-        parent = view_parent(tape, value)
-        if parent is None:
-            return False
-        value = parent[0]
-    return True
-
-
 def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
 

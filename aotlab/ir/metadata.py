@@ -189,8 +189,6 @@ class OutputAliasInfo:
         Whether the output requires grad.
     views
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
-    no_grad_views
-        How many of the first of ``views`` are made under ``no_grad``, though not all are: gradients end there.
     same_as
         The index of an earlier output that is the same object.
     under_no_grad
@@ -222,7 +220,6 @@ class OutputAliasInfo:
     dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
-    no_grad_views: int = 0
     same_as: int | None = None
     under_no_grad: bool = False
     made_in_no_grad_mode: bool = False

@@ -23,7 +23,6 @@ And so are views that were made together: a hook on one of them is called when a
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -52,10 +51,8 @@ class Chronicle:
         self._storages = storages
         self._owners = owners
         self._keeping_nothing: set[Any] = set()
-        self._windows: list[tuple[Tensor, int]] = []
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._written_through: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
         self._kept_by: dict[Any, list[Tensor]] = {}
@@ -108,10 +105,11 @@ class Chronicle:
 
     def _note_origin(self, view: Tensor, given: Iterable[Tensor]) -> None:
         key = internals.storage_key(view)
-        for tensor in filter(internals.is_functional, given):
-            if internals.storage_key(tensor) == key:
-                self._origins[id(view)] = weakref.ref(view), weakref.ref(self.origin_of(tensor))
-                return
+        below = [tensor for tensor in given if internals.is_functional(tensor) and internals.storage_key(tensor) == key]
+        origins = {id(origin): origin for origin in map(self.origin_of, below)}
+        self._origins.pop(id(view), None)
+        if len(origins) == 1:
+            self._origins[id(view)] = weakref.ref(view), weakref.ref(next(iter(origins.values())))
 
     def origin_of(self, tensor: Tensor) -> Tensor:
         """Return the input of which the program made a view, by one op or several; else the tensor itself."""
@@ -147,40 +145,20 @@ class Chronicle:
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
 
-    def windows(self, window: Tensor, source: Tensor) -> None:
-        """Note a tensor with a history that was made by sizes and strides of one that leaves out elements."""
-        if internals.is_functional(window) and window.requires_grad and not internals.is_dense(source):
-            self._windows.append((window, internals.version_of(window)))
-
-    @property
-    def wrote_below_windows(self) -> bool:
-        """Whether such windows were made of what was written afterwards.
-
-        Their history is made anew then, straight from the base, and so reaches the elements that were left out.
-        """
-        return any(internals.version_of(window) != version for window, version in self._windows)
-
     def detaches(self, tensor: Tensor) -> None:
         """Note that an input, or a view of it, is detached in place, which moves no version."""
         key = internals.storage_key(tensor)
         self._detached[key] = self._detached.get(key, 0) + 1
 
     def writes(self, written: Tensor) -> None:
-        """Note that an input, or a view of it, is about to be written."""
-        if self._storages and internals.is_functional(written):
-            if internals.storage_key(written) in self._data_read:
-                raise RunEagerly(f"an input whose `.data` was read is written under inference_mode, at {user_line()}")
-            origin = self.origin_of(written)
-            self._written_through.setdefault(id(origin), (weakref.ref(origin), len(self._written_through)))
+        """Look at a tensor that is about to be written."""
+        read = bool(self._data_read) and internals.is_functional(written)
+        if read and internals.storage_key(written) in self._data_read:
+            raise RunEagerly(f"a tensor whose `.data` was read is written under inference_mode, at {user_line()}")
 
     def reads_data(self, tensor: Tensor) -> None:
         """Note under inference_mode that somebody has ``.data`` of a tensor: writes through it count for nobody."""
         self._data_read.add(internals.storage_key(tensor))
-
-    def place_among_writes(self, wrapper: Tensor) -> float:
-        """Return how many tensors had been written before an input first was, itself or a view of it; else infinity."""
-        known = self._written_through.get(id(wrapper))
-        return known[1] if known is not None and known[0]() is wrapper else math.inf
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""

@@ -131,13 +131,9 @@ class EscapeGuard(TorchFunctionMode):
                 self._check_strides(base)  # a part of it begins behind so many strides
             return self.looks.offset(first)
         if func in _WINDOWS:
-            window = self.looks.as_strided(func, args, kwargs)
-            self.chronicle.windows(window, first)
-            return window
+            return self.looks.as_strided(func, args, kwargs)
         if func in _READS_STRIDES:
             self._check_strides(first)
-        if func in _UNFOLDS:
-            return self.looks.unfold(func, args, kwargs)
         if func in SEES_AS_DTYPE:
             given = args[1] if len(args) > 1 else kwargs.get("dtype")
             dtype = given if isinstance(given, torch.dtype) else None
@@ -317,7 +313,6 @@ _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 _WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
 )
-_UNFOLDS = frozenset((Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default))
 _WINDOWS = frozenset((Tensor.as_strided, torch.as_strided))
 
 

@@ -12,7 +12,7 @@ from aotlab.frontends import dynamo
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.stages import capture, dedupe, synthetic_bases
 from aotlab.verification.fuzz.compare import differences
-from tests.engine_helpers import behind, compiled, nonleaf, record, same
+from tests.engine_helpers import behind, compiled, leaf, nonleaf, record, same
 from tests.functions import Viewed
 
 
@@ -252,89 +252,65 @@ def test_empty_views():
 # --- places in storages
 
 
+def offset(a):
+    """Ask for the place in the storage."""
+    return a * a.storage_offset(), a[1:].storage_offset()
+
+
+def window(a):
+    """Take a window by sizes, strides and an offset."""
+    return a.as_strided((2,), (1,), 2) * 1, a.as_strided((2,), (2,))
+
+
+def unfolded(a):
+    """Take windows that overlap."""
+    return a.unfold(0, 2, 1) * 3, (a * 2).unfold(0, 2, 1)
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_the_offset_of_what_was_written(requires_grad):
-    """It is the caller's, before and after a write, of views too, and in other dtypes."""
-
-    def program(a):
-        v = a[1:]
-        offsets = [a.storage_offset(), v.storage_offset()]
-        a.mul_(2)
-        offsets += [a.storage_offset(), v.storage_offset(), a[0, 1:].storage_offset()]
-        if not a.requires_grad:
-            offsets.append(a.view(torch.int16)[1:].storage_offset())
-        return a * 1, offsets
-
-    same(program, of_a_history() if requires_grad else torch.arange(6.0).view(3, 2)[1:], eagerly=requires_grad)
-
-
-def test_offsets_in_shared_memory():
-    """Inputs that share memory tell their places in the caller's storage, and other places are compiled anew."""
-
-    def program(a, b):
-        a.mul_(2)
-        return b * b.storage_offset(), a.storage_offset(), b[1:].storage_offset()
-
-    base = torch.arange(8.0)
-    same(program, base[2:6], base[3:7])
-    same(lambda a, b: b * b.storage_offset() + a, base[2:6], base[3:7])
+@pytest.mark.parametrize("program", [offset, window, unfolded], ids=lambda f: f.__name__)
+def test_looks_at_what_is_not_written_are_compiled(program, requires_grad):
+    """The entry is for inputs with that offset; inputs that share memory are looked at one by one."""
+    whole = nonleaf(8) if requires_grad else torch.arange(8.0)
+    same(program, whole[2:6])
+    same(lambda a, b: (program(a), b * 2), whole[2:6], whole[3:])
     g = compiled(program)
-    for start in (2, 3, 2):
-        x = torch.arange(8.0)
-        out, first, second = g(x[start : start + 2], x[start + 1 : start + 4])
-        assert (first, second) == (start, start + 2)
-        assert out[2].item() == (start + 3) * (start + 1)
-    assert len(behind(g).entries) == 2
+    for start in (2, 1, 2):
+        if program is not window or start == 2:
+            expected, found = program(whole[start : start + 4]), g(whole[start : start + 4])
+            assert torch.equal(expected[0], found[0])
+    assert len(behind(g).entries) == (2 if program is offset else 1)
 
 
-def test_as_strided_between_the_elements():
-    """A window may reach into the gaps of an input, which the graph does not have; so may one that is written."""
-    for make in (lambda: torch.arange(8.0), lambda: torch.arange(8.0).requires_grad_() * 1):
-        same(lambda a: a.as_strided((2,), (4,)) * 2, make().view(2, 4)[:, ::2])
-        same(lambda a: (a.as_strided((2,), (4,)).mul_(2), a * 1)[1], make().view(2, 4)[:, ::2], eagerly=True)
-        same(lambda a: (a.as_strided((2,), (1,)).mul_(2), a * 1)[0], make().view(2, 4)[:, ::2], eagerly=True)
+LOOKS = {
+    "offset after a write": lambda a: (a.mul_(2), a[1:].storage_offset()),
+    "window after a write": lambda a: (a.mul_(2), a.as_strided((2,), (1,)) * 1)[1],
+    "window before a write": lambda a: (a.as_strided((2,), (1,)) * 1, a.mul_(2))[0],
+    "written window": lambda a: (a.as_strided((2,), (1,)).mul_(2), a * 1)[1],
+    "window beside the input": lambda a: a.as_strided((2,), (1,), 0) * 1,
+    "window of an input with gaps": lambda a: a.as_strided((1,), (1,)) * 1,
+    "window beyond an intermediate": lambda a: (a * 2).as_strided((9,), (1,)),
+    "written in unfolded windows": lambda a: (a.unfold(0, 2, 2).zero_(), a * 1)[1],
+    "an intermediate, too": lambda a: ((b := a * 2).unfold(0, 2, 1)[0].mul_(2), b)[1],
+}
 
 
-def test_as_strided_by_an_offset_of_its_own():
-    """An offset counts from the beginning of the storage, which a written input has left in the trace."""
-    whole = torch.arange(8.0)
-    same(lambda a: (a.as_strided((2,), (1,), 2).mul_(2), a * 1)[1], whole[2:6])
-    same(lambda a: (a.mul_(2), a.as_strided((2,), (1,), 2) * 1)[1], whole[2:6])
-    same(lambda a: a.as_strided((2,), (1,), 3) * 1, whole[2:6])
-    for grad in (False, True):
-        made = (nonleaf(8) if grad else whole)[2:6]
-        same(lambda a: (a.as_strided((2,), (1,), 3).mul_(2), a * 1)[1], made, eagerly=True)
-        same(lambda a: (a.mul_(2), a.as_strided((2,), (1,), 3) * 1)[1], made, eagerly=True)
-
-
-def test_as_strided_of_a_transposed_input_that_requires_grad():
-    """Torch's functional form of a write to it wants a contiguous tensor: eager writes; reading is compiled."""
-    same(lambda a: (a.as_strided((1,), (1,)).neg_(), a * 1)[1], nonleaf(2, 2).t().contiguous())
-    make = torch.empty_strided((2, 2), (1, 2)).fill_(2.0).requires_grad_()
-    same(lambda a: (a.as_strided((1,), (1,)).neg_(), a * 1)[1], make.mul(1), eagerly=True)
-    same(lambda a: a.as_strided((1,), (1,)) * 2, make.mul(1))
-
-
-@pytest.mark.parametrize("windows", [(2, 2), (2, 3), (4, 4), (2, 1), (1, 2)])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_writes_to_unfolded_windows(windows, requires_grad):
-    """Windows that tile a tensor are written; where they leave elements out or overlap, eager writes; all are read."""
+@pytest.mark.parametrize("look", LOOKS)
+def test_other_looks_at_storages_run_eagerly(look, requires_grad):
+    """What is written has another place in the trace, and what an input does not show is not in the graph."""
+    whole = nonleaf(8) if requires_grad else torch.arange(8.0)
+    if look == "window beyond an intermediate":
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            compiled(LOOKS[look])(whole[2:6])
+        return
+    same(LOOKS[look], whole[2:6:2] if look.endswith("gaps") else whole[2:6], eagerly=True)
 
-    def program(a):
-        a.unfold(0, *windows).zero_()
-        return a * 1
 
-    def intermediate(a):
-        b = a * 2
-        b.unfold(dimension=0, size=windows[0], step=windows[1]).zero_()
-        return b
-
-    def make():
-        return nonleaf(6) if requires_grad else torch.arange(6.0)
-
-    for each in (program, intermediate):
-        same(each, make(), eagerly=windows != (2, 2))
-    same(lambda a: (a * 2).unfold(0, *windows) * 3, make())
+def test_windows_of_intermediates_may_be_written():
+    """They lie in memory of the function's own."""
+    same(lambda a: ((b := a * 2).as_strided((2,), (3,)).zero_(), b)[1], torch.ones(2, 2))
+    same(lambda a: ((b := a * 2).as_strided((2,), (3,)).zero_(), b)[1], leaf(2, 2))
 
 
 # --- inputs that share memory and are left as they are
@@ -358,11 +334,10 @@ def test_inputs_that_no_base_can_hold_are_read(requires_grad):
 
 
 def test_memory_behind_an_input_is_read_beside_others():
-    """`as_strided` of what shares memory is compiled; one that reaches beyond its tensor runs eagerly."""
+    """`as_strided` of what shares memory is compiled as long as nothing is written, and nothing beyond it is seen."""
     whole = torch.arange(8.0)
     same(lambda a, b: (a.as_strided((2,), (2,)) * 1, b * 2), whole[:4], whole[2:])
-    same(lambda a, b: (b.mul_(2), a.as_strided((2,), (2,)) * 1)[1], whole[:4], whole[2:])
-    same(lambda a, b: (b.mul_(2), b.as_strided((2,), (2,), 2) * 1)[1], whole[:4], whole[2:])
+    same(lambda a, b: (b.mul_(2), a.as_strided((2,), (2,)) * 1)[1], whole[:4], whole[2:], eagerly=True)
     for grad in (False, True):
         made = nonleaf(8) if grad else whole
         same(lambda a, b: (b.mul_(2), a.as_strided((5,), (1,)) * 1)[1], made[:4], made[2:], eagerly=True)
@@ -412,7 +387,7 @@ def test_a_tensor_is_written_that_is_seen_in_windows(windows, requires_grad):
     def make():
         return nonleaf(6) if requires_grad else torch.arange(6.0)
 
-    same(program, make(), eagerly=requires_grad)
+    same(program, make())
     same(intermediate, make(), eagerly=requires_grad)
     same(through, make(), eagerly=True)
 
@@ -614,12 +589,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("with_another", [False, True], ids=["lone", "group"])
 @pytest.mark.parametrize(("shape", "stride"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_the_steps_of_dimensions_of_size_one_are_the_callers(shape, stride, with_another, requires_grad):
-    """The function may ask for them, and the offsets of empty parts hang on them; a trace knows them in bases."""
+    """The function may ask for them; a trace knows them in bases."""
 
     def f(a, b):
         a.detach()[:].mul_(2)
         empty = a[1:1]
-        asked = [a.stride(), a[:, None].stride(), a.is_contiguous(), empty.storage_offset(), empty.stride()]
+        asked = [a.stride(), a[:, None].stride(), a.is_contiguous(), empty.stride()]
         return asked, b * 2, a.view_as(a)
 
     base = nonleaf(24) if requires_grad else torch.arange(24.0)

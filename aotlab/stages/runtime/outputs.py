@@ -90,15 +90,8 @@ class Outputs:
             assert other.views is not None
             assert output.views is not None
             rest = output.views[len(other.views) :]
-            base, output = self.expression(through), replace(output, views=rest, no_grad_views=0)
+            base, output = self.expression(through), replace(output, views=rest)
         name = self.w.local(output.name)
-        if output.no_grad_views:
-            assert output.views is not None
-            count, end = output.no_grad_views, self.w.local(f"{output.name} end")
-            self._views.write(
-                end, base, replace(output, views=output.views[:count]), False if self.draft.grad_on else None
-            )
-            base, output = end, replace(output, views=output.views[count:])
         if output.views is None and base_requires and not output.requires_grad:
             base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
         want = not (output.under_no_grad if output.requires_grad else output.made_in_no_grad_mode)

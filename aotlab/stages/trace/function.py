@@ -121,7 +121,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
                     f"a view of `{item.name}`, a view itself, is made without autograd",
                     suggestion="pass a tensor that is no view, to have it compiled",
                 )
-            item.written_as = escapes.chronicle.place_among_writes(item.wrapper)
         if call.state.counters:
             _check_siblings(inputs)
         _check_containers(call, values, args, kwargs)
@@ -132,10 +131,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         escapes.hooks.check()
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
-    if escapes.chronicle.wrote_below_windows:
-        raise RunEagerly("a window on a view that leaves out elements was made before that was written")
-    if outputs.cut and hooks:
-        raise RunEagerly("a view of a view that was made under no_grad is returned, and there are hooks")
     if would_raise(warned.noted):
         raise RunEagerly(
             "a warning of the function is turned into an error", passing=True, suggestion="mend what it warns of"
@@ -227,18 +222,16 @@ def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
     grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         first = inputs[base.members[0]]
-        storages = {inputs[k].real.untyped_storage().data_ptr() for k in base.members}
-        start = first.real.data_ptr() + base.shift - min(storages) if len(storages) == 1 else None
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True, start=start)
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
     escapes = EscapeGuard(
         grounds,
         Reshapes(inputs),
         [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
     )
-    for key, ground in grounds.items():
+    for ground in grounds.values():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
-            escapes.looks.is_partly_bool(key)
+            escapes.looks.is_partly_bool(ground.wrapper)
     return escapes
 
 

@@ -58,9 +58,9 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             found.append(Write(k, visible, infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
-    # In the order of the program: after a write that requires grad torch lets nobody write another part of the memory
-    # through a view without a history.
-    return sorted(found, key=lambda write: (write.only_counts, inputs[write.index].written_as, write.index))
+    # After a write that requires grad torch lets nobody write another part of the memory through a view without a
+    # history: such writes come last.
+    return sorted(found, key=lambda write: (write.only_counts, write.visible, write.index))
 
 
 def changed_bases(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo], writes: Sequence[Write]) -> list[Base]:
