@@ -355,7 +355,7 @@ def test_a_view_that_eager_takes_for_a_leaf(base):
     for function in (program, compiled(program)):
         with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
             function(nonleaf(3, 2), looks=False)
-    same(program, nonleaf(3, 2), kwargs={"looks": True}, eagerly=True)
+    same(program, nonleaf(3, 2), kwargs={"looks": True})
 
 
 def test_what_is_kept_by_way_of_data():
