@@ -30,7 +30,8 @@ from aotlab.errors import (
     RefusedError,
     TransformError,
 )
-from aotlab.guards import CallState, difference, distance, transform_around
+from aotlab.explain import difference, distance
+from aotlab.guards import CallState, transform_around
 from aotlab.interrupts import never_lost
 from aotlab.recorder import Printed, is_tracing
 from aotlab.refusals import Refusals

@@ -40,7 +40,8 @@ from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
 from aotlab.code_lines import definition, line_like
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
-from aotlab.guards import CallState, sentences
+from aotlab.explain import sentences
+from aotlab.guards import CallState
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
 from aotlab.recorder import NeedsInputsApart, Printed, RunEagerly

@@ -27,7 +27,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -37,6 +37,20 @@ from torch import Tensor, fx, nn
 from aotlab import torch_internals as internals
 from aotlab.code_lines import line_like
 from aotlab.code_names import names_in
+from aotlab.libraries import (
+    answered_by_class,
+    compiled_from,
+    entries_of,
+    is_data_descriptor,
+    is_generated,
+    is_installed,
+    is_library,
+    is_library_module,
+    is_of_others,
+    root_of,
+    slots_of,
+    static_member,
+)
 from aotlab.reached import Absent, Attribute, Held, Item, Place, Reached, Size, Variable
 from aotlab.unseen import READERS_OF_NAMES, is_changing, is_holding, is_random
 from aotlab.values import (
@@ -48,12 +62,9 @@ from aotlab.values import (
     is_array,
     is_of_its_own_kind,
     is_plain,
-    items_in,
-    keys_in,
     snapshot,
 )
 
-_LIBRARIES = frozenset(("torch", "aotlab", "numpy", "builtins")) | sys.stdlib_module_names - {"__main__"}
 #: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
 _NOT_CALLED = frozenset(
     ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
@@ -88,21 +99,6 @@ def reach(function: Any) -> Reach:
 def reached_state(function: Any) -> tuple[Reached, ...]:
     """Collect what ``function`` may read besides its arguments."""
     return reach(function).state
-
-
-def _root(name: Any) -> str:
-    return str(name).split(".", 1)[0]
-
-
-def is_library(thing: Any) -> bool:
-    """Tell whether a function or class belongs to torch, numpy, the standard library or to aotlab itself.
-
-    A function does if it was written there, whatever `functools.wraps` has it say: that it names a function of torch's.
-    """
-    if _root(getattr(thing, "__module__", None)) not in _LIBRARIES:
-        return False
-    written_in = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else None
-    return written_in is None or _root(written_in) in _LIBRARIES
 
 
 @functools.cache
@@ -188,7 +184,7 @@ class _Walk:
                 names -= _MODULE_OWN
             kind = type(thing)
             if kind not in self._answered:
-                self._answered[kind] = _answered_by_class(kind)
+                self._answered[kind] = answered_by_class(kind)
             names -= self._answered[kind]
         return frozenset(name for name in names if not name.startswith("__"))
 
@@ -252,7 +248,7 @@ class _Walk:
         elif isinstance(value, CONTAINERS):
             self._todo += [
                 (f"{label}[{key}]", item, chance)
-                for key, item in _entries(value)
+                for key, item in entries_of(value)
                 if not is_plain(item) and not isinstance(item, types.ModuleType)
             ]
             if is_of_its_own_kind(value):
@@ -295,7 +291,7 @@ class _Walk:
         elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
             return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
         elif not is_plain(value):
-            original = _compiled_from(value)
+            original = compiled_from(value)
             if original is None:
                 self._object(label, value, chance)
             else:
@@ -401,13 +397,13 @@ class _Walk:
             for name, member in list(vars(each).items()):
                 if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
                     continue
-                written = isinstance(member, types.FunctionType) and not _is_generated(member)
+                written = isinstance(member, types.FunctionType) and not is_generated(member)
                 if written or isinstance(member, (staticmethod, classmethod)):
                     self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
 
     def _object(self, label: str, value: Any, chance: bool) -> None:
         kind = type(value)
-        if _root(kind.__module__) in ("aotlab", "numpy", "builtins"):
+        if root_of(kind.__module__) in ("aotlab", "numpy", "builtins"):
             return
         self.objects.append((label or "self", value))
         if not is_library(kind):
@@ -421,7 +417,7 @@ class _Walk:
         self._alive.append(module)
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
-        if not _is_data_descriptor(_static(type(module), "training")):  # else the flag of a module that it holds
+        if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
             self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
         if "forward" in attributes:
             self._visit(f"{dot}forward", attributes["forward"], Item(attributes, "forward"))
@@ -457,7 +453,7 @@ class _Walk:
             self._names.add("forward")
             self._thing(own, module, chance)
             return
-        original = _compiled_from(module)
+        original = compiled_from(module)
         if original is not None:
             self._todo.append((label, original, chance))
             return
@@ -493,7 +489,7 @@ class _Walk:
                 if isinstance(thing, nn.Module) and name in _MODULE_OWN:
                     continue
                 kind = thing if isinstance(thing, type) else type(thing)
-                by_chance = chance or (name not in self._users and _is_of_others(kind))
+                by_chance = chance or (name not in self._users and is_of_others(kind))
                 if not self._is_new((id(thing), name), by_chance):
                     continue
                 held = vars(thing)
@@ -506,7 +502,7 @@ class _Walk:
             return
         kind = type(thing)
         if kind not in self._slots:
-            self._slots[kind] = _names_of_slots(kind)
+            self._slots[kind] = slots_of(kind)
         for name in sorted(self._slots[kind] & self._names):
             if self._is_new((id(thing), name), chance):
                 place = Attribute(thing, name)
@@ -521,7 +517,7 @@ class _Walk:
         held = vars(thing)
         wanted: set[str] = held.keys() & self._names
         is_object = not isinstance(thing, (type, types.ModuleType))
-        if _root(type(thing).__module__) == "torch" and is_object:
+        if root_of(type(thing).__module__) == "torch" and is_object:
             if isinstance(thing, nn.Module):
                 return wanted
             return wanted | {name for name in held if _is_public(name) and _is_simple(held[name])}
@@ -529,7 +525,7 @@ class _Walk:
             if is_object and self._is_new((id(thing), "")):
                 self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
             wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
-        if _root(type(thing).__module__) == "logging":
+        if root_of(type(thing).__module__) == "logging":
             wanted = {name for name in wanted if is_plain(held[name])}
         return wanted
 
@@ -544,71 +540,3 @@ def _code_of(member: Any) -> tuple[Any, ...]:
     if isinstance(member, property):
         return member.fget, member.fset
     return (member.func if isinstance(member, functools.cached_property) else member.__func__,)
-
-
-def _names_of_slots(kind: type) -> frozenset[str]:
-    """Return the attributes that objects of a class keep in slots."""
-    if not any("__slots__" in vars(each) for each in kind.__mro__):
-        return frozenset()
-    names = {name for each in kind.__mro__ for name in vars(each)}
-    return frozenset(name for name in names if isinstance(_static(kind, name), types.MemberDescriptorType))
-
-
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Go through a container's items, each with what stands in brackets for it."""
-    items = items_in(value)
-    if isinstance(value, dict):
-        yield from (
-            (repr(key) if is_plain(key) else "…", item) for key, item in zip(keys_in(value), items, strict=True)
-        )
-    elif isinstance(value, (set, frozenset)):
-        yield from (("…", item) for item in items)
-    else:
-        yield from ((str(i), item) for i, item in enumerate(items))
-
-
-def _static(kind: type, name: str) -> Any:
-    """Look a name up in a class as Python does, without running anything."""
-    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
-
-
-def _compiled_from(value: Any) -> Any:
-    """Return the function or module that a compiled one of ours runs in a trace; None for anything else."""
-    if _root(type(value).__module__) != "aotlab" or not hasattr(value, "__dict__"):
-        return None
-    return vars(value).get("orig_module" if isinstance(value, nn.Module) else "__wrapped__")
-
-
-def _is_data_descriptor(found: Any) -> bool:
-    return found is not None and hasattr(type(found), "__set__")
-
-
-def _answered_by_class(kind: type) -> frozenset[str]:
-    """Return the names for which a class answers first, whatever its object holds."""
-    members = {name: member for each in reversed(kind.__mro__) for name, member in vars(each).items()}
-    kinds = functools.cached_property
-    return frozenset(n for n, member in members.items() if _is_data_descriptor(member) or isinstance(member, kinds))
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Tell whether a method was written by `dataclasses`."""
-    return function.__code__.co_filename == "<string>"
-
-
-def is_library_module(module: types.ModuleType) -> bool:
-    """Tell whether a module is not the user's own: of the standard library, or installed."""
-    file = str(getattr(module, "__file__", None) or "")
-    return _root(module.__name__) in _LIBRARIES or is_installed(file)
-
-
-def _is_of_others(kind: type) -> bool:
-    """Tell whether a class is a library's or a package's, and does not just hold what its user puts there."""
-    if kind.__name__ in ("Namespace", "SimpleNamespace"):
-        return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return is_library(kind) or is_installed(str(file or ""))
-
-
-def is_installed(file: str) -> bool:
-    """Tell whether a file belongs to an installed package."""
-    return "site-packages" in file or "dist-packages" in file

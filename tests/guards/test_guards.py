@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab import guards
+from aotlab import explain
 from aotlab.errors import (
     PythonValueError,
     SubclassError,
     TransformError,
     UnsupportedTensorError,
 )
-from aotlab.guards import byte_interval, difference, extent_bytes, overlapping_pairs, same_value
+from aotlab.explain import difference
+from aotlab.guards import byte_interval, extent_bytes, overlapping_pairs, same_value
 from aotlab.reach import reached_state
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced
 
@@ -698,7 +699,7 @@ def test_sentences_and_facts_agree():
     f = traced(lambda x, y, z: (x.mul_(SCALE), y, z), torch.ones(2), leaf(3), 5)
     entry = entry_of(f)
     assert difference(entry.state, entry.state, mutates=True) is None
-    rows = guards.sentences(entry.state, mutates=entry.mutates)
+    rows = explain.sentences(entry.state, mutates=entry.mutates)
     kinds = {kind for kind, _, _ in rows}
     assert {"structure", "tensor", "value", "identity", "overlap", "setting", "reached"} <= kinds
     by_subject = {subject: text for kind, subject, text in rows if kind in ("tensor", "value")}
