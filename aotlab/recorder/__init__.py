@@ -21,7 +21,7 @@ from aotlab.recorder.mode import Recorder
 from aotlab.recorder.module_paths import modules_named
 from aotlab.recorder.places import Place, line_of_error, user_line, user_place
 from aotlab.recorder.printed import Printed
-from aotlab.recorder.reshapes import Reshapes, replayed
+from aotlab.recorder.reshapes import Reshapes
 from aotlab.recorder.running import is_tracing, locate
 from aotlab.recorder.signals import NeedsInputsApart, RunEagerly
 from aotlab.recorder.storage_looks import Ground
@@ -53,7 +53,6 @@ __all__ = [
     "may_overlap_itself",
     "modules_named",
     "overlaps_itself",
-    "replayed",
     "tensors_in",
     "user_line",
     "user_place",

@@ -128,19 +128,6 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else value
 
 
-def replayed(real: Tensor, steps: Sequence[MetadataStep]) -> Tensor:
-    """Take the steps on a tensor without memory that has the place of ``real`` in its storage."""
-    offset = real.storage_offset()
-    room = offset + 1 + sum((size - 1) * step for size, step in zip(real.shape, real.stride(), strict=True))
-    with internals.outside_of_trace(), torch.no_grad():
-        below = torch.empty(max(room, 0), dtype=real.dtype, device="meta")
-        tensor = below.as_strided(real.shape, real.stride(), offset)
-        for step in steps:
-            if step.method != "detach_":
-                getattr(tensor, step.method)(*step.args, **dict(step.kwargs))
-    return tensor
-
-
 def keeps_size(tensor: Tensor, *size: Any, **others: Any) -> bool:
     """Tell whether ``resize_`` or ``resize_as_`` is asked for the size that ``tensor`` has."""
     if len(size) == 1 and not others:
