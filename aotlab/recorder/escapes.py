@@ -34,7 +34,7 @@ from aotlab.recorder.running import note_checkpoint, note_random_state, strides_
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import Ground, StorageLooks
 from aotlab.recorder.tape import tensors_in
-from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes, op_name, share_memory
+from aotlab.recorder.write_calls import SEES_AS_DTYPE, VIEWS, Writes, op_name, overlaps_itself, share_memory
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
@@ -132,6 +132,8 @@ class EscapeGuard(TorchFunctionMode):
             return self.looks.offset(first)
         if func in _WINDOWS:
             return self.looks.as_strided(func, args, kwargs)
+        if (kwargs.get("inplace") or args[-1] is True) and overlaps_itself(first):
+            raise RunEagerly(f"`{spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}")
         if func in _READS_STRIDES:
             self._check_strides(first)
         if func in SEES_AS_DTYPE:

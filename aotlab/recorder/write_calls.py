@@ -43,8 +43,8 @@ _CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_f
 _COPIES = frozenset(("copy_", "set_", "resize_as_", "resize_as_sparse_"))
 #: In-place functions with kernels of their own, for which autocast casts nothing; it would for their twins.
 _UNKNOWN_TO_AUTOCAST = frozenset(("__setitem__", "index_copy_", "index_put_", "scatter_add_"))
-#: What leaves an `out` as it is, or takes tensors with gaps for contiguous ones.
-_LEAVES_OUT = frozenset(("empty", "empty_permuted", "empty_strided"))
+#: What leaves an `out` as it is, gives it other memory or counts no write; what takes gaps in a tensor for elements.
+_OWN_OUT = frozenset(("empty", "empty_permuted", "empty_strided", "fft_ihfftn", "kron", "linear"))
 _MISREADS_GAPS = frozenset(("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm"))
 _in_place: dict[Any, bool] = {}
 
@@ -102,7 +102,7 @@ class Writes:
         out, name = kwargs["out"], op_name(func)
         others = {key: value for key, value in kwargs.items() if key != "out"}
         given = tensors_in((args, others))
-        if not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _LEAVES_OUT:
+        if not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _OWN_OUT:
             _fall_back(f"`{name}` writes its `out` in a way of its own")
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *given)):
             _fall_back(f"`{name}` is given `out` where gradients are wanted")

@@ -141,3 +141,13 @@ class KeepsNothing(torch.autograd.Function):
 def test_a_function_that_saves_none():
     """A tensor that is not there is no tensor whose writes are to be watched."""
     same(KeepsNothing.apply, torch.ones(3, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda y: torch.nn.functional.relu(y, inplace=True), torch.nn.LeakyReLU(inplace=True), lambda y: y.mul_(2)],
+)
+def test_what_overlaps_itself_is_not_written(write):
+    """Eager has an error for it; what does not overlap is compiled."""
+    same(lambda x: write(x.expand(2, 3)), torch.ones(3), eagerly=True)
+    same(lambda x: write(x.expand(1, 3)), torch.ones(3))
