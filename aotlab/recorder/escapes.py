@@ -79,7 +79,8 @@ class EscapeGuard(TorchFunctionMode):
             if inside and not torch.is_inference_mode_enabled():
                 # of all aliases of an inference tensor it is the one that may be written outside
                 raise RunEagerly(f"an inference tensor is detached outside of inference_mode, at {user_line()}")
-        self.chronicle.uses((args, kwargs))
+        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
+            self.chronicle.uses((args, kwargs))
         try:
             result = self._pass(func, args, kwargs)
         except DataDependentError as error:
@@ -88,7 +89,8 @@ class EscapeGuard(TorchFunctionMode):
         except RuntimeError as error:
             explain_escape(error, func, args, kwargs or {})
             raise
-        self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
+        with internals.disable_torch_function():
+            self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
         if self._inference and func == _READS_DATA and internals.is_functional(args[0]):
             self.chronicle.reads_data(args[0])
         return result

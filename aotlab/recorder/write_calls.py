@@ -286,7 +286,30 @@ def _overlap(written: Tensor, operand: Tensor) -> str:
     for shape, stride, offset, dtype in windows:
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         spans.append((offset * dtype.itemsize, (last + 1) * dtype.itemsize))
-    return "part" if spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1] else ""
+    if not (spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]):
+        return ""
+    one, other = (window[:3] for window in windows)
+    return "" if written.dtype == operand.dtype and _are_other_columns(one, other) else "part"
+
+
+_Window = tuple[Sequence[int], Sequence[int], int | torch.SymInt]
+
+
+def _are_other_columns(one: _Window, other: _Window) -> bool:
+    """Tell whether two windows are surely different columns of the same rows, as ``x[:, 2:]`` and ``x[:, :2]``."""
+    for row in {step for window in (one, other) for step in window[1] if step > 1}:
+        # where in its row each window begins and ends; not within one row, it may reach into the next
+        columns = [
+            (
+                offset % row,
+                offset % row + sum((n - 1) * step for n, step in zip(shape, stride, strict=True) if step % row),
+            )
+            for shape, stride, offset in (one, other)
+        ]
+        inside = all(end < row for _, end in columns)
+        if inside and (columns[0][1] < columns[1][0] or columns[1][1] < columns[0][0]):
+            return True
+    return False
 
 
 def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:

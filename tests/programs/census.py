@@ -197,6 +197,18 @@ def write_row() -> Any:
     return program, (nonleaf(3, 4), leaf(4, seed=1))
 
 
+def boxes() -> Any:
+    """Columns of one tensor that are written with others."""
+
+    def program(boxes: Tensor) -> Tensor:
+        boxes = boxes * 1
+        boxes[:, 2:] -= boxes[:, :2]
+        boxes[:, 0].add_(boxes[:, 2], alpha=0.5)
+        return boxes
+
+    return program, (leaf(5, 4),)
+
+
 def kv_cache() -> Any:
     """A cache that is filled."""
 
@@ -489,7 +501,8 @@ def steps_of_a_scheduler() -> Any:
 
 PROGRAMS = [
     mlp, convolutions, transformer_layer, attention, fused_attention, recurrent, gru_cell_loop, block, lora, tied,
-    embedding_bag, spectral, cross_entropy, add_in_place, write_row, kv_cache, ema, sgd_by_hand, transpose_in_place,
+    embedding_bag, spectral, cross_entropy, add_in_place, write_row, boxes, kv_cache, ema, sgd_by_hand,
+    transpose_in_place,
     views_out, chunks, argument_returned, two_windows, same_twice, gradient_inside, func_inside, checkpointed,
     custom_function, hook_inside, autocast_inside, no_grad_inside, detached, dropouts, containers, closure_and_global,
     list_of_layers, fourier, indexing, masked_update, einsum, power_iteration, copied_model, channels_last, inference,

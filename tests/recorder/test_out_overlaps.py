@@ -63,8 +63,9 @@ def test_what_reads_what_it_writes(op, where):
         lambda y: y.add_(y),
         lambda y: y.__setitem__(slice(None), y),
         lambda y: y.__imul__(y),
+        lambda y: y[:, 1].sub_(y[:, 0]),  # another column of the same rows
     ],
-    ids=["mul", "where", "add_", "setitem", "imul"],
+    ids=["mul", "where", "add_", "setitem", "imul", "column"],
 )
 def test_what_may_write_what_it_reads(op, where):
     """Element by element: these are compiled."""
