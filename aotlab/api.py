@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from aotlab import pipeline
+from aotlab._torch import OpOverload
 from aotlab.backends import CallableBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
 from aotlab.cache import CompiledFunction
@@ -25,7 +26,6 @@ from aotlab.nesting import is_container
 from aotlab.partitioners import default_partition
 from aotlab.stages.compile import get_aot_compilation_context
 from aotlab.stages.partition import Partitioner
-from aotlab.torch_internals import OpOverload
 
 __all__ = [
     "AotModule",

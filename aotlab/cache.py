@@ -21,6 +21,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
+from aotlab._torch import SettingsGuard, foreign_saved_tensor_hooks
 from aotlab.compiling import compiling
 from aotlab.errors import (
     AotlabError,
@@ -37,7 +38,6 @@ from aotlab.recorder import Printed, is_tracing
 from aotlab.refusals import Refusals
 from aotlab.stages.capture import Target
 from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
-from aotlab.torch_internals import SettingsGuard, foreign_saved_tensor_hooks
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.attributes import what_differs
 from aotlab.guards import CallState, TensorFacts, ValueFacts
 from aotlab.values import shown

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.attributes import Attributes, attributes_of
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
 from aotlab.libraries import is_library, is_library_module

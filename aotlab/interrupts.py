@@ -30,7 +30,7 @@ from types import FrameType
 import torch
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 
 #: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
 _MOMENT = 0.002

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aotlab.torch_internals import is_functional
+from aotlab._torch import is_functional
 from aotlab.values import CONTAINERS, is_of_its_own_kind, items_in, keys_in, kind_of
 
 #: So many items are looked at; a watch is no walk through a data set.

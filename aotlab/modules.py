@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab.torch_internals import MODULE_DICTIONARIES
+from aotlab._torch import MODULE_DICTIONARIES
 
 #: What every module has in its dictionary: here hooks and the like, which are its own.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import OutputError, PythonValueError, RefusedError
 from aotlab.values import PLAIN, is_plain
 

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab import torch_internals as internals
 from aotlab.analysis.windows import Base
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry

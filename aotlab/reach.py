@@ -34,7 +34,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, fx, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.code_lines import line_like
 from aotlab.code_names import names_in
 from aotlab.libraries import (

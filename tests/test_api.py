@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab import _torch as internals
 from aotlab import observe
-from aotlab import torch_internals as internals
 from aotlab.api import AotModule
 from aotlab.cache import CompiledFunction
 from aotlab.errors import PythonValueError, UsageError

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import aotlab
+from aotlab import _torch as internals
 from aotlab import config
-from aotlab import torch_internals as internals
 from aotlab.cache import CompiledFunction, Declined
 from aotlab.errors import (
     CapturedTensorError,
@@ -360,7 +360,7 @@ def test_refused_call_leaves_later_calls_alone():
 )
 def test_interrupt_during_compilation(moment, monkeypatch):
     """Ctrl-C at any stage of a compilation leaves all global state and the arguments as they were; then it works."""
-    from aotlab import torch_internals
+    from aotlab import _torch as torch_internals
     from aotlab.stages import compile, partition, runtime
 
     armed = [True]

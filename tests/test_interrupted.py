@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.frontends import direct
 
 SWAPPED = "setattr(owner, name, own)"

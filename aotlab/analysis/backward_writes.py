@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import RefusedError
 from aotlab.recorder.signals import RunEagerly
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, next_edges
 from aotlab.analysis.history import leading_to, reachable
 from aotlab.analysis.segments import Exit, Segment

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, next_edges
 from aotlab.analysis.segments import Exit, Segment
 from aotlab.recorder import Tape, tensors_in

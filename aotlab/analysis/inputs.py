@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode
 from aotlab.analysis.edges import Edge, edge_of
 from aotlab.errors import (
     CapturedTensorError,
@@ -24,7 +25,6 @@ from aotlab.errors import (
 from aotlab.ir.metadata import InputAliasInfo, MetadataStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.recorder import RunEagerly, Tape, overlaps_itself
-from aotlab.torch_internals import FakeTensorMode
 
 
 class NonLeaf(torch.autograd.Function):

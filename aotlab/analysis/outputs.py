@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.containers import is_constant
 from aotlab.analysis.inputs import Entered, value_of
 from aotlab.analysis.views import (

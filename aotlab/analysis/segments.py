@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, next_edges
 
 #: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, next_edges
 from aotlab.analysis.segments import Exit, Segment
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 from aotlab.ir.metadata import ViewStep
 from aotlab.recorder import Tape
-from aotlab.torch_internals import OpOverload
 
 _view_ops: dict[OpOverload, bool] = {}
 _ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode
 from aotlab.analysis.inputs import Entered, entered, non_leaf
 from aotlab.guards import byte_interval
 from aotlab.recorder import NeedsInputsApart, RunEagerly, Tape
-from aotlab.torch_internals import FakeTensorMode
 
 #: How far before its first window a base may begin, so that each window is aligned in it.
 _MAX_SHIFT = 16

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
-from aotlab.torch_internals import FakeTensorMode
 
 GraphKind = Literal["forward", "backward", "inference"]
 Compiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]

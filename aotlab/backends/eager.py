@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.backends.base import Backend, CompileRequest
 
 

@@ -23,13 +23,13 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from aotlab import _torch as internals
 from aotlab import config
-from aotlab import torch_internals as internals
+from aotlab._torch import FakeTensorMode, OpOverload
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
 from aotlab.backends.inductor_copies import copies_kept
 from aotlab.ir.random_state import STATE_OF
-from aotlab.torch_internals import FakeTensorMode, OpOverload
 
 
 def is_random(op: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.graphs import is_view, output_args, phase_of
 
 _ATEN = torch.ops.aten

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aotlab import _torch as internals
 from aotlab import api, partitioners
-from aotlab import torch_internals as internals
 from aotlab.bench.memory import measure_memory
 from aotlab.bench.models import Batch, Trained
 

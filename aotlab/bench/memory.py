@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from aotlab._torch import pytree, storage_key
 from aotlab.errors import UsageError
-from aotlab.torch_internals import pytree, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

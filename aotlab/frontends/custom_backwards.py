@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import DoubleBackwardError
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in ')

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.code_lines import line_that_changes
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.fast_check import fast_check

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab import _torch as internals
 from aotlab import nesting, observe, pipeline
-from aotlab import torch_internals as internals
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller
 from aotlab.errors import UsageError, UserLine

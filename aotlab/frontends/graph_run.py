@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.frontends.custom_backwards import is_once_differentiable, switches_around
 from aotlab.recorder import locate

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab import torch_internals as internals
 from aotlab.cache import CompiledFunction, levels_to_caller, next_number
 from aotlab.errors import GraphInvariantError, TransformError
 from aotlab.frontends.direct import FunctionTarget

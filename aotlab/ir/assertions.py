@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab._torch import storage_key
 from aotlab.errors import GraphInvariantError
-from aotlab.torch_internals import storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
+from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError
-from aotlab.torch_internals import OpOverload
 
 
 def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = False) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from aotlab._torch import OpOverload
 from aotlab.errors import UserLine
 from aotlab.ir.specs import TensorSpec, spec_of
-from aotlab.torch_internals import OpOverload
 
 Phase = Literal["forward", "backward"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
-from aotlab.torch_internals import OpOverload
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
 _RANDOM = (torch.Tag.nondeterministic_seeded,)

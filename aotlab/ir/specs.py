@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotlab.torch_internals import storage_key
+from aotlab._torch import storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

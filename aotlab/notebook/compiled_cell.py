@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab import torch_internals as internals
 from aotlab.backends import resolve
 from aotlab.cache import next_number
 from aotlab.errors import UsageError

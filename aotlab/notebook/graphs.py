@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.backends import Backend
 from aotlab.cache import Entry
 from aotlab.errors import RefusedError

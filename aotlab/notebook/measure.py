@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.bench.timing import Call, Case, compare, tensors_in
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError

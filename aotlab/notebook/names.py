@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.report.assemble import tensor_info
 from aotlab.report.model import Input

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 
 #: Dynamo looks only into code that names torch: regions name it so, whatever the user calls it.
 TORCH = "__aotlab_torch"

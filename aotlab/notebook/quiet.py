@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 
 #: Warnings from files with these parts are the compilers', not the user's.
 _MACHINERY = (

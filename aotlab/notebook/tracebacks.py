@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from aotlab.torch_internals import RESUME_PREFIX
+from aotlab._torch import RESUME_PREFIX
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)

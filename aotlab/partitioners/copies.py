@@ -17,10 +17,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, fx
 
+from aotlab._torch import UNSAFE_VIEW, OpOverload
 from aotlab.ir.graphs import output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
 from aotlab.partitioners.default import is_tangent
-from aotlab.torch_internals import UNSAFE_VIEW, OpOverload
 
 #: In a node's ``meta``: it is a copy that `copied` made. The value that it copies is its "saved_value".
 COPY = "copy_for_recomputation"

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
+from aotlab._torch import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects
 from aotlab.ir.graphs import STAYS, phase_of
 from aotlab.partitioners.copies import COPY, moves_nothing
-from aotlab.torch_internals import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
 FLOPS_PER_BYTE = 32

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotlab._torch import ASSERTIONS, OpOverload
 from aotlab.ir.graphs import STAYS, output_args, phase_of, placeholders
 from aotlab.partitioners.extract import extract
-from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from aotlab.torch_internals import graph_module
+from aotlab._torch import graph_module
 
 
 def extract(

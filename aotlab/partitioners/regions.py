@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import UsageError
 from aotlab.partitioners.copies import moves_nothing
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from aotlab._torch import OpOverload
 from aotlab.ir.graphs import phase_of
 from aotlab.ir.specs import StorageNumbers
 from aotlab.partitioners.costs import must_not_run_twice
-from aotlab.torch_internals import OpOverload
 
 
 def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:

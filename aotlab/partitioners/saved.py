@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor, fx
 
+from aotlab._torch import CAST, OpOverload
 from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
 from aotlab.partitioners.copies import moves_nothing
 from aotlab.partitioners.unused import must_stay
-from aotlab.torch_internals import CAST, OpOverload
 
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:

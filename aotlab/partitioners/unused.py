@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotlab._torch import ASSERTIONS, OpOverload
 from aotlab.ir.graphs import STAYS, output_args, placeholders
-from aotlab.torch_internals import ASSERTIONS, OpOverload
 
 
 def _holder(result: Any) -> Any:

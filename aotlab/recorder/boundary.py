@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import (
     BY_DYNAMO,
     CapturedTensorError,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.recorder.places import user_line
 from aotlab.recorder.running import values_only
 from aotlab.recorder.signals import RunEagerly

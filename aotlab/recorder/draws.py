@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload, pytree
 from aotlab.ir.random_state import original
 from aotlab.recorder.tape import Tape, tensors_in
-from aotlab.torch_internals import OpOverload, pytree
 
 _BERNOULLI = torch.ops.aten.bernoulli.p
 

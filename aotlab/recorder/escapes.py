@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import DataDependentError, EscapeError, HooksError
 from aotlab.recorder.boundary import (
     EAGER_OPS,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aotlab import torch_internals as internals
-from aotlab.torch_internals import FakeTensorMode, OpOverload
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode, OpOverload
 
 #: Makes the right fake results of an op from its arguments and the wrong ones.
 Correction = Callable[[tuple[Any, ...], Any], Any]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 from aotlab.recorder.draws import order_of_memory
 from aotlab.recorder.tape import tensors_in
-from aotlab.torch_internals import OpOverload
 
 #: Records an op on positional arguments, and returns its result.
 Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensor, FakeTensorMode
 from aotlab.recorder.tape import tensors_in
-from aotlab.torch_internals import FakeTensor, FakeTensorMode
 
 
 class NoKey(Exception):  # noqa: N818  # a signal to the recorder

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 from aotlab.errors import (
     BY_DYNAMO,
     CapturedTensorError,
@@ -32,7 +33,6 @@ from aotlab.recorder.running import here
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.states import States, draws
 from aotlab.recorder.tape import Operation, Tape, Untraceable, tensors_in
-from aotlab.torch_internals import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
 _LIFTS = frozenset(

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.recorder.places import user_line
 from aotlab.recorder.running import noted
 from aotlab.recorder.signals import RunEagerly

@@ -28,7 +28,7 @@ _ENGINE = tuple(
         "cache.py",
         "api.py",
         "modules.py",
-        "torch_internals.py",
+        "_torch",
         "notebook",
     )
 )

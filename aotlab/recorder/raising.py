@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab.torch_internals import OpOverload
+from aotlab._torch import OpOverload
 
 _USUAL = frozenset((torch.float32, torch.float64))
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.metadata import MetadataStep
 from aotlab.recorder.places import user_line
 from aotlab.recorder.signals import RunEagerly

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.recorder.places import located
 from aotlab.recorder.strides import are_certain

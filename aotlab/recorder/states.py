@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aotlab._torch import OpOverload
 from aotlab.ir.random_state import SET_STATE, STATE_OF, device_of, drawn, without_generator
 from aotlab.recorder.tape import Operation
-from aotlab.torch_internals import OpOverload
 
 _CPU = torch.device("cpu")
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.graphs import STAYS, Phase
 from aotlab.ir.random_state import SET_STATE, STATE_OF, original
 from aotlab.recorder.places import Place, stack_trace
 from aotlab.recorder.raising import may_raise, may_raise_late
-from aotlab.torch_internals import OpOverload
 
 
 class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it says why eager has to run it

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 from aotlab.recorder.chronicle import Chronicle
 from aotlab.recorder.corrections import CORRECTIONS
 from aotlab.recorder.places import user_line
@@ -31,7 +32,6 @@ from aotlab.recorder.running import (
 from aotlab.recorder.signals import RunEagerly
 from aotlab.recorder.storage_looks import StorageLooks
 from aotlab.recorder.tape import tensors_in
-from aotlab.torch_internals import OpOverload
 
 VIEWS = frozenset((Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype))
 SEES_AS_DTYPE = VIEWS | frozenset(

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from aotlab import _torch as internals
 from aotlab import config
-from aotlab import torch_internals as internals
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
 from aotlab.ir.assertions import hold_to, promises
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
 from aotlab.analysis.views import root_among
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
 from aotlab.ir.checks import check_graph
@@ -45,7 +46,6 @@ from aotlab.partitioners.unused import hold_unused, let_go
 from aotlab.recorder import tensors_in
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, TraceRecord
-from aotlab.torch_internals import OpOverload
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.windows import Base, plan
 from aotlab.guards import byte_interval
 from aotlab.ir.metadata import InputAliasInfo

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotlab import torch_internals
+from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
 from aotlab.verification.observables import Call, children
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from aotlab import torch_internals
+from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored
 from aotlab.verification.observables import (

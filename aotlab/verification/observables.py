@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from aotlab import torch_internals
+from aotlab import _torch as torch_internals
 from aotlab.errors import RefusedError, UsageError
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 

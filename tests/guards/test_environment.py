@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import EscapeError
 from tests.engine_helpers import behind, compiled, refusing
 

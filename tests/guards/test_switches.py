@@ -15,7 +15,7 @@ from torch.backends.cuda import math_sdp_enabled as may_use_plain_attention
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import EscapeError
 from tests.engine_helpers import compiled, entry_of, refusing, same
 from tests.guards.test_kinds import MODES, ROOTS, assigned, two_calls, var

@@ -12,9 +12,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional
 
 import aotlab
+from aotlab._torch import pytree, storage_key
 from aotlab.bench.memory import kept_by_eager
 from aotlab.partitioners import default_partition
-from aotlab.torch_internals import pytree, storage_key
 from tests.engine_helpers import behind, compiled, leaf, record
 from tests.partitioners.drawn import drawn
 from tests.partitioners.test_min_cut import MODELS, partition

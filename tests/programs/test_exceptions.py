@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import (
     EscapeError,
     GraphInvariantError,

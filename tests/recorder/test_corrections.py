@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import aotlab
+from aotlab._torch import FakeTensorMode
 from aotlab.errors import DataDependentError
 from aotlab.frontends.dynamo import backend
 from aotlab.recorder.fakes import as_in_eager
-from aotlab.torch_internals import FakeTensorMode
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, refusing, same, traced
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,

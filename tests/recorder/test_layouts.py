@@ -12,7 +12,7 @@ import torch._inductor.lowering
 from torch.nn import functional
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.recorder import mode
 
 CHANNELS_LAST = torch.rand(2, 5, 5, 3).permute(0, 3, 1, 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import LeakedTensorError
 from aotlab.leaks import Watch
 from tests.engine_helpers import compiled, refusing

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from aotlab._torch import FakeTensorMode
 from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
@@ -18,7 +19,6 @@ from aotlab.errors import (
 )
 from aotlab.ir.graphs import line_of
 from aotlab.recorder import Recorder, Tape, Untraceable, overlaps_itself, running, tensors_in, user_line
-from aotlab.torch_internals import FakeTensorMode
 from tests.engine_helpers import compiled, leaf, record, refusing, same, targets, traced
 
 

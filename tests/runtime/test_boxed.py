@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import UsageError
 from tests.engine_helpers import leaf
 

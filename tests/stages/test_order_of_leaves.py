@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from tests.engine_helpers import compiled, record
 
 FRONTENDS = {

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from aotlab import torch_internals
+from aotlab import _torch as torch_internals
+from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
-from aotlab.torch_internals import FakeTensorMode
 from aotlab.verification.mutants import MUTANTS
 from aotlab.verification.op_database import SAMPLE, Outcome, Variant, cases_of, judge_variant, variants
 
@@ -178,7 +178,7 @@ def test_the_databases_leave_no_trace():
     """Importing torch's test helpers forbids assignments to torch's flags for good, unless that is put back."""
     program = (
         "import os, torch, warnings\n"
-        "from aotlab import torch_internals as t\n"
+        "from aotlab import _torch as t\n"
         "before = (len(warnings.filters), dict(os.environ), torch.get_rng_state().sum().item())\n"
         "t.op_database(), t.module_database()\n"
         "assert before == (len(warnings.filters), dict(os.environ), torch.get_rng_state().sum().item())\n"

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.stages.runtime.backward import Backward, Compiled
 from aotlab.stages.runtime.draft import Parts
 from aotlab.stages.runtime.failing import ForwardFailed, can_be_repeated

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.history import LASTING, leading_to
 from aotlab.stages.trace.live import Trace
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.backends.base import Boxed
 from aotlab.compiling import compiling
 from aotlab.errors import PartialBackwardError, TransformError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import GraphInvariantError
 from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.ir.specs import TensorSpec

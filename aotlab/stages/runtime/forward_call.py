@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, edge_of
 from aotlab.analysis.history import kept_entries
 from aotlab.analysis.windows import Base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.recorder import warn_again
 from aotlab.stages.runtime.draft import Draft, Parts
 from aotlab.stages.runtime.edges import Edges

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, edges_behind
 from aotlab.analysis.views import root_among
 from aotlab.backends.base import Boxed

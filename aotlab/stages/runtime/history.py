@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 
 
 class _History(torch.autograd.Function):

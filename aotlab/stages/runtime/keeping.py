@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.metadata import OutputType
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges

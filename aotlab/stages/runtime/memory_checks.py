@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.guards import counted_together, overlapping_pairs
 
 

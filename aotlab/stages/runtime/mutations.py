@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.metadata import InputAliasInfo, MutationType
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.failing import ForwardFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.stages.runtime.debug_checks import fresh_checker, output_checker
 from aotlab.stages.runtime.draft import Draft

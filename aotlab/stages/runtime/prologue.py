@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.windows import Base
 from aotlab.attributes import attributes_differ
 from aotlab.guards import TensorFacts, extent_bytes

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.history import LASTING
 from aotlab.errors import MetadataMutationError
 

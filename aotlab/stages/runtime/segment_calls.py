@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge
 from aotlab.analysis.segments import Exit
 from aotlab.analysis.sums import in_order_of_nodes

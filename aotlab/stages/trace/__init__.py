@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aotlab._torch import FakeTensorMode, settle_without_gpus
 from aotlab.analysis.windows import Base
 from aotlab.recorder import Recorder, Tape
 from aotlab.stages.capture import Call
@@ -47,7 +48,6 @@ from aotlab.stages.trace.layouts import does_the_same
 from aotlab.stages.trace.levels import first_level
 from aotlab.stages.trace.live import Trace
 from aotlab.stages.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
-from aotlab.torch_internals import FakeTensorMode, settle_without_gpus
 
 __all__ = [
     "Pattern",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import Entered, Outputs
 from aotlab.analysis.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.analysis.segments import Segment, segments

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis.edges import Edge, edge_of
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.stages.trace.function import Findings

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from aotlab import _torch as internals
 from aotlab import nesting
-from aotlab import torch_internals as internals
 from aotlab.analysis import Entered, Outputs, Places, input_info
 from aotlab.analysis.hooked import all_outputs
 from aotlab.code_lines import line_that_changes

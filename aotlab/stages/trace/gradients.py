@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.history import Survey, reachable
 from aotlab.errors import HigherOrderOpError, RefusedError

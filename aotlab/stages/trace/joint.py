@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import value_of
 from aotlab.analysis.backward_writes import unwritten
 from aotlab.analysis.edges import Edge

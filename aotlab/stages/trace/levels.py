@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import value_of
 from aotlab.analysis.differentiate import differentiate
 from aotlab.analysis.edges import Edge, edge_of, edges_behind, next_edges

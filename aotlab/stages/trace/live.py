@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode
 from aotlab.analysis import value_of
 from aotlab.analysis.differentiate import differentiate
 from aotlab.analysis.edges import Edge, next_edges
@@ -21,7 +22,6 @@ from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.recorder import EscapeGuard, HookKind, Recorder, Tape, Warned
 from aotlab.stages.trace.records import Pattern, Source, Write, is_full
 from aotlab.stages.trace.surroundings import tracing
-from aotlab.torch_internals import FakeTensorMode
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import Entered
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.recorder import RunEagerly

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
 from aotlab.guards import global_state, restore_settings
 from aotlab.recorder import Recorder, RunEagerly, Untraceable, line_of_error

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from aotlab import torch_internals as internals
+from aotlab import _torch as internals
 from aotlab.analysis import Entered
 from aotlab.analysis.windows import Base, extent
 from aotlab.ir.metadata import InputAliasInfo

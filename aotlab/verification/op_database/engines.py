@@ -13,9 +13,9 @@ import torch
 from torch import fx, nn
 
 from aotlab import api
+from aotlab._torch import FakeTensorMode
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
-from aotlab.torch_internals import FakeTensorMode
 
 Function = Callable[..., Any]
 

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import api, torch_internals
-from aotlab.torch_internals import pytree
+from aotlab import _torch as torch_internals
+from aotlab import api
+from aotlab._torch import pytree
 from aotlab.verification.clones import random_state_restored
 from aotlab.verification.op_database.outcome import Outcome, Result, result_of
 from aotlab.verification.op_database.variants import Variant, seeded

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from aotlab import config, torch_internals
+from aotlab import _torch as torch_internals
+from aotlab import config
 from aotlab import observe as events
 from aotlab.errors import RefusedError, UsageError
 from aotlab.verification.clones import Cloner, random_state_restored, restored

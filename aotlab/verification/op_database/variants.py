@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from aotlab import torch_internals
+from aotlab import _torch as torch_internals
 from aotlab.verification.clones import random_state_restored
 
 #: How an operator is called, or in which mode a module is; `errors` has a form of its own.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aotlab.torch_internals import TorchDispatchMode
+from aotlab._torch import TorchDispatchMode
 
 #: Ops that change what a tensor is, and write no element.
 _METADATA = ("aten.set_", "aten.resize_", "aten.as_strided_", "aten.t_", "aten.transpose_", "aten.squeeze_")

@@ -1,0 +1,99 @@
+"""The one door to torch's private APIs, a file by topic.
+
+Every name that torch does not document comes in here, with a line of why; the rest of aotlab imports it from here.
+``tests/test_torch.py`` asserts that each still exists, and behaves as used, on the installed torch.
+"""
+
+from __future__ import annotations
+
+# fmt: off
+# isort: off
+# Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
+from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
+from torch._C import _len_torch_function_stack as function_mode_count
+# The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
+from torch._C._dynamo.guards import GlobalStateGuard
+# Kernels that Python implements for fake tensors (batch norm's statistics among them) hang on this dispatcher.
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode,
+)
+# Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
+from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
+# Swaps a module's parameters and buffers for the length of a block, ties included.
+from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
+# The containers that users have registered; every torch that we support has them under this name only.
+from torch.utils import _pytree as pytree
+# A mode that sees every op below autograd and functionalization.
+from torch.utils._python_dispatch import TorchDispatchMode
+from aotlab._torch.functional import (
+    from_functional, functionalization, has_data_mutation, has_metadata_mutation, is_functional, is_seen_through,
+    mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
+)
+from aotlab._torch.fake import (
+    as_inference_tensor, call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense,
+    memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
+)
+from aotlab._torch.modules import (
+    MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held,
+    module_call, parameters_held, parametrization_cache, registered_container, set_module_call,
+)
+from aotlab._torch.graphs import (
+    boxed_forward_of, forward_of, graph_module, has_effects, marked_budget, tracing_context,
+)
+from aotlab._torch.ops import (
+    ASSERTIONS, BATCH_NORMS, CAST, CONJUGATE, DATA_OF, FFT_OF_REAL, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
+    PUT_BY_KERNEL, SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator,
+    eager_kernels, has_composite_kernel_only, no_python_dispatcher, quantizing_ops, replace_unguarded,
+    unseen_by_dynamo, without_onednn,
+)
+from aotlab._torch.modes import (
+    MODE_EXITS, SET_GRAD_ENABLED, Surroundings, any_autocast_enabled, autocast_knows, autocast_nesting,
+    disable_autocast, disable_torch_function, forward_ad_active, no_dispatch_modes, only_default_devices,
+    restore_autocast_nesting, set_grad_mode, settle_without_gpus,
+)
+from aotlab._torch.transforms import (
+    TransformState, batch_level, below_innermost_transform, has_tangent, innermost_transform_left, is_batched,
+    is_enter_dual_level, is_exit_dual_level, is_older_batched, is_transformed, older_batch_level, opens_transform,
+    transforms_active, under_transform,
+)
+from aotlab._torch.guards import (
+    ENVIRONMENT, Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, matmul_precision, tensor_guards,
+)
+from aotlab._torch.views import (
+    BASE_GETTER, VERSION_GETTER, base_of, call_of_several_views, is_hooked, is_hooked_view, is_leaf_by_its_base,
+    is_one_of_several_views, is_over_another, is_view_by_custom_function, keeps_through_writes, may_be_written,
+    may_be_written_with_base, set_version, share_version, version_of, versions_of, viewing_function,
+    was_made_under_no_grad,
+)
+from aotlab._torch.checkpoints import (
+    CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, checkpoint_settings, is_checkpointed, kept_by_checkpoint,
+    once_differentiable,
+)
+from aotlab._torch.saved import (
+    foreign_saved_tensor_hooks, hooks_are_foreign, keeps_unsaved, kept_is_written, outputs_saved_by,
+    push_saved_tensor_hooks, saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden,
+    saved_tensors_of, saves_tensors,
+)
+from aotlab._torch.nodes import (
+    always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
+    is_copy_slices, is_custom_function_node, is_lone_function_result, is_to_be_run, keeps_graph, leaf_of, raise_of,
+    run_node, sequence_number, sequence_of, turns, with_common_node, with_own_node,
+)
+from aotlab._torch.inductor import (
+    _lowered, eager_draws_by_inductor, inductor_compile, inductor_decompositions, inductor_draws_as_eager,
+    inductor_joint_passes, inductor_keeps_draws_in_order, inductor_replace_random, inductor_source,
+    is_inductors_draw,
+)
+from aotlab._torch.dynamo import (
+    RESUME_PREFIX, as_made_by_dynamo, dynamo_cleanups, dynamo_compile_id, dynamo_compiles, dynamo_disable,
+    dynamo_makes_symbols, dynamo_reasons, dynamo_recompile_reasons, dynamo_settings, hear_refused_transforms,
+    in_guard, innermost_backend, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
+    recurrent_layers_captured, unmark_static,
+)
+from aotlab._torch.samples import (
+    module_database, op_database, samples_do_not_seed,
+)

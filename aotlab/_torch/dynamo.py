@@ -1,0 +1,282 @@
+"""Dynamo, as our frontend and the cells of a notebook need it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+# What Dynamo does at a frame, noted with its code: `torch.compiler.disable` would cost 2 µs at each call.
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep Dynamo from looking into ``function``."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def recurrent_layers_captured() -> AbstractContextManager[Any]:
+    """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
+    from torch._dynamo import config
+
+    return config.patch(allow_rnn=True)  # type: ignore[no-any-return]  # untyped in torch
+
+
+#: How Dynamo names the function that holds the rest of a frame after a graph break.
+RESUME_PREFIX = "torch_dynamo_resume_in_"
+
+
+@contextlib.contextmanager
+def dynamo_settings(*, exact: bool) -> Iterator[None]:
+    """Let Dynamo capture as little as keeps eager's meaning, and run by itself whatever it cannot capture.
+
+    Assertions stay Python's, numpy stays numpy, numbers are never made symbolic, and an error while capturing leaves
+    the frame to Python. With ``exact`` Dynamo does not capture what torch's optimizers compute otherwise for it than
+    for eager.
+    """
+    from torch._dynamo import config
+
+    changes = {
+        "suppress_errors": True,
+        "trace_numpy": False,
+        "rewrite_assert_with_torch_assert": False,
+        "automatic_dynamic_shapes": False,
+    }
+    with config.patch(changes), _eager_optimizers() if exact else contextlib.nullcontext():
+        yield
+
+
+@functools.cache
+def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
+    """Return the modules whose optimizers ask a step counter for its number, each with a form that Dynamo leaves."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.")]
+    return tuple((m, torch.compiler.disable(m._get_value)) for m in modules if hasattr(m, "_get_value"))
+
+
+@contextlib.contextmanager
+def _eager_optimizers() -> Iterator[None]:
+    before = [(module, module._get_value) for module, _ in _optimizer_modules()]
+    for module, replacement in _optimizer_modules():
+        module._get_value = replacement
+    try:
+        yield
+    finally:
+        for module, original in before:
+            module._get_value = original
+
+
+def in_guard(frame: types.FrameType | None) -> bool:
+    """Tell whether a frame belongs to the making or the check of a guard of Dynamo's."""
+    from torch._dynamo import guards
+
+    while frame is not None and frame.f_code.co_filename != guards.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def unmark_static(tensor: Tensor) -> None:
+    """Take away the mark that Dynamo leaves on parameters, buffers and what optimizers keep."""
+    tensor.__dict__.pop("_dynamo_static_input_type", None)
+
+
+@contextlib.contextmanager
+def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``start`` before and ``end`` after Dynamo compiles a frame, for the length of a block."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
+
+
+def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
+    """Return the hooks that will take away what Dynamo put into ``scope``; each has a ``scope`` and a ``name``."""
+    from torch._dynamo.utils import CleanupManager
+
+    every = list(CleanupManager.instance.values.values())
+    return [hook for hooks in every for hook in hooks if hook.scope is scope]
+
+
+def as_made_by_dynamo(wrapper: _Function) -> _Function:
+    """Let Dynamo take a function that was given the attributes of a compiled one for that one, and not look into it."""
+    wrapper._torchdynamo_wrapper_id = id(wrapper)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def innermost_backend(backend: object) -> object:
+    """Return the function that ``torch.compile`` was given as a backend, without what it has put around it."""
+    for _ in range(8):  # it has put a few around; an object that has every attribute would never end
+        inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
+        if inner is None:
+            inner = backend.func if isinstance(backend, functools.partial) else None
+        if inner is None:
+            break
+        backend = inner
+    return backend
+
+
+def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any], dict[str, Any]], None]) -> None:
+    """Call ``hear`` from now on with each frame that Dynamo refuses as it runs under a transform of ``torch.func``.
+
+    It gets what holds the backend, one for each ``torch.compile``, the frame's code, its local and global variables.
+    Dynamo has no hook for such frames, and asks no backend; so this puts another function in place of the one that
+    refuses them, for the whole process. It refuses the same.
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    refuse = InstructionTranslator._throw_if_in_functorch
+
+    @functools.wraps(refuse)
+    def refuse_and_tell(translator: InstructionTranslator) -> None:
+        try:
+            refuse(translator)
+        except Unsupported:
+            output = translator.output
+            hear(output.compiler_fn, translator.f_code, output.local_scope, output.global_scope)
+            raise
+
+    setattr(InstructionTranslator, refuse.__name__, refuse_and_tell)
+
+
+def leaves_padding_out(module: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a module called with these arguments takes eager's way without padded places.
+
+    `torch.nn.TransformerEncoder` does where nothing is differentiated: it returns zeros at padded places, and as many
+    places as the longest sequence has. A trace and Dynamo take the other way. Dynamo's variables stand for arguments.
+    """
+    if not isinstance(module, torch.nn.TransformerEncoder) or not module.use_nested_tensor:
+        return False
+    mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+    if mask is None or getattr(mask, "value", mask) is None or module.layers[0].training:
+        return False
+    return not (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
+
+
+def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
+    """Let Dynamo see, where it captures for a backend of ours, what it passes over otherwise (torch 2.11 to 2.15).
+
+    - It guards that modules have no hooks; by default it does not look whether there are some by now.
+    - It breaks the graph at ``ctx.set_materialize_grads``, which it forgets.
+    - It breaks the graph at numpy's random functions, which it would let draw from, and seed, torch's generator.
+    - Where it does not trace numpy, it leaves arrays to Python; by itself it writes ``array += 1`` while it captures.
+    - It leaves a transformer's encoder to Python that leaves padded places out.
+
+    ``is_ours`` gets what `innermost_backend` returns. There are no hooks for this in Dynamo; so this puts other methods
+    in the place of five, for the whole process. For other backends they do the same as before.
+    """
+    from torch._dynamo import config, variables
+    from torch._dynamo.exc import unimplemented
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+    from torch._dynamo.variables import builder, misc
+
+    def ours(output: Any) -> bool:
+        return is_ours(innermost_backend(getattr(output, "compiler_fn", None)))
+
+    def break_graph(what: str, why: str) -> NoReturn:
+        unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
+
+    guards: Any = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+    context: Any = misc.AutogradFunctionContextVariable
+    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
+    looks_up: Any = getattr(context, attribute)
+    numpy: Any = misc.NumpyVariable
+    calls: Any = numpy.call_function
+    wraps: Any = builder.VariableBuilder._wrap
+    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
+    translator: Any = InliningInstructionTranslator
+    inlines: Any = translator.inline_call
+    encoder = torch.nn.TransformerEncoder.forward.__code__
+
+    @functools.wraps(guards)
+    def guard_hooks(self: Any, guard: Any) -> None:
+        (self.SEQUENCE_LENGTH if ours(self.check_fn_manager.output_graph) else functools.partial(guards, self))(guard)
+
+    @functools.wraps(looks_up)
+    def look_up(self: Any, tx: Any, name: Any, *more: Any) -> Any:
+        if name == "set_materialize_grads" and ours(tx.output):
+            break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
+        return looks_up(self, tx, name, *more)
+
+    @functools.wraps(calls)
+    def call(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(use_numpy_random_stream=True) if ours(tx.output) else contextlib.nullcontext():
+            return calls(self, tx, *args, **kwargs)
+
+    @functools.wraps(wraps)
+    def wrap(self: Any, value: Any) -> Any:
+        if isinstance(value, arrays) and not config.trace_numpy and ours(self.tx.output):
+            break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
+        return wraps(self, value)
+
+    def inline(parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
+        is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
+        if is_encoder and ours(parent.output) and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
+            set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+            break_graph(
+                "TransformerEncoder with a padding mask",
+                "Eager leaves padded places out where nothing is differentiated; Dynamo does not.",
+            )
+        return inlines(parent, func, args, kwargs, *more, **others)
+
+    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_hooks  # type: ignore[method-assign]
+    setattr(context, attribute, look_up)
+    numpy.call_function = call
+    builder.VariableBuilder._wrap = wrap  # type: ignore[method-assign]
+    translator.inline_call = staticmethod(inline)
+
+
+def dynamo_makes_symbols() -> bool:
+    """Tell whether Dynamo makes a symbol of each size, as it does under ``torch.compile(…, dynamic=True)``."""
+    from torch._dynamo import config
+
+    return not config.assume_static_by_default
+
+
+def dynamo_reasons() -> dict[str, int]:
+    """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
+    from torch._dynamo.utils import counters
+
+    kinds = ("graph_break", "unimplemented")
+    return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
+
+
+@functools.cache
+def log_handlers() -> tuple[logging.Handler, ...]:
+    """Return the handlers that print what torch logs; torch sets them up when Dynamo is imported."""
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
+    return tuple(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
+
+
+def dynamo_compile_id() -> tuple[int | None, str]:
+    """Return Dynamo's number for the code that it is compiling, or None, and the name of this compilation."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    return (None, "") if current is None else (current.frame_id, str(current))
+
+
+def dynamo_recompile_reasons() -> dict[str, str]:
+    """Return, by the name of a compilation, why the earlier compilations of the same code did not serve."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return {
+        str(each.compile_id): str(each.recompile_reason)
+        for each in get_compilation_metrics()
+        if each.compile_id is not None and getattr(each, "recompile_reason", None)
+    }

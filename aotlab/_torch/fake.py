@@ -1,0 +1,114 @@
+"""Fake tensors, and the memory of tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def new_fake(
+    mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> FakeTensor:
+    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op."""
+    below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, below, device)
+
+
+def new_fake_view(
+    mode: FakeTensorMode, base: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
+) -> FakeTensor:
+    """Make a fake tensor on the storage of ``base``; ``offset`` in elements of ``dtype``."""
+    below = torch.ops.aten.empty_strided.default((0,), (1,), dtype=dtype, device="meta")
+    torch.ops.aten.set_.source_Storage_storage_offset(below, base.untyped_storage(), offset, shape, stride)
+    return FakeTensor(mode, below, base.device)
+
+
+def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
+    """Make the fake of a plain dense input; others go the long way."""
+    shape, stride = real.shape, real.stride()
+    elements = real.numel()
+    last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)]) + 1
+    whole = real.storage_offset() == 0 and real.untyped_storage().nbytes() == elements * real.element_size()
+    if whole and last == elements:
+        return new_fake(mode, shape, stride, real.dtype, real.device)
+    return mode.from_tensor(real.detach(), static_shapes=True)
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep fake tensors from logging a traceback for each op that fails; eager tells the user."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def quiet(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING
+
+    logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        logger.removeFilter(quiet)
+
+
+def forget_tensors(fake_mode: FakeTensorMode) -> None:
+    """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
+    fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
+
+
+def call_by_fake_mode(
+    mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
+    with mode:
+        return op(*args, **kwargs)
+
+
+def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format that kernels give their results when ``tensor`` comes in."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
+
+
+def has_its_memory_to_itself(tensor: Tensor) -> bool:
+    """Tell whether no view or alias of ``tensor`` is alive, nor kept by an autograd node."""
+    storage = tensor.untyped_storage()  # which counts for one beside the tensor
+    return int(torch._C._storage_Use_Count(storage._cdata)) <= 2
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor fills the memory between its first and its last element."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.numel() == last
+
+
+def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Make a one-dimensional tensor of memory that begins ``shift`` bytes behind the first byte of ``first``.
+
+    It begins its own storage, so that compiled code may count from there, and it does not keep the memory alive.
+    """
+    storage = torch._C._construct_storage_from_data_pointer(
+        first.data_ptr() + shift, first.device, count * dtype.itemsize
+    )
+    return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
+
+
+def as_inference_tensor(tensor: Tensor) -> Tensor:
+    """Return an inference tensor over the memory of ``tensor``, which nobody else holds."""
+    with torch.inference_mode():
+        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return fresh
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that tensors on one storage share, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,79 @@
+"""fx graphs and the Python that is written for them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+# Modules whose Python is written when it is first looked at: the compilers that read the graph never need it.
+from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
+
+# Writes a graph's Python so that it takes its inputs in one list, which it empties.
+from torch.fx.graph import _BoxedCodeGen
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """Make a module of a graph; its Python is written when it is first asked for."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph, name)
+
+
+def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """Return a module's compiled Python, without the checks of ``Module.__call__``."""
+    _LazyGraphModule.force_recompile(module)
+    return module.forward
+
+
+def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
+    graph = module.graph
+    before = graph._codegen
+    graph._codegen = _BoxedCodeGen()
+    try:
+        code = graph.python_code("self")
+    finally:
+        graph._codegen = before
+    name = f"<aotlab graph {next(_graphs)}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec"), namespace)
+    weakref.finalize(namespace["forward"], linecache.cache.pop, name, None).atexit = False
+    call: Callable[[list[Any]], Any] = functools.partial(namespace.pop("forward"), module)
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    return call
+
+
+_graphs = itertools.count()
+
+
+@contextlib.contextmanager
+def tracing_context(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Give Inductor the context in which it expects to find the fake mode."""
+    with tracing(TracingContext(fake_mode)):
+        yield
+
+
+def has_effects(op: OpOverload | HigherOrderOperator) -> bool:
+    """Tell whether an op was registered as one with effects besides its results, as `torch.ops.aten._print`."""
+    from torch._higher_order_ops.effects import has_effects as registered
+
+    return bool(registered(op))
+
+
+def marked_budget(meta: dict[str, Any]) -> float | None:
+    """Return the budget by which ``torch.autograd.graph.region_activation_memory_budget`` marked a node, if it did."""
+    custom = meta.get("custom")
+    return custom.get("_region_activation_memory_budget") if isinstance(custom, dict) else None

@@ -1,0 +1,213 @@
+"""Inductor, loaded when it is first asked for: importing it takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, fx
+
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions that Inductor traces with under its present configuration."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_draws_as_eager() -> bool:
+    """Tell whether Inductor is set to take random numbers from torch's generators, op by op."""
+    from torch._inductor import config
+
+    return bool(config.fallback_random)
+
+
+def eager_draws_by_inductor() -> AbstractContextManager[Any]:
+    """Set Inductor to that for the length of a block."""
+    from torch._inductor import config
+
+    return config.patch(fallback_random=True)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def inductor_keeps_draws_in_order() -> bool:
+    """Tell whether Inductor lets what draws from a generator draw in the order of the graph; torch 2.11's does not."""
+    from torch._inductor.fx_passes import post_grad
+
+    return hasattr(post_grad, "_chain_random_ops_for_ordering")
+
+
+def is_inductors_draw(target: Any) -> bool:
+    """Tell whether an op is one of Inductor's own, which makes random numbers of a seed."""
+    from torch._inductor import inductor_prims
+
+    return target in (inductor_prims.random, inductor_prims.randint)
+
+
+def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, exact_random: bool) -> None:
+    """Run Inductor's pattern matching over a joint or inference graph, in place."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    with (
+        config.patch(fallback_random=exact_random),
+        V.set_fake_mode(fake_mode),
+        _constants_allowed(fake_mode),
+        fake_mode,
+    ):
+        joint_graph_passes(module)
+
+
+def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Let random ops take their numbers from seeds, in place; this is one of the joint-graph passes."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
+
+    with config.patch(fallback_random=False), V.set_fake_mode(fake_mode), fake_mode:
+        replace_random_passes(module)
+
+
+@contextlib.contextmanager
+def _constants_allowed(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Let ops on fake tensors take real ones too, which a graph's constants are."""
+    before = fake_mode.allow_non_fake_inputs
+    fake_mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        fake_mode.allow_non_fake_inputs = before
+
+
+def inductor_compile(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    fake_mode: FakeTensorMode,
+    is_inference: bool,
+    is_backward: bool,
+    static_inputs: Sequence[int],
+    graph_id: int,
+    shared: dict[str, Any],
+    exact_random: bool,
+) -> Any:
+    """Compile one graph by Inductor's inner entry and return its boxed callable.
+
+    ``shared`` is what the forward and the backward of one entry have in common; it is filled here at first use.
+    With ``exact_random`` random ops take their numbers from torch's generators, as eager does; else from a seed each.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    if not shared:
+        shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
+        shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
+    with (
+        config.patch(fallback_random=exact_random),
+        V.set_fake_mode(fake_mode),
+        _constants_allowed(fake_mode),
+        _lowered(module),
+        _falling_back(),
+        _writes_before_reads(),
+        fake_mode,
+    ):
+        return compile_fx_inner(
+            module,
+            list(example_inputs),
+            is_inference=is_inference,
+            is_backward=is_backward,
+            static_input_idxs=list(static_inputs),
+            graph_id=graph_id,
+            **shared,
+        )
+
+
+_ordering = threading.local()
+
+
+@functools.cache
+def _remember_writes() -> None:
+    """Let nodes of Inductor's scheduler, in the block of `_writes_before_reads`, keep what they know of writes."""
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute = SchedulerNode.recompute_size_and_body
+
+    @functools.wraps(recompute)
+    def recompute_and_rename(self: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(self, *args, **kwargs)
+        if getattr(_ordering, "active", False):
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _writes_before_reads() -> Iterator[None]:
+    """Let Inductor's C++ kernels read a buffer after the op in place that fills it.
+
+    Inductor writes the results of ``bernoulli``, ``index_put``, ``scatter`` and others in place. Where it fits a loop
+    to another one, to fuse both, it forgets that the loop reads what such an op wrote (torch 2.11 to 2.14), and may
+    run the loop first: a mask of dropout is read before it is drawn. Kernels that were cached without this are not
+    used.
+    """
+    from torch.compiler import config
+
+    _remember_writes()
+    before = getattr(_ordering, "active", False)
+    _ordering.active = True
+    try:
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}aotlab: writes before reads"):  # type: ignore[attr-defined]
+            yield
+    finally:
+        _ordering.active = before
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+
+    found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
+    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
+    try:
+        yield
+    finally:
+        for op in missing:
+            lowering.lowerings.pop(op, None)
+
+
+@contextlib.contextmanager
+def _falling_back() -> Iterator[None]:
+    """Let Inductor call kernels of ops that torch can also decompose, under the environment variable ``CI`` too.
+
+    `torch.compile` decomposes some of them (``upsample_bilinear2d``) above autograd, in a way of its own; where the
+    variable is set, Inductor takes a call of such an op for a mistake of its own lowerings.
+    """
+    from torch._inductor import graph
+
+    names = vars(graph)
+    make_fallback = names["make_fallback"]
+    names["make_fallback"] = functools.partial(make_fallback, warn=False)
+    try:
+        yield
+    finally:
+        names["make_fallback"] = make_fallback
+
+
+def inductor_source(compiled: Any) -> str | None:
+    """Return the Python that Inductor wrote for a compiled graph, None if it wrote none."""
+    source = getattr(compiled, "source_code", None)
+    return source if isinstance(source, str) and source else None

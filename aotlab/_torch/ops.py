@@ -1,0 +1,301 @@
+"""Ops that torch does not document, and which kernels run for an op."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+# What Dynamo does at a frame, noted with its code: `torch.compiler.disable` would cost 2 µs at each call.
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+from torch._ops import HigherOrderOperator, OpOverload
+
+from aotlab._torch.checkpoints import _called_by_checkpoint
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+#: One layer of oneDNN's recurrent nets.
+ONEDNN_RNN_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+def no_python_dispatcher() -> AbstractContextManager[None]:
+    """Let composite ops be those of C++, which eager runs, and not Python's."""
+    return torch._C._DisablePythonDispatcher()
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """Switch oneDNN off for a block; the public context manager warns."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def quantizing_ops() -> frozenset[OpOverload]:
+    """Return the ops whose results are quantized; their fakes do not say so."""
+    packets = (
+        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
+        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
+        torch.ops.aten._empty_per_channel_affine_quantized,
+    )  # fmt: skip
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
+
+
+@functools.cache
+def _rewritten_in_python() -> tuple[OpOverload, ...]:
+    """Return the ops that torch rewrites in Python under autograd's keys, but for those that a trace needs so.
+
+    Batch norm's rewriting shows that the statistics are written; that of ``one_hot`` does without looking at values.
+    """
+    needed = ("native_batch_norm", "cudnn_batch_norm", "one_hot")
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name not in needed]
+    ops = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
+    return tuple(op for op in ops if any(key in op.py_kernels for key in keys))
+
+
+@contextlib.contextmanager
+def eager_kernels(*, but: Container[OpOverload] = ()) -> Iterator[None]:
+    """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
+
+    Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
+    autograd's keys and replace the C++ code on every trace. They come back after the block. ``but`` are rewritten.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    taken = []
+    for op in _rewritten_in_python():
+        for key in keys:
+            if key in op.py_kernels and op not in but:
+                taken.append((op, key, op.py_kernels.pop(key)))
+                op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
+
+
+def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
+    """Tell whether eager computes ``op`` on that device by calling other ops, so that it is to be decomposed."""
+    if not op._can_decompose():
+        return False
+    backend = device_type.upper() if device_type in ("cpu", "cuda") else "CPU"
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
+
+
+#: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
+TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
+
+
+@functools.cache
+def _has_kernel(op: OpOverload, key: str) -> bool:
+    # some overloads are TorchScript's, on lists and numbers, and unknown to the dispatcher
+    known = torch._C._dispatch_has_kernel(op.name())
+    return known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+#: What ``torch.nn.functional.one_hot`` is.
+ONE_HOT = torch._C._nn.one_hot
+
+
+#: The ops by which batch norm computes, of which most are private; the result comes first.
+BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten._batch_norm_no_update.default,
+    torch.ops.aten._batch_norm_with_update.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+)
+
+
+#: What Dynamo puts for ``tensor.data``; no function mode sees it.
+DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
+
+
+#: What torch 2.15's Dynamo writes for ``x.data = y``; earlier ones write the assignment itself.
+SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
+
+
+#: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
+FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
+
+
+def _calling_higher_order_op(frame: types.FrameType | None) -> str | None:
+    """Return the name of the function of ``torch._higher_order_ops`` that a user called; None if none is running."""
+    name = None
+    while frame is not None and "_higher_order_ops" in frame.f_code.co_filename:
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that random ops on a device draw from if they are given none."""
+    if device.type == "cuda":
+        number: int | None = device.index  # the stubs forget that there may be none
+        return torch.cuda.default_generators[torch.cuda.current_device() if number is None else number]
+    return torch.default_generator
+
+
+_RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
+
+
+def _functionalizes() -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
+
+
+@contextlib.contextmanager
+def replace_unguarded(
+    refuse: Callable[..., Any],
+    checkpoint_state: Callable[[str, Tensor], None],
+    checkpoint_starts: Callable[[], None],
+    set_: Callable[..., Any],
+    push_hooks: Callable[..., Any],
+    call_back: Callable[..., Any],
+    higher_order: Callable[[str], Any],
+) -> Iterator[None]:
+    """Replace, for this thread and the length of a block, functions that no mode gets to see.
+
+    Most call ``refuse`` instead, with their name and arguments: such as touch random generators, with that alone.
+    ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
+    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
+    ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
+    to have its functions captured by Dynamo, which would meet the trace's tensors.
+    """
+    thread = threading.get_ident()
+    compile_ = torch.compile
+
+    def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mine = threading.get_ident() == thread and not _called_by_checkpoint()
+            return (replacement if mine else original)(*args, **kwargs)
+
+        return call
+
+    def of_state(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **kwargs)
+            if not _called_by_checkpoint():
+                return refuse(name)
+            result = original(*args, **kwargs)
+            state = result if result is not None else next(iter((*args, *kwargs.values())), None)
+            if isinstance(state, torch.Tensor):
+                checkpoint_state(name, state)
+            return result
+
+        return call
+
+    pushes = here(push_hooks, torch._C._autograd._push_saved_tensors_default_hooks)
+
+    def push(*args: Any) -> Any:
+        if threading.get_ident() == thread and _called_by_checkpoint():
+            checkpoint_starts()
+        return pushes(*args)
+
+    @functools.wraps(compile_)
+    def compiles(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and (name := _calling_higher_order_op(sys._getframe(1))):
+            return higher_order(name)
+        return compile_(*args, **kwargs)
+
+    swap, to_dlpack = functools.partial(refuse, "swap_tensors"), functools.partial(refuse, "to_dlpack")
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch._C, "_swap_tensor_impl", swap),
+        (torch.utils, "swap_tensors", swap),
+        (torch._C, "_to_dlpack", to_dlpack),
+        (torch, "to_dlpack", to_dlpack),
+        (torch.utils.dlpack, "to_dlpack", to_dlpack),
+        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        *(
+            (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
+            for name in ("apply_", "map_", "map2_")
+        ),
+    ]
+    states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]
+    new = [(owner, name, here(replacement, getattr(owner, name))) for owner, name, replacement in places]
+    new += [(owner, name, of_state(name, getattr(owner, name))) for owner, name in states]
+    new += [(torch._C._autograd, "_push_saved_tensors_default_hooks", push), (torch, "compile", compiles)]
+    before = [getattr(owner, name) for owner, name, _ in new]
+    try:  # before the first replacement, since an interrupt may come between two of them
+        for owner, name, replacement in new:
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for (owner, name, _), own in zip(new, before, strict=True):
+            setattr(owner, name, own)
+
+
+#: A view in C++ that functionalization takes for a fresh tensor.
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+#: What `torch.fft.rfftn` and its like call first.
+FFT_OF_REAL = torch.ops.aten._fft_r2c.default
+
+
+#: What `torch.softmax` calls.
+SOFTMAX = torch.ops.aten._softmax.default
+
+
+#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
+CAST = torch.ops.aten._to_copy.default
+
+
+#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
+VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
+
+
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+
+
+#: Ops that put parts into a tensor, which Inductor does in place if nothing reads the tensor later.
+PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+
+
+#: The same as the first of them, by eager's kernel.
+PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
+
+
+#: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
+TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
+
+
+#: Ops that raise or return nothing; nobody uses what they return, and they must stay.
+ASSERTIONS = frozenset(
+    (
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._linalg_check_errors.default,
+    )
+)
+
+
+def unseen_by_dynamo(function: _Function) -> _Function:
+    """Keep Dynamo from looking into what autograd calls in a backward, and into what that calls in turn.
+
+    A backward in the middle of a compiled function is a graph break, after which Dynamo looks at each new frame.
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function

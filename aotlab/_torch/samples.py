@@ -1,0 +1,90 @@
+"""The databases of samples that ship in torch's own tests."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from aotlab.errors import UsageError
+
+
+@contextlib.contextmanager
+def _testing_leaves_no_trace() -> Iterator[None]:
+    """Put back what importing torch's own test helpers changes in the whole process."""
+    flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
+    allowed = flags["__allow_nonbracketed_mutation_flag"]
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    random_state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        flags["__allow_nonbracketed_mutation_flag"] = allowed
+        torch.set_rng_state(random_state)
+        if cache is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+
+
+@functools.cache
+def op_database() -> tuple[Any, ...]:
+    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_methods_invocations import op_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(op_db)
+
+
+@functools.cache
+def module_database() -> tuple[Any, ...]:
+    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called.
+
+    Raises
+    ------
+    UsageError
+        A package that torch's own tests need is not installed.
+    """
+    try:
+        with _testing_leaves_no_trace():
+            from torch.testing._internal.common_modules import module_db
+    except ModuleNotFoundError as error:
+        raise _testing_not_there(error) from error
+    return tuple(module_db)
+
+
+@contextlib.contextmanager
+def samples_do_not_seed() -> Iterator[None]:
+    """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
+    import torch.testing._internal.common_methods_invocations
+
+    entries: Any = torch.testing._internal.common_methods_invocations
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    seeding = entries.wrapper_set_seed
+    entries.wrapper_set_seed = call
+    try:
+        yield
+    finally:
+        entries.wrapper_set_seed = seeding
+
+
+def _testing_not_there(error: ModuleNotFoundError) -> UsageError:
+    return UsageError(
+        f"torch's database of operators needs the package {error.name!r}, which is not installed: "
+        "pip install 'aotlab[ops]'"
+    )

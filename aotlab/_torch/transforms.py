@@ -1,0 +1,179 @@
+"""Transforms of `torch.func` and forward-mode differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab._torch.modes import forward_ad_active
+from aotlab._torch.saved import saved_tensor_hooks_disabled
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is the wrapper by which a ``torch.func`` transform follows another tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def transforms_active() -> bool:
+    """Tell whether a ``torch.func`` transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+#: What Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation; another function of
+#: the same name in some versions.
+_OPENING = frozenset(
+    {
+        "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
+        "_enter_dual_level", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable",
+        "set_inplace_requires_grad_allowed",
+    }
+)  # fmt: skip
+
+
+def opens_transform(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's changes which transforms are on, until another one is called."""
+    return getattr(target, "__name__", None) in _OPENING
+
+
+def is_enter_dual_level(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's opens a level of forward-mode differentiation."""
+    return getattr(target, "__name__", None) == "_enter_dual_level"
+
+
+def is_exit_dual_level(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's closes a level of forward-mode differentiation."""
+    return getattr(target, "__name__", None) == "_exit_dual_level"
+
+
+_LEAVING: dict[Any, Callable[[], int]] = {
+    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    torch._C._functorch.TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
+}
+
+
+class TransformState:
+    """Which transforms are on now, to be put back after an error: Dynamo's graphs have no ``finally``."""
+
+    def __init__(self) -> None:
+        functorch = torch._C._functorch
+        self._depth = functorch.get_dynamic_layer_stack_depth()
+        self._forward_grad = torch._C._is_fwd_grad_enabled()
+        self._may_require_grad = functorch.get_inplace_requires_grad_allowed()
+        self._hooks_disabled = saved_tensor_hooks_disabled()
+
+    def restore(self, dual_levels: Sequence[int] = ()) -> None:
+        """Leave the levels that were opened since; ``dual_levels`` are those of forward-mode differentiation."""
+        functorch = torch._C._functorch
+        for level in reversed(dual_levels):
+            torch._C._exit_dual_level(level=level)
+        while functorch.get_dynamic_layer_stack_depth() > self._depth:  # torch 2.11's own function leaves two at a time
+            _LEAVING[functorch.peek_interpreter_stack().key()]()
+        torch._C._set_fwd_grad_enabled(self._forward_grad)
+        if functorch.get_inplace_requires_grad_allowed() != self._may_require_grad:
+            functorch.set_inplace_requires_grad_allowed(self._may_require_grad)
+        if saved_tensor_hooks_disabled() and not self._hooks_disabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+class BatchLevel:
+    """A vmap that is running: of ``torch.func``, or the older one of ``is_grads_batched=True`` (``is_older``)."""
+
+    def __init__(self, level: int, *, is_older: bool) -> None:
+        self._level = level
+        self._is_older = is_older
+
+    def taken_apart(self, tensor: Tensor) -> Tensor | None:
+        """Return the samples that ``tensor`` stands for, shape (samples, ...); None if it is one for all of them."""
+        if not self._is_older:
+            value, dimension = torch._C._functorch._unwrap_batched(tensor, self._level)
+            return None if dimension is None else value.movedim(dimension, 0)
+        if not torch._C._functorch.is_legacy_batchedtensor(tensor):
+            return None
+        # what has no samples at this level is expanded to as many as are asked for
+        samples, others = (torch._remove_batch_dim(tensor, self._level, n, 0) for n in (1, 2))
+        return None if samples.shape != others.shape else samples
+
+    def put_together(self, samples: Tensor) -> Tensor:
+        """Return a tensor that stands for ``samples``, shape (samples, ...), in this vmap."""
+        if self._is_older:
+            return torch._add_batch_dim(samples, 0, self._level)
+        added: Tensor = torch._C._functorch._add_batch_dim(samples, 0, self._level)
+        return added
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave the vmap for the length of a ``with`` block."""
+        if self._is_older:
+            torch._C._vmapmode_decrement_nesting()
+            try:
+                yield
+            finally:
+                torch._C._vmapmode_increment_nesting()
+        else:
+            with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
+                yield
+
+
+def older_batch_level() -> BatchLevel | None:
+    """Return the innermost vmap of the older kind that is running, None if there is none."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return BatchLevel(level, is_older=True) if level > 0 else None
+
+
+def batch_level() -> BatchLevel | None:
+    """Return the innermost transform of ``torch.func`` that is running if it is a vmap; None if it is another one."""
+    if not transforms_active():
+        return None
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter.key() != torch._C._functorch.TransformType.Vmap:
+        return None
+    return BatchLevel(interpreter.level(), is_older=False)
+
+
+@contextmanager
+def innermost_transform_left() -> Iterator[None]:
+    """Leave one transform of ``torch.func`` for the length of a ``with`` block."""
+    with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
+        yield
+
+
+def below_innermost_transform(tensor: Tensor) -> Tensor | None:
+    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it.
+
+    Tensors that are made under one belong to it, also those that it does not differentiate.
+    """
+    if (tensor.requires_grad and is_transformed(tensor)) or (forward_ad_active() and has_tangent(tensor)):
+        return None
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    below: Tensor = torch._C._functorch._unwrap_for_grad(tensor, interpreter.level())
+    return below
+
+
+def has_tangent(tensor: Tensor | None) -> bool:
+    """Tell whether forward-mode differentiation follows a tensor."""
+    return tensor is not None and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_older_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several in the older vmap."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
+
+
+def under_transform(
+    peek: Callable[[], object] = torch._C._functorch.peek_interpreter_stack, forward_ad: Any = torch.autograd.forward_ad
+) -> bool:
+    """Tell whether a transform is running or such a level is open: both at once, for what is asked at each call."""
+    return peek() is not None or forward_ad._current_level >= 0

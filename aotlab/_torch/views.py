@@ -1,0 +1,155 @@
+"""Versions of tensors, and what autograd knows of views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab._torch.ops import unseen_by_dynamo
+
+
+def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
+
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @unseen_by_dynamo
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made: Any = type(name, (torch.autograd.Function,), members)
+    return made.apply  # type: ignore[no-any-return]  # untyped in torch
+
+
+#: How `torch.overrides` names the reading of a version counter.
+VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
+
+
+#: How it names the reading of what a tensor is a view of.
+BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
+
+
+def may_be_written(view: Tensor) -> bool:
+    """Tell whether autograd lets ``view`` be written in grad mode, by what it is a view of and how it was made."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    return not base.is_leaf and keeps_through_writes(view)
+
+
+def may_be_written_with_base(view: Tensor) -> bool:
+    """Tell whether autograd lets ``view`` be written in grad mode, if its gradient is led to its base as eager does."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    return not base.is_leaf and _is_plain_view(view)
+
+
+def is_hooked(tensor: Tensor) -> bool:
+    """Tell whether something is called, or kept, when a gradient comes to a tensor."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
+def is_leaf_by_its_base(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a leaf that requires grad because what it is a view of does: a view of ``no_grad``."""
+    return tensor.is_leaf and tensor.requires_grad and tensor._base is not None and tensor._base.requires_grad
+
+
+def is_hooked_view(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a view with a history and hooks on it, which that history made anew goes past."""
+    return bool(tensor._backward_hooks) and tensor._base is not None and not tensor.is_leaf
+
+
+def keeps_through_writes(view: Tensor) -> bool:
+    """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
+    base = view._base
+    if base is None or not base.requires_grad:
+        return True
+    if view._backward_hooks:
+        return False  # eager's gradient goes straight to the base then, past these hooks, and ours would not
+    return _is_plain_view(view)
+
+
+def _is_plain_view(view: Tensor) -> bool:
+    """Tell whether autograd makes the history of a view again after a write; for other kinds, eager raises then."""
+    return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def is_over_another(tensor: Tensor) -> bool:
+    """Tell whether a tensor that requires grad is a view of one that does not, of which its views are views, too."""
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made together with others, as by ``unbind``."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
+    kind = node.name()
+    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
+        return None
+    dim = node._saved_dim
+    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
+    if kind == "UnbindBackward0":
+        return "aten.unbind.int", (dim,)
+    if kind == "SplitBackward0":
+        return "aten.split.Tensor", (int(node._saved_split_size), dim)
+    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
+
+
+def is_view_by_custom_function(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
+    return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def was_made_under_no_grad(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view, or a view of one, that was made under `torch.no_grad` or inference mode."""
+    kinds = torch._C._autograd.CreationMeta
+    return _was_created(tensor, kinds.NO_GRAD_MODE) or _was_created(tensor, kinds.INFERENCE_MODE)
+
+
+def _was_created(tensor: Tensor, how: Any) -> bool:
+    return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often ``tensor``'s storage was written through tensors that share its counter."""
+    return 0 if tensor.is_inference() else int(tensor._version)  # inference tensors do not count
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the versions of many tensors; none of them may be an inference tensor."""
+    return [tensor._version for tensor in tensors]
+
+
+def set_version(tensor: Tensor, version: int) -> None:
+    """Set a tensor's version counter."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def share_version(a: Tensor, b: Tensor) -> bool:
+    """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
+    if a is b or a.is_inference() or b.is_inference() or a._version != b._version:
+        return a is b
+    before = a._version
+    set_version(a, before + 1)
+    shared = b._version == before + 1
+    set_version(a, before)
+    return shared
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """Return the tensor of which ``tensor`` is a differentiable view."""
+    return tensor._base
+
+
+def is_about_a_write(error: BaseException) -> bool:
+    """Tell whether autograd raised an error because something that a node kept has been written."""
+    return "modified by an inplace operation" in str(error)
