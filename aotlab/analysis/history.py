@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,8 @@ def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
     What cannot be seen counts as kept: all that went through a node of a checkpoint, which computes again what had
     that history, and through one of a write to a view.
     """
-    kept = {edge for node in nodes for edge in (*_edges_kept(node), *_edges_kept_unseen(node, part))}
+    unsaved = (node for node in _nodes_of(part) if internals.keeps_unsaved(node))
+    kept = {edge for node in (*nodes, *unsaved) for edge in (*_edges_kept(node), *_edges_kept_unseen(node, part))}
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
 
 
@@ -99,19 +100,23 @@ def node_bits(parts: Sequence[Segment], keeping_nothing: Collection[Any] = ()) -
     """
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
-    for part in parts:
-        stops = set(part.stops)
-        entered: set[Any] = set()
-        todo = [node for node, _ in part.entries]
-        while todo:
-            node = todo.pop()
-            if node in entered or not part.runs(node):
-                continue
-            entered.add(node)
-            if node not in keeping_nothing and internals.saves_tensors(node):
-                bits[node] = 1 if lone else len(bits) + 2
-            todo += [edge[0] for edge in next_edges(node) if edge not in stops]
+    for node in (node for part in parts for node in _nodes_of(part)):
+        if node not in keeping_nothing and internals.saves_tensors(node):
+            bits[node] = 1 if lone else len(bits) + 2
     return bits
+
+
+def _nodes_of(part: Segment) -> Iterator[Any]:
+    """Yield the autograd nodes that run in a segment, the later ones first."""
+    stops = set(part.stops)
+    entered: set[Any] = set()
+    todo = [node for node, _ in part.entries]
+    while todo:
+        node = todo.pop()
+        if node not in entered and part.runs(node):
+            entered.add(node)
+            yield node
+            todo += [edge[0] for edge in next_edges(node) if edge not in stops]
 
 
 @dataclass(frozen=True, slots=True)
