@@ -123,7 +123,7 @@ def _is_simple(value: Any) -> bool:
     """Tell whether it is a plain value, or a container of such."""
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
-    return is_plain(value) or (isinstance(value, (list, tuple)) and all(map(is_plain, value)))
+    return is_plain(value) or (type(value) in (list, tuple) and all(map(is_plain, value)))
 
 
 class _Walk:
@@ -461,7 +461,7 @@ class _Walk:
             self._graph(dot, type(module))
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
-            if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
+            if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Item(attributes, name))
         self._things.setdefault(id(module), (own, module, False))

@@ -51,7 +51,7 @@ def _within(roots: list[Any]) -> list[Any]:
     todo = deque((root, 0) for root in roots)
     while todo and len(found) < _MOST:
         value, depth = todo.popleft()
-        empty = isinstance(value, (tuple, frozenset)) and not value
+        empty = type(value) in (tuple, frozenset) and not value
         if id(value) in found or empty or isinstance(value, _SINGLE):
             continue
         found[id(value)] = value

@@ -365,7 +365,7 @@ class _Reader:
     def _common_base(self, distinct: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
         leaves, values, names = self.leaves, self.values, self.names
-        differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad]
+        differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and not is_new_leaf(leaves[i])]
         root = next((_owner(output) for output in differentiable), None)
         if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
             raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")

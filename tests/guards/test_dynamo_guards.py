@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 
 from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
-from tests.guards.test_overlap import EXTERNAL, OVERLAPS, from_memory, windows, write_first, write_second
+from tests.guards.test_overlap import EXTERNAL, OVERLAPS, from_memory, write_first, write_second
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -50,19 +50,6 @@ def test_overlap(pattern, function):
     """Two windows of a buffer begin or cease to overlap, or one of them moves; the code is the same for Dynamo."""
     first, second = OVERLAPS[pattern]
     noticed(function, first, second, by="us", reason="memory, and the function writes to an input")
-
-
-@pytest.mark.parametrize("pattern", ["begins", "ceases", "moves"])
-def test_overlap_in_training(pattern):
-    """The same with windows of one tensor that requires grad."""
-    x = slice(0, 4)
-    pairs = {
-        "begins": (slice(4, 8), slice(2, 6)),
-        "ceases": (slice(2, 6), slice(4, 8)),
-        "moves": (slice(1, 5), slice(2, 6)),
-    }
-    before, after = pairs[pattern]
-    noticed(write_first, windows(x, before, grad=True), windows(x, after, grad=True), by="us", reason="memory")
 
 
 @pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
@@ -121,21 +108,6 @@ def test_an_alias_without_a_view(grad):
         return x, x.detach()
 
     noticed(write_first, separate, alias, by="us", reason="`x` and `y` share memory")
-
-
-@MODES
-def test_views_of_one_base(grad):
-    """Windows that do not overlap, but are views of one tensor that requires grad, where they were of two."""
-
-    def two():
-        return var([1.0, 2.0], grad=grad, nonleaf=True)[:], var([3.0, 4.0], grad=grad, nonleaf=True)[:]
-
-    def one():
-        base = var([1.0, 2.0, 3.0, 4.0], grad=grad, nonleaf=True)
-        return base[:2], base[2:]
-
-    if grad:
-        noticed(write_first, two, one, by="us", reason="`x` and `y` share memory")
 
 
 @MODES

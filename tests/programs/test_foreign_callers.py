@@ -56,7 +56,7 @@ def test_a_resized_storage_runs_eagerly():
         return a + 1
 
     compiled = aotlab.aot_function(f, aotlab.nop, keep_inference_input_mutations=True)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the storage of `a` is resized"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="`resize_storage_bytes_` resizes a storage"):
         result = compiled(a, b)
     assert torch.equal(result, b + 1)
     assert torch.equal(a, b)

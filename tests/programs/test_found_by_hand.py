@@ -137,7 +137,7 @@ def _window_of_all(a):
         (_window_of_an_intermediate, True),
         (_window_of_an_input, True),
         (_window_in_place, True),
-        (_window_of_all, False),
+        (_window_of_all, True),
     ],
 )
 def test_windows_on_what_leaves_out_elements(program, eagerly):

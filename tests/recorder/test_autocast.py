@@ -80,7 +80,7 @@ def hooked(x, w):
     """Multiply in a hook, which runs under the backward's autocast."""
     y = x @ w
     if y.requires_grad:
-        y.register_hook(lambda gradient: (gradient.float() @ w.detach()).to(gradient.dtype))
+        y.register_hook(lambda gradient: (gradient.float() @ gradient.float().t()).to(gradient.dtype))
     return y.sin()
 
 

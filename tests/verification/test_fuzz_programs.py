@@ -24,6 +24,6 @@ def test_fixed_programs(blocks, number):
 
 
 def test_nearly_all_are_compiled(blocks):
-    """Nineteen in twenty, more or less, are compiled for every call: neither refused nor run eagerly."""
+    """Most are compiled for every call."""
     compiled, reasons = share(blocks.all())
     assert compiled >= COMPILED, reasons

@@ -30,24 +30,6 @@ def _swap_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
-        numbers = next(
-            given
-            for given in self._trace.entry_tangents
-            if len(given) == len(tangents) and [tuple(self._trace.tangents[n].stride()) for n in given] == self.strides
-        )
-        fakes = [self._trace.tangents[n] for n in numbers]
-        filled = [
-            torch.zeros(fake.shape, dtype=fake.dtype) if tangent is None else tangent
-            for fake, tangent in zip(fakes, tangents, strict=True)
-        ]
-        found: list[torch.Tensor | None] = original(self, saved, filled)
-        return found
-
-    return call
-
-
 def _release_always(original: Callable[..., Any]) -> Callable[..., Any]:
     def release(self: Any, mask: int, all_masks: Sequence[int]) -> None:
         self.released |= mask
@@ -92,11 +74,6 @@ BACKWARD: tuple[Mutant, ...] = (
         name="swapped gradients",
         breaks="The gradients of the inputs are given to one another.",
         changes=((runtime.Backward, "__call__", _swap_gradients),),
-    ),
-    Mutant(
-        name="undefined tangents as zeros",
-        breaks="An output that was not used counts as used with a gradient of zeros.",
-        changes=((runtime.Backward, "__call__", _zeros_for_undefined),),
     ),
     Mutant(
         name="retain_graph ignored",

@@ -59,11 +59,6 @@ RARE: tuple[Mutant, ...] = (
         changes=((Draft, "miss", without_conditions(r"\.is_leaf$")),),
     ),
     Mutant(
-        name="stale guard of what may be written",
-        breaks="An entry that writes an input serves a view that autograd does not let be written.",
-        changes=((Draft, "miss", without_conditions("may_be_written")),),
-    ),
-    Mutant(
         name="objects known by address",
         breaks="An object that got the address of one that is gone passes for that one.",
         changes=((values._Object, "__init__", _know_by_address), (values._Object, "holds", _compare_addresses)),
@@ -82,5 +77,10 @@ RARE: tuple[Mutant, ...] = (
         name="strides not in the key",
         breaks="The recorder takes what an op gave on a tensor with other strides.",
         changes=((memo, "memo_key", key_without(1)), (mode, "memo_key", key_without(1))),
+    ),
+    Mutant(
+        name="dtype not in the key",
+        breaks="The recorder takes what an op gave on a tensor of another dtype.",
+        changes=((memo, "memo_key", key_without(2)), (mode, "memo_key", key_without(2))),
     ),
 )

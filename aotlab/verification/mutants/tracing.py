@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from aotlab.recorder import memo, mode
 from aotlab.stages import synthetic_bases
 from aotlab.stages.runtime.prologue import Prologue
 from aotlab.stages.trace import forward_outputs, function
@@ -92,10 +91,5 @@ TRACING: tuple[Mutant, ...] = (
         name="no synthetic base",
         breaks="Inputs that share memory are inputs of the graph by themselves.",
         changes=((synthetic_bases, "run", _without_bases), (Prologue, "_overlaps", skip)),
-    ),
-    Mutant(
-        name="dtype not in the key",
-        breaks="The recorder takes what an op gave on a tensor of another dtype.",
-        changes=((memo, "memo_key", key_without(2)), (mode, "memo_key", key_without(2))),
     ),
 )
