@@ -96,7 +96,6 @@ LOOKS = {
     "format": (lambda x: f"{x[0]:.2f}", DataDependentError),
     "nonzero": (lambda x: x.nonzero(), DataDependentError),
     "mask": (lambda x: x[x > 0], DataDependentError),
-    "data = of an intermediate": (_assign_data_of_intermediate, EscapeError),
     "grad =": (_assign_grad, EscapeError),
     "swap_tensors": (_swap, EscapeError),
     "class =": (_change_class, LeakedTensorError),

@@ -15,6 +15,7 @@ import aotlab
 from aotlab.verification.mutants import MUTANTS, RARE, Mutant
 from tests.engine_helpers import compiled
 from tests.guards.test_kinds import ROOTS, described, var
+from tests.stages.test_unreached import Two
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -75,6 +76,11 @@ def two_dtypes(x):
     """Call one op on two tensors that differ in their dtype only, and say what the results' are."""
     a, b = (x * 1).exp(), (x.double() * 1).exp()
     return a, b, str(a.dtype), str(b.dtype)
+
+
+def are_none(found):
+    """Tell of each gradient whether there is none."""
+    return [each is None for each in found]
 
 
 SCALES: list[Fraction] = []
@@ -142,6 +148,13 @@ PROGRAMS = {
         partitioner=aotlab.min_cut_rematerialization_partition,
     ),
     "stale leaf guard": Program(function=asks_for_leaf, calls=(ones(grad=False), ones(grad=True))),
+    "undefined tangents as zeros": Program(
+        function=lambda x, y: Two.apply(x, y),
+        calls=(two_histories,),
+        look=lambda out: [
+            each is None for each in torch.autograd.grad(out[0].sum(), ROOTS, retain_graph=True, allow_unused=True)
+        ],
+    ),
     "dtype not in the key": Program(function=two_dtypes, calls=(ones(grad=False),)),
     "objects known by address": Program(function=by_object, calls=[with_scale(n) for n in range(1, 20)]),
     "views unseen": Program(

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
+
 from aotlab import values
 from aotlab.recorder import memo, mode
-from aotlab.stages import partition
+from aotlab.stages import partition, runtime
 from aotlab.stages.runtime.draft import Draft
 from aotlab.stages.runtime.edges import Edges
 from aotlab.stages.trace import edges
@@ -45,6 +47,24 @@ def _history_of_now(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, source, ())
 
     return through
+
+
+def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
+        numbers = next(
+            given
+            for given in self._trace.entry_tangents
+            if len(given) == len(tangents) and [tuple(self._trace.tangents[n].stride()) for n in given] == self.strides
+        )
+        fakes = [self._trace.tangents[n] for n in numbers]
+        filled = [
+            torch.zeros(fake.shape, dtype=fake.dtype) if tangent is None else tangent
+            for fake, tangent in zip(fakes, tangents, strict=True)
+        ]
+        found: list[torch.Tensor | None] = original(self, saved, filled)
+        return found
+
+    return call
 
 
 RARE: tuple[Mutant, ...] = (
@@ -82,5 +102,10 @@ RARE: tuple[Mutant, ...] = (
         name="dtype not in the key",
         breaks="The recorder takes what an op gave on a tensor of another dtype.",
         changes=((memo, "memo_key", key_without(2)), (mode, "memo_key", key_without(2))),
+    ),
+    Mutant(
+        name="undefined tangents as zeros",
+        breaks="An output that was not used counts as used with a gradient of zeros.",
+        changes=((runtime.Backward, "__call__", _zeros_for_undefined),),
     ),
 )
