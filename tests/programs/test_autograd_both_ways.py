@@ -220,9 +220,6 @@ def _hook_on_the_argument(out, x):
 
 
 HOOKS = {
-    "other memory for what was moved by a view": Case(
-        program=_moved_by_a_view, arguments=lambda x: ((x * 1)[:, ::2],), size=(2, 4), before=_other_memory
-    ),
     "in the function": Case(program=_hook_inside),
     "on the input": Case(program=_hook_on_the_input),
     "before a write": Case(program=_hook_and_write, breaks=("training",)),
@@ -273,7 +270,6 @@ RESULTS = {
     "containers": Case(program=_nested, backward="each"),
     "the input itself": Case(program=_itself),
     "an error after a write": Case(program=_raises, eager=BOTH, breaks=BOTH),
-    "a write that is not allowed": Case(program=_may_not, eager=BOTH, breaks=MAY_NOT),
     "saved, then written": Case(program=_written_after_the_save, eager=("training",), breaks=("training",)),
 }
 # --- modes

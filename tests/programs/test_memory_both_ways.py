@@ -301,7 +301,6 @@ OVERLAPS = {
         **PROTECTED,
     ),
     "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
-    "one alias at an offset": Case(program=_offsets, arguments=lambda x: (lambda y: (y[1:4], y[2:6].detach()))(x + 0)),
     "apart, one of which gets a history": Case(
         program=_apart, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
     ),

@@ -49,7 +49,7 @@ PROGRAMS = {
     "max_pool1d, differentiable": (lambda x: functional.max_pool1d(x.detach().requires_grad_(), 2).detach(), IMAGE),
     "adaptive_max_pool3d": (
         lambda x: functional.adaptive_max_pool3d(x, 3),
-        torch.rand(1, 6, 4, 5, 2).permute(0, 4, 1, 2, 3),
+        torch.rand(2, 6, 4, 5, 2).permute(0, 4, 1, 2, 3),
     ),
     "max_unpool2d": (
         lambda x: functional.max_unpool2d(*functional.max_pool2d(x, 2, return_indices=True), 2, output_size=(5, 5)),

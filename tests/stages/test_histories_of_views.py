@@ -257,8 +257,6 @@ def _view_of_a_later_view(b):
     "function",
     [
         _view_of_an_earlier_view,
-        _part_of_an_earlier_view,
-        _view_of_a_view_of_an_earlier_view,
         _both,
         _view_of_a_later_view,
     ],

@@ -107,7 +107,9 @@ def test_windows(program, windows):
             continue  # eager refuses to write what overlaps itself
         if program is through_view and windows == "one element":
             continue
-        same(program, a, b, eagerly=a.requires_grad and not windows.startswith("inside"))
+        # of two written windows that lie apart, the graph does not say of which one an output is a view
+        unclear = program is both and windows == "apart"
+        same(program, a, b, eagerly=unclear or (a.requires_grad and not windows.startswith("inside")))
 
 
 def test_no_relation():

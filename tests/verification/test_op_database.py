@@ -21,6 +21,7 @@ _RANDOM = (Outcome.EAGERLY, "draws in the order of the memory of a tensor that i
 _VALUES = (Outcome.EAGERLY, "DataDependentError: ")
 _OWN_OUT = (Outcome.EAGERLY, "writes its `out` in a way of its own")
 _LAYOUT = (Outcome.EAGERLY, "MetadataMutationError")
+_OUT = (Outcome.EAGERLY, "writes its `out` in a way of its own")
 
 #: What of the sample is not compiled, and why: the outcome, and words of its reason.
 NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
