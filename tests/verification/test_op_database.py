@@ -21,10 +21,11 @@ _RANDOM = (Outcome.EAGERLY, "draws in the order of the memory of a tensor that i
 _VALUES = (Outcome.EAGERLY, "DataDependentError: ")
 _OWN_OUT = (Outcome.EAGERLY, "writes its `out` in a way of its own")
 _LAYOUT = (Outcome.EAGERLY, "MetadataMutationError")
-_OUT = (Outcome.EAGERLY, "writes its `out` in a way of its own")
-
 #: What of the sample is not compiled, and why: the outcome, and words of its reason.
 NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
+    "mode out float32": (Outcome.EAGERLY, "writes its `out` in a way of its own"),
+    "kron out float32": (Outcome.EAGERLY, "writes its `out` in a way of its own"),
+    "linalg.eigh call complex64": (Outcome.EAGERLY, "complex vectors with a gradient"),
     "cauchy in-place float32": _RANDOM,
     "normal.in_place call float32": _RANDOM,
     "normal out float32": (Outcome.EAGERLY, "draws into an `out` with other strides"),
