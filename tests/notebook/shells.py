@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -66,7 +66,7 @@ _OURS = re.compile(
 _RELATIVE = frozenset(
     {
         *("environment", "path", "folder", "warning filters", "showwarning", "builtins", "garbage collection"),
-        *("threads", "loggers", "hooks", "signals", "ast transformers", "modules"),
+        *("loggers", "hooks", "signals", "ast transformers", "modules"),
         *("dynamo configuration", "functorch configuration"),
     }
 )
@@ -229,7 +229,8 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywher
         assert reply["status"] == "ok", (text, reply, notebook.messages)
     leave_out = (notebook.fresh - {"_", "__", "___"}) | {"report"}
     _, versions = portrait(shell.user_ns, leave_out=leave_out)
-    before = _process(notebook)
+    threads = set(threading.enumerate())
+    before = _process(notebook, threads)
     moments: list[Moment] = []
 
     async def moment(text: str, shift: int) -> None:
@@ -240,7 +241,7 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywher
         facts, versions = portrait(shell.user_ns, leave_out=leave_out, before=versions, text=notebook.text)
         for key in ("status", "ename", "evalue", "execution_count", "payload"):
             facts[f"reply: {key}"] = plain(notebook.text(str(reply.get(key))))
-        for key, value in _process(notebook).items():
+        for key, value in _process(notebook, threads).items():
             # Of what the two sides do not begin alike with, only a change counts.
             facts[f"process: {key}"] = "as before" if key in _RELATIVE and value == before[key] else value
         error, lines = _error(notebook)
@@ -392,8 +393,11 @@ def _error(notebook: Notebook) -> tuple[dict[str, str], list[str]]:
     return facts, every
 
 
-def _process(notebook: Notebook) -> dict[str, str]:
-    """Write down the state of the process and of the shell that a cell could leave changed."""
+def _process(notebook: Notebook, threads: Set[threading.Thread]) -> dict[str, str]:
+    """Write down the state of the process and of the shell that a cell could leave changed.
+
+    Of the threads only those that were started since: one of an earlier test may end at any time.
+    """
     shell = notebook.shell
     numpy_state = np.random.get_state(legacy=False)
     default_device = torch.get_default_device()
@@ -439,7 +443,7 @@ def _process(notebook: Notebook) -> dict[str, str]:
         "main module": str(sys.modules["__main__"] is shell.user_module),
         "signals": plain(str(signal.getsignal(signal.SIGINT))),
         "garbage collection": str([gc.isenabled(), gc.get_threshold(), len(gc.callbacks)]),
-        "threads": str(sorted(thread.name for thread in threading.enumerate())),
+        "threads": str(sorted(thread.name for thread in threading.enumerate() if thread not in threads)),
         "loggers": str([logging.getLogger().level, len(logging.getLogger().handlers), logging.root.manager.disable]),
         "tasks": str(len(asyncio.all_tasks())),
         "execution count": str(shell.execution_count),

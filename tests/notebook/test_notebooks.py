@@ -159,7 +159,7 @@ def promises_of_start(run: Session) -> None:
     assert "draws in the order of the memory" in run.answer("print(refused.verdict)")
     (refusal,) = run.report("refused-cell")["frames"][0]["refusals"]
     assert "not contiguous" in refusal["message"]
-    assert run.table("refused-table") == [{"error": "RunEagerly", "argument": None, "outcome": "ran eagerly"}]
+    assert run.table("refused-table") == [{"error": "RefusedError", "argument": None, "outcome": "ran eagerly"}]
 
     # Now you: not before the exercises are done.
     checks = ("one-check", "two-check", "three-check")

@@ -112,7 +112,6 @@ _LATER = weighted(
     (1, 'setattr(out[0], "data", out[0].detach() * 2)'),
     (1, "out[0].unsqueeze_(0)"),
     (1, 'hook(out[0], "out[0]")'),
-    (1, "a.data.mul_(2)"),
     (1, "b.detach().mul_(2)"),
     (1, "c.data.mul_(2)"),
     (1, "a.requires_grad_()"),
