@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     )
     from aotlab.notebook import load_ipython_extension, unload_ipython_extension
     from aotlab.notebook.dashboard import dashboard
-    from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
+    from aotlab.partition.default import default_partition
+    from aotlab.partition.min_cut import min_cut_rematerialization_partition
     from aotlab.report import Report
     from aotlab.verification import verify
 
@@ -80,8 +81,8 @@ _ROOMS = {
     "make_boxed_compiler": "aotlab.api",
     "make_boxed_func": "aotlab.api",
     "nop": "aotlab.api",
-    "default_partition": "aotlab.partitioners",
-    "min_cut_rematerialization_partition": "aotlab.partitioners",
+    "default_partition": "aotlab.partition.default",
+    "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
     "Report": "aotlab.report",
     "verify": "aotlab.verification",
     "dashboard": "aotlab.notebook.dashboard",

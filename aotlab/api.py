@@ -17,15 +17,15 @@ from aotlab import pipeline
 from aotlab._torch import OpOverload
 from aotlab.backends import CallableBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
+from aotlab.backends.stage import get_aot_compilation_context
 from aotlab.cache import CompiledFunction
+from aotlab.capture.nesting import is_container
 from aotlab.errors import UsageError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.frontends.dynamo import compile_by_dynamo
-from aotlab.modules import AotModule
-from aotlab.nesting import is_container
-from aotlab.partitioners import default_partition
-from aotlab.stages.compile import get_aot_compilation_context
-from aotlab.stages.partition import Partitioner
+from aotlab.frontends.modules import AotModule
+from aotlab.partition.default import default_partition
+from aotlab.partition.stage import Partitioner
 
 __all__ = [
     "AotModule",

@@ -22,7 +22,9 @@ from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
 from aotlab._torch import SettingsGuard, foreign_saved_tensor_hooks
-from aotlab.compiling import compiling
+from aotlab._torch.compiling import compiling
+from aotlab._torch.interrupts import never_lost
+from aotlab.capture.call import Target
 from aotlab.errors import (
     AotlabError,
     GraphInvariantError,
@@ -31,13 +33,14 @@ from aotlab.errors import (
     RefusedError,
     TransformError,
 )
-from aotlab.explain import difference, distance
-from aotlab.guards import CallState, transform_around
-from aotlab.interrupts import never_lost
-from aotlab.recorder import Printed, is_tracing
-from aotlab.refusals import Refusals
-from aotlab.stages.capture import Target
-from aotlab.stages.runtime import MISS, ForwardFailed, RuntimeRecord
+from aotlab.guards.call_state import CallState, transform_around
+from aotlab.guards.explain import difference, distance
+from aotlab.guards.refusals import Refusals
+from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.stage import RuntimeRecord
+from aotlab.runtime.writer import MISS
+from aotlab.trace.printed import Printed
+from aotlab.trace.running import is_tracing
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]

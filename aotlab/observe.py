@@ -86,7 +86,7 @@ class Called(Event):
 class BackwardCompiled(Event):
     """A backward for one pattern of defined tangents was derived and compiled.
 
-    ``record`` is its `aotlab.stages.compile.BackwardRecord`; ``pattern`` has one bool per tangent.
+    ``record`` is its `aotlab.backends.stage.BackwardRecord`; ``pattern`` has one bool per tangent.
     """
 
     entry: int

@@ -16,7 +16,7 @@ Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
 after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for.
 
-Read the files of `aotlab.stages` in this order.
+Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,27 @@ from torch import fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab.analysis.windows import Base
+from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
-from aotlab.code_lines import definition, line_like
+from aotlab.capture import call as capture
+from aotlab.capture import dedupe, synthetic_bases
+from aotlab.capture.call import Call, Target
+from aotlab.capture.dedupe import Strategy
+from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.capture.synthetic_bases import Base
+from aotlab.derivatives.higher import Higher
+from aotlab.derivatives.levels import first_level
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
-from aotlab.explain import sentences
-from aotlab.guards import CallState
+from aotlab.guards.call_state import CallState
+from aotlab.guards.code_lines import definition, line_like
+from aotlab.guards.explain import sentences
 from aotlab.ir.checks import check_graph
 from aotlab.ir.graphs import op_count
-from aotlab.recorder import NeedsInputsApart, Printed, RunEagerly
-from aotlab.stages import capture, compile, dedupe, partition, runtime, synthetic_bases, trace
-from aotlab.stages.capture import Call, Target
-from aotlab.stages.dedupe import Strategy
+from aotlab.partition import stage as partition
+from aotlab.runtime import stage as runtime
+from aotlab.trace import stage as trace
+from aotlab.trace.printed import Printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,9 +357,9 @@ def _backward(
         with internals.no_dispatch_modes():
             return trace.does_the_same(live, segment, pattern)
 
-    def make_higher(backward: runtime.Backward) -> runtime.Higher:
-        return runtime.Higher(
-            trace.first_level(live, segment),
+    def make_higher(backward: runtime.Backward) -> Higher:
+        return Higher(
+            first_level(live, segment),
             split,
             wanted=backward.wanted,
             all_masks=backward.all_masks,

@@ -361,7 +361,9 @@ def test_refused_call_leaves_later_calls_alone():
 def test_interrupt_during_compilation(moment, monkeypatch):
     """Ctrl-C at any stage of a compilation leaves all global state and the arguments as they were; then it works."""
     from aotlab import _torch as torch_internals
-    from aotlab.stages import compile, partition, runtime
+    from aotlab.backends import stage as compile
+    from aotlab.partition import stage as partition
+    from aotlab.runtime import stage as runtime
 
     armed = [True]
 

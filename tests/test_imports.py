@@ -1,7 +1,7 @@
 """The contracts between the rooms, including what import-linter cannot see.
 
 import-linter (run by ``.ci/run``, configured in ``pyproject.toml``) reads import statements, in functions too. Here are
-the rest: imports by string, torch's private names, what a stage takes from another, and what is loaded when.
+the rest: imports by string, torch's private names, and what is loaded when.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PACKAGE = ROOT / "aotlab"
 DOOR = "aotlab._torch"
 #: The rooms that know torch and nothing else.
 ENGINE = {
-    *("api", "export", "frontends", "pipeline", "cache", "stages", "guards", "recorder", "partitioners", "backends"),
-    *("ir", "_torch", "errors", "config", "observe"),
+    *("api", "export", "frontends", "pipeline", "cache", "derivatives", "runtime", "partition", "backends", "trace"),
+    *("capture", "guards", "ir", "_torch", "errors", "config", "observe"),
 }
 #: Names whose part comes with a later issue.
 NOT_YET = ["aot_export_module", "aot_export_joint_simple"]
@@ -171,20 +171,6 @@ def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield line, target
 
 
-def records(module: Module) -> set[str]:
-    """Name what a stage may take from an earlier one: its dataclasses, enums and type aliases."""
-    found = set()
-    for node in module.tree.body:
-        if isinstance(node, ast.ClassDef):
-            decorators = {ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list}
-            bases = {ast.unparse(base) for base in node.bases}
-            if decorators & {"dataclass", "dataclasses.dataclass"} or bases & {"Enum", "enum.Enum", "NamedTuple"}:
-                found.add(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name) and target.id[0].isupper()}
-    return found
-
-
 def python(code: str) -> str:
     """Run ``code`` in a process of its own and return what it printed."""
     done = subprocess.run(
@@ -208,8 +194,8 @@ def test_strings_import_downwards(name: str) -> None:
 def test_upward_string_is_seen() -> None:
     """The check above catches a lazy table that points upwards, and lets one that points downwards pass."""
     source = '_LAZY = {"verify": "aotlab.verification", "spec": "aotlab.ir.specs"}'
-    wrong = Module(name="aotlab.stages.trace", tree=ast.parse(source))
-    assert upward_strings(wrong) == ["aotlab.stages.trace:1 names aotlab.verification"]
+    wrong = Module(name="aotlab.trace.stage", tree=ast.parse(source))
+    assert upward_strings(wrong) == ["aotlab.trace.stage:1 names aotlab.verification"]
 
 
 def test_imports_by_string_are_written_out() -> None:
@@ -266,18 +252,6 @@ def test_engine_knows_torch_and_nothing_else(name: str) -> None:
     named += [(line, module) for line, module in string_imports(tree) if module]
     allowed = {"torch", "aotlab", *sys.stdlib_module_names}
     assert [(line, module) for line, module in named if module.partition(".")[0] not in allowed] == []
-
-
-@pytest.mark.parametrize("name", [name for name in modules() if name.startswith("aotlab.stages.")])
-def test_stages_take_only_records_from_each_other(name: str) -> None:
-    """A stage imports earlier stages' records, not their code."""
-    wrong = []
-    for line, module, taken in imports(modules()[name].tree):
-        known = records(modules()[module]) if module in modules() else set()
-        same = ".".join(module.split(".")[:3]) == ".".join(name.split(".")[:3])  # one stage over several files
-        if not same and module.partition(".stages")[0] == "aotlab" and ".stages" in module and taken not in known:
-            wrong.append((line, f"{module}.{taken}"))
-    assert wrong == []
 
 
 def test_import_is_light() -> None:

@@ -18,15 +18,15 @@ from torch import nn
 
 import aotlab
 from aotlab import pipeline
+from aotlab.backends.stage import CompileRecord
+from aotlab.capture.call import CaptureRecord
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.synthetic_bases import SyntheticBasesRecord
 from aotlab.errors import GraphInvariantError
 from aotlab.observe import CompileFailed, CompileFinished, CompileStarted, StageFinished
-from aotlab.stages.capture import CaptureRecord
-from aotlab.stages.compile import CompileRecord
-from aotlab.stages.dedupe import DedupeRecord
-from aotlab.stages.partition import PartitionRecord
-from aotlab.stages.runtime import RuntimeRecord
-from aotlab.stages.synthetic_bases import SyntheticBasesRecord
-from aotlab.stages.trace.records import TraceRecord
+from aotlab.partition.stage import PartitionRecord
+from aotlab.runtime.stage import RuntimeRecord
+from aotlab.trace.records import TraceRecord
 from tests.engine_helpers import compiled, entry_of, events, leaf, nonleaf, record, same, traced
 
 STAGES = {

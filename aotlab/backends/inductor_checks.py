@@ -5,7 +5,7 @@
         torch._assert_async(x.sum() > 0)     # Inductor leaves this out
         return x * 2
 
-A graph that raises is as good as eager's error: eager then runs the call (`aotlab.stages.runtime.failing`).
+A graph that raises is as good as eager's error: eager then runs the call (`aotlab.runtime.failing`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab import api, partitioners
+from aotlab import api, default_partition, min_cut_rematerialization_partition
 from aotlab.bench.memory import measure_memory
 from aotlab.bench.models import Batch, Trained
 
@@ -115,7 +115,7 @@ def eagerly(module: nn.Module) -> Callable[..., Any]:
 
 def by_ours(module: nn.Module, *, backend: str = "inductor", min_cut: bool = False) -> Callable[..., Any]:
     """Compile a module by our engine, behind Dynamo."""
-    partition = partitioners.min_cut_rematerialization_partition if min_cut else partitioners.default_partition
+    partition = min_cut_rematerialization_partition if min_cut else default_partition
     compiled: Callable[..., Any] = api.compile(module, backend=backend, frontend="dynamo", partitioner=partition)
     return compiled
 

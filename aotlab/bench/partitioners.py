@@ -30,8 +30,9 @@ from aotlab.bench.programs import ModelProgram, mlp, seeded, transformer_encoder
 from aotlab.bench.suite import machine
 from aotlab.bench.timing import Case, compare
 from aotlab.ir.graphs import output_args
-from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
-from aotlab.partitioners.joint import held_bytes
+from aotlab.partition.default import default_partition
+from aotlab.partition.joint import held_bytes
+from aotlab.partition.min_cut import min_cut_rematerialization_partition
 
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 

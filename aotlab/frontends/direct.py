@@ -1,8 +1,9 @@
 """The direct frontend: trace the call itself.
 
 It sees what the call does, not what Python does around it. Besides the arguments, what the function can read is
-guarded: closures, defaults, globals, modules, and the attributes of objects that its code mentions (`aotlab.reach` says
-what is not). A function that changes any of that is refused, and what a trace changed is taken back.
+guarded: closures, defaults, globals, modules, and the attributes of objects that its code mentions
+(`aotlab.guards.reach` says what is not). A function that changes any of that is refused, and what a trace changed is
+taken back.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab.code_lines import line_that_changes
+from aotlab.capture.call import ArgumentKind, names_of_arguments
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
-from aotlab.fast_check import fast_check
-from aotlab.leaks import Watch
-from aotlab.reach import Reach, reach
-from aotlab.reached import Reached
-from aotlab.recorder import RunEagerly, Untraceable, modules_named
-from aotlab.stages.capture import ArgumentKind, names_of_arguments
-from aotlab.values import Mentioned
+from aotlab.guards.code_lines import line_that_changes
+from aotlab.guards.fast_check import fast_check
+from aotlab.guards.leaks import Watch
+from aotlab.guards.reach import Reach, reach
+from aotlab.guards.reached import Reached
+from aotlab.guards.values import Mentioned
+from aotlab.trace.module_paths import modules_named
+from aotlab.trace.tape import Untraceable
 
 
 def line_of_function(function: Any) -> UserLine | None:

@@ -21,16 +21,17 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import nesting, observe, pipeline
+from aotlab import observe, pipeline
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller
+from aotlab.capture import nesting
+from aotlab.capture.call import ArgumentKind
 from aotlab.errors import UsageError, UserLine
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.frontends.under_transforms import outside_of_transforms, tell_of_refusals
-from aotlab.partitioners import default_partition
-from aotlab.reached import Reached
-from aotlab.stages.capture import ArgumentKind
-from aotlab.values import NOTHING_MENTIONED, Mentioned
+from aotlab.guards.reached import Reached
+from aotlab.guards.values import NOTHING_MENTIONED, Mentioned
+from aotlab.partition.default import default_partition
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.frontends.custom_backwards import is_once_differentiable, switches_around
-from aotlab.recorder import locate
+from aotlab.trace.running import locate
 
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
 

@@ -12,7 +12,7 @@ from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
-from aotlab.recorder import is_tracing
+from aotlab.trace.running import is_tracing
 
 #: How often a function is handed to Dynamo anew of which no call has been captured yet.
 MOST_TRIES = 8

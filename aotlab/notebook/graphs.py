@@ -19,8 +19,9 @@ from aotlab.backends import Backend
 from aotlab.cache import Entry
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
-from aotlab.partitioners import default_partition
-from aotlab.stages.runtime import MISS, ForwardFailed
+from aotlab.partition.default import default_partition
+from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.writer import MISS
 from aotlab.verification import Comparison, compare
 
 

@@ -28,8 +28,8 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError as ShellUsageError
 
 from aotlab import config
+from aotlab._torch.interrupts import never_lost
 from aotlab.errors import DeviceError
-from aotlab.interrupts import never_lost
 from aotlab.notebook import live
 from aotlab.notebook.cell import CellCode, linked, take_apart
 from aotlab.notebook.compiled_cell import CompiledCell

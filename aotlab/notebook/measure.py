@@ -28,10 +28,10 @@ from aotlab import _torch as internals
 from aotlab.bench.timing import Call, Case, compare, tensors_in
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
-from aotlab.guards import CallState, TensorFacts, tensor_facts
+from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
 from aotlab.report.model import TimingRow
 from aotlab.report.text import listed
-from aotlab.stages.runtime import MISS
+from aotlab.runtime.writer import MISS
 from aotlab.verification import Cloner
 from aotlab.verification.clones import attach, captured_tensors, random_state_restored, restored
 

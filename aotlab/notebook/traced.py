@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import nesting, pipeline
+from aotlab import pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
+from aotlab.capture import nesting
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
-from aotlab.partitioners import default_partition
-from aotlab.recorder import is_tracing
-from aotlab.stages.runtime import MISS, ForwardFailed
+from aotlab.partition.default import default_partition
+from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.writer import MISS
+from aotlab.trace.running import is_tracing
 from aotlab.verification import Comparison, compare
 
 

@@ -33,14 +33,14 @@ from aotlab.report.model import (
 from aotlab.report.text import amount, data_size, listed
 
 if TYPE_CHECKING:
+    from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord
+    from aotlab.capture.call import ArgumentRecord, CaptureRecord
+    from aotlab.capture.dedupe import DedupeRecord
+    from aotlab.capture.synthetic_bases import SyntheticBasesRecord
     from aotlab.observe import BackwardCompiled, StageFinished
-    from aotlab.stages.capture import ArgumentRecord, CaptureRecord
-    from aotlab.stages.compile import BackwardRecord, CompiledGraphRecord, CompileRecord
-    from aotlab.stages.dedupe import DedupeRecord
-    from aotlab.stages.partition import PartitionRecord
-    from aotlab.stages.runtime import RuntimeRecord
-    from aotlab.stages.synthetic_bases import SyntheticBasesRecord
-    from aotlab.stages.trace.records import TraceRecord
+    from aotlab.partition.stage import PartitionRecord
+    from aotlab.runtime.stage import RuntimeRecord
+    from aotlab.trace.records import TraceRecord
 
 _TO_THE_END = 2**63 - 1
 

@@ -15,7 +15,8 @@ from aotlab.bench import partitioners
 from aotlab.bench.memory import kept_by_eager
 from aotlab.bench.partitioners import JointGraph
 from aotlab.bench.programs import mlp
-from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
+from aotlab.partition.default import default_partition
+from aotlab.partition.min_cut import min_cut_rematerialization_partition
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.fast_check import fast_check
-from aotlab.reach import reach
+from aotlab.guards.fast_check import fast_check
+from aotlab.guards.reach import reach
 from tests.engine_helpers import behind, compiled
 
 
@@ -93,7 +93,9 @@ def test_many_places_make_few_lines(monkeypatch):
     """The text that is compiled does not grow with the model, as long as its modules are torch's own."""
     sizes = []
     monkeypatch.setattr(
-        "aotlab.fast_check.compile", lambda text, *rest: sizes.append(len(text)) or compile(text, *rest), raising=False
+        "aotlab.guards.fast_check.compile",
+        lambda text, *rest: sizes.append(len(text)) or compile(text, *rest),
+        raising=False,
     )
     for count in (20, 200):
         fast_check(reach(nn.Sequential(*[nn.Linear(2, 2) for _ in range(count)])).state)

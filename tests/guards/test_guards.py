@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab import explain
 from aotlab.errors import (
     PythonValueError,
     SubclassError,
     TransformError,
     UnsupportedTensorError,
 )
-from aotlab.explain import difference
-from aotlab.guards import byte_interval, extent_bytes, overlapping_pairs, same_value
-from aotlab.reach import reached_state
+from aotlab.guards import explain
+from aotlab.guards.call_state import byte_interval, extent_bytes, overlapping_pairs, same_value
+from aotlab.guards.explain import difference
+from aotlab.guards.reach import reached_state
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced
 
 

@@ -27,9 +27,9 @@ from torch.utils import _pytree as pytree
 
 from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
-from aotlab.explain import difference
 from aotlab.frontends import dynamo
-from aotlab.values import snapshot
+from aotlab.guards.explain import difference
+from aotlab.guards.values import snapshot
 from tests.engine_helpers import behind, compiled, refusing
 
 ROOTS: list[torch.Tensor] = []

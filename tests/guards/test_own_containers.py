@@ -13,9 +13,9 @@ from torch import nn
 
 import aotlab
 from aotlab.errors import LeakedTensorError, RefusedError
-from aotlab.leaks import Watch
+from aotlab.guards.leaks import Watch
+from aotlab.guards.reach import reach
 from aotlab.observe import CompileFailed
-from aotlab.reach import reach
 from tests.engine_helpers import behind, compiled, events, refusing
 
 

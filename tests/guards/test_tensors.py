@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.values import snapshot
+from aotlab.guards.values import snapshot
 from tests.engine_helpers import behind, compiled
 from tests.guards.test_kinds import MODES, by_dynamo, set_attribute, two_calls, var
 

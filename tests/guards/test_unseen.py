@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab.errors import LeakedTensorError, PythonValueError
-from aotlab.reach import reach
+from aotlab.guards.reach import reach
 from tests.engine_helpers import behind, compiled, refusing
 
 

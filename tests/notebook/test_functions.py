@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import aotlab
 from aotlab.notebook.options import Options
 from aotlab.report.verdict import verdict
-from aotlab.stages import runtime
+from aotlab.runtime import stage as runtime
 from tests.notebook.plain_shells import cell, compiled, execute, failing, plain_shell, printed
 
 FRONTENDS = ["dynamo", "direct"]

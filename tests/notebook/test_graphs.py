@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import aotlab
 from aotlab import observe
 from aotlab.report.verdict import verdict
-from aotlab.stages import runtime
+from aotlab.runtime import stage as runtime
 from aotlab.verification.mutants import MUTANTS
 from tests.notebook.plain_shells import cell, compiled, execute, failing, plain_shell, printed
 

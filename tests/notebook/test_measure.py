@@ -13,7 +13,7 @@ from torch import fx, nn
 from aotlab import observe
 from aotlab.errors import UsageError
 from aotlab.frontends.dynamo import backend
-from aotlab.guards import TensorFacts, tensor_facts
+from aotlab.guards.call_state import TensorFacts, tensor_facts
 from aotlab.notebook import measure as module
 from aotlab.notebook.measure import Captured, measure
 from aotlab.report.model import TimingRow

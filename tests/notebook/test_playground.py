@@ -18,11 +18,15 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch._dynamo import guards
 
 from aotlab import observe
+from aotlab.backends import stage as compile
+from aotlab.capture import call as capture
 from aotlab.notebook import graphs
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.extension import unload_ipython_extension
 from aotlab.notebook.playground import TORCH, Playground
-from aotlab.stages import capture, compile, partition, runtime, trace
+from aotlab.partition import stage as partition
+from aotlab.runtime import stage as runtime
+from aotlab.trace import stage as trace
 from tests.notebook.plain_shells import (
     cell,
     compiled,

@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import aotlab
-from aotlab.code_lines import definition, line_like, line_that_changes
 from aotlab.errors import BY_DYNAMO, InferenceTensorError, RefusedError, UsageError, brief
 from aotlab.frontends.dynamo import backend
+from aotlab.guards.code_lines import definition, line_like, line_that_changes
 from tests.engine_helpers import compiled, leaf, same
 
 GLOBAL = torch.zeros(3)

@@ -19,6 +19,10 @@ import torch
 from torch import fx
 
 from aotlab import observe
+from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord, KernelRecord
+from aotlab.capture.call import ArgumentRecord, CaptureRecord
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.synthetic_bases import Overlap, SyntheticBasesRecord
 from aotlab.errors import RandomOpError, UserLine
 from aotlab.ir.graphs import node_records
 from aotlab.ir.metadata import (
@@ -31,14 +35,10 @@ from aotlab.ir.metadata import (
     ViewStep,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.partition.stage import PartitionRecord, SavedValue
 from aotlab.report import Recording, Report
-from aotlab.stages.capture import ArgumentRecord, CaptureRecord
-from aotlab.stages.compile import BackwardRecord, CompiledGraphRecord, CompileRecord, KernelRecord
-from aotlab.stages.dedupe import DedupeRecord
-from aotlab.stages.partition import PartitionRecord, SavedValue
-from aotlab.stages.runtime import RuntimeRecord
-from aotlab.stages.synthetic_bases import Overlap, SyntheticBasesRecord
-from aotlab.stages.trace.records import AutogradNode, TraceRecord
+from aotlab.runtime.stage import RuntimeRecord
+from aotlab.trace.records import AutogradNode, TraceRecord
 
 FILE = "/home/ada/work/model.py"
 RUNTIME_SOURCE = "def call(weight, x):\n    out = forward(weight, x)\n    x.copy_(out[0])\n    return out[1:]\n"

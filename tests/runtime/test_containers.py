@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from aotlab import nesting
+from aotlab.capture import nesting
 from aotlab.errors import LeakedTensorError, OutputError, PythonValueError
 from tests.engine_helpers import compiled, leaf, refusing, same
 

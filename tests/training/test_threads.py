@@ -13,7 +13,7 @@ from torch import nn
 
 import aotlab
 from aotlab import config
-from aotlab.compiling import compiling
+from aotlab._torch.compiling import compiling
 from tests.engine_helpers import behind, compiled, leaf
 
 THREADS = 5

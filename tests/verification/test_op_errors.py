@@ -1,6 +1,6 @@
 """What torch's op database knows of refused calls: where eager raises, ours does, though nobody uses the result.
 
-Fakes have no values and do not know which kernels there are; see `aotlab.recorder.raising`.
+Fakes have no values and do not know which kernels there are; see `aotlab.trace.raising`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotlab.recorder import tape
+from aotlab.trace import tape
 from aotlab.verification.op_database import Outcome, Variant, campaign, error_variants, judge_errors
 from tests.engine_helpers import compiled, leaf, same
 

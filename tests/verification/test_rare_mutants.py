@@ -15,7 +15,7 @@ import aotlab
 from aotlab.verification.mutants import MUTANTS, RARE, Mutant
 from tests.engine_helpers import compiled
 from tests.guards.test_kinds import ROOTS, described, var
-from tests.stages.test_unreached import Two
+from tests.trace.test_unreached import Two
 
 pytestmark = pytest.mark.tier("quick")
 

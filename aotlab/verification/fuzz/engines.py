@@ -17,7 +17,8 @@ from torch import fx
 from aotlab import api
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
-from aotlab.partitioners import default_partition, min_cut_rematerialization_partition
+from aotlab.partition.default import default_partition
+from aotlab.partition.min_cut import min_cut_rematerialization_partition
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz.plan import Plan
 

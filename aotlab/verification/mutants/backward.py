@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from aotlab.stages import runtime, trace
+from aotlab.runtime import stage as runtime
+from aotlab.trace import stage as trace
 from aotlab.verification.mutants.mutant import Mutant, skip
 
 

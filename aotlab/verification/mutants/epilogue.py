@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from aotlab.ir.metadata import OutputType
-from aotlab.stages.runtime import generator
-from aotlab.stages.runtime.draft import Draft
-from aotlab.stages.runtime.mutations import Mutations
-from aotlab.stages.runtime.outputs import Outputs
-from aotlab.stages.runtime.view_calls import ViewCalls
+from aotlab.runtime import generator
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.mutations import Mutations
+from aotlab.runtime.outputs import Outputs
+from aotlab.runtime.view_calls import ViewCalls
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aotlab.stages import dedupe
-from aotlab.stages.runtime.draft import Draft
-from aotlab.stages.runtime.prologue import Prologue
+from aotlab.capture import dedupe
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.prologue import Prologue
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 

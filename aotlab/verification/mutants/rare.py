@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from aotlab import values
-from aotlab.recorder import memo, mode
-from aotlab.stages import partition, runtime
-from aotlab.stages.runtime.draft import Draft
-from aotlab.stages.runtime.edges import Edges
-from aotlab.stages.trace import edges
-from aotlab.stages.trace.records import Source
+from aotlab.guards import values
+from aotlab.partition import stage as partition
+from aotlab.runtime import stage as runtime
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.edges import Edges
+from aotlab.trace import memo, recorder
+from aotlab.trace import sources as edges
+from aotlab.trace.records import Source
 from aotlab.verification.mutants.guards import without_conditions
 from aotlab.verification.mutants.mutant import Mutant, skip
 from aotlab.verification.mutants.tracing import key_without
@@ -96,12 +97,12 @@ RARE: tuple[Mutant, ...] = (
     Mutant(
         name="strides not in the key",
         breaks="The recorder takes what an op gave on a tensor with other strides.",
-        changes=((memo, "memo_key", key_without(1)), (mode, "memo_key", key_without(1))),
+        changes=((memo, "memo_key", key_without(1)), (recorder, "memo_key", key_without(1))),
     ),
     Mutant(
         name="dtype not in the key",
         breaks="The recorder takes what an op gave on a tensor of another dtype.",
-        changes=((memo, "memo_key", key_without(2)), (mode, "memo_key", key_without(2))),
+        changes=((memo, "memo_key", key_without(2)), (recorder, "memo_key", key_without(2))),
     ),
     Mutant(
         name="undefined tangents as zeros",

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from aotlab.stages import synthetic_bases
-from aotlab.stages.runtime.prologue import Prologue
-from aotlab.stages.trace import forward_outputs, function
+from aotlab.capture import synthetic_bases
+from aotlab.runtime.prologue import Prologue
+from aotlab.trace import forward_outputs, function
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 

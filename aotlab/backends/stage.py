@@ -1,0 +1,193 @@
+"""Stage 6, compile: hand each graph to the compiler, and take back a boxed callable.
+
+*Boxed* means: the callable takes one list and may empty it. A caller that keeps no references of its own then lets the
+callee free each input as soon as it was used last::
+
+    inputs = [x, y]
+    outputs = compiled(inputs)      # inputs is [] now
+
+While a compiler runs, `get_aot_compilation_context` tells it which graph it is compiling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from aotlab import _torch as internals
+from aotlab import config
+from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
+from aotlab.ir.assertions import hold_to, promises
+from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
+from aotlab.ir.random_state import keeping_states, with_states
+from aotlab.partition.default import is_tangent
+from aotlab.partition.stage import PartitionRecord
+from aotlab.trace.live import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord:
+    """One kernel of graph ``graph``: written by the compiler, or called from a library (``extern``)."""
+
+    name: str
+    language: Literal["triton", "c++", "python", "extern"]
+    source: str
+    graph: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraphRecord:
+    """One compiled graph.
+
+    ``code`` is the graph as readable Python, taken before the compiler had it; ``wrapper`` is the code that the
+    compiler wrote itself; ``compile_ns`` is the time that the compiler took.
+    """
+
+    kind: GraphKind
+    name: str
+    backend: str
+    code: str
+    wrapper: str | None
+    kernels: tuple[KernelRecord, ...]
+    compile_ns: int
+    nodes: tuple[NodeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRecord:
+    """The graphs that were compiled together."""
+
+    graphs: tuple[CompiledGraphRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardRecord:
+    """A backward that was compiled for one pattern of defined tangents."""
+
+    pattern: tuple[bool, ...]
+    graph: CompiledGraphRecord
+
+
+@dataclass(kw_only=True, eq=False)
+class CompilationContext:
+    """What the graphs of one entry share: the model's name, the entry's number, and the backend's own state."""
+
+    model_name: str
+    number: int
+    shared: dict[str, Any]
+    detailed: bool
+
+
+_current: ContextVar[tuple[list[str], str, int]] = ContextVar("aotlab_graph", default=([], "model", 0))
+
+
+def get_aot_compilation_context() -> tuple[list[str], str, int]:
+    """Return what is being compiled: the graph's names such as ``0_forward``, the model's name, and the entry's number.
+
+    Outside of a compilation, ``([], "model", 0)``. Source: upstream's
+    ``torch._functorch._aot_autograd.logging_utils.get_aot_compilation_context``.
+    """
+    names, model, number = _current.get()
+    return list(names), model, number
+
+
+@contextmanager
+def _naming(name: str, model: str, number: int) -> Iterator[None]:
+    token = _current.set(([name], model, number))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def compile_graph(
+    module: fx.GraphModule,
+    kind: GraphKind,
+    backend: Backend,
+    trace: Trace,
+    context: CompilationContext,
+    visible_outputs: int,
+    labels: Sequence[str] = (),
+) -> tuple[Boxed, CompiledGraphRecord]:
+    """Compile one graph; ``labels`` name its first outputs in what `config.debug_assert` has to say.
+
+    Raises
+    ------
+    Exception
+        Whatever the compiler raises.
+    """
+    name = f"{context.number}_{kind}"
+    results = len(output_args(module.graph))
+    devices = with_states(module)
+    inputs = placeholders(module.graph)
+    if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
+        callers = {internals.storage_key(fake) for _, fake in trace.placeholders if fake.layout == torch.strided}
+        static: Sequence[int] = [
+            i
+            for i, node in enumerate(inputs)
+            if not is_tangent(node)
+            and not (node.meta["val"].layout == torch.strided and internals.storage_key(node.meta["val"]) in callers)
+        ]
+    else:
+        static = trace.metadata.static_input_indices
+    code = readable(module, f"{context.model_name}_{name}") if context.detailed else ""
+    nodes = node_records(module.graph) if context.detailed else ()
+    request = CompileRequest(
+        module=module,
+        example_inputs=tuple(node.meta["val"] for node in inputs),
+        kind=kind,
+        fake_mode=trace.fake_mode,
+        static_inputs=tuple(static),
+        visible_outputs=visible_outputs,
+        graph_id=context.number,
+        shared=context.shared,
+    )
+    promised = promises(module, labels) if config.debug_assert else None
+    started = time.perf_counter_ns()
+    with _naming(name, context.model_name, context.number):
+        compiled = backend.compile(request)
+    record = CompiledGraphRecord(
+        kind=kind,
+        name=f"{context.model_name}__{name}",
+        backend=backend.name,
+        code=code,
+        wrapper=backend.source(compiled),
+        kernels=tuple(
+            KernelRecord(name=k.name, language=k.language, source=k.source, graph=name)
+            for k in backend.kernels(compiled)
+        ),
+        compile_ns=time.perf_counter_ns() - started,
+        nodes=nodes,
+    )
+    call = boxed(compiled) if promised is None else hold_to(boxed(compiled), promised, kind)
+    return (keeping_states(call, devices, results) if devices else call), record
+
+
+def run(
+    partition: PartitionRecord,
+    trace: Trace,
+    backend: Backend,
+    context: CompilationContext,
+    *,
+    lazy_backward: bool,
+    output_labels: Sequence[str] = (),
+    gradient_labels: Sequence[str] = (),
+) -> tuple[CompileRecord, Boxed, Boxed | None]:
+    """Compile the forward and, unless it is left for later, the backward."""
+    kind: GraphKind = "forward" if trace.training else "inference"
+    with torch.no_grad(), internals.disable_autocast():
+        visible = partition.num_forward_outputs
+        forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, output_labels)
+        if partition.backward is None or lazy_backward:
+            return CompileRecord(graphs=(record,)), forward, None
+        backward, backward_record = compile_graph(
+            partition.backward, "backward", backend, trace, context, 0, gradient_labels
+        )
+    return CompileRecord(graphs=(record, backward_record)), forward, backward

@@ -1,0 +1,190 @@
+"""Stage 1, capture: what was called, with which tensors.
+
+A function takes any nesting of tensors and plain values; the later stages want a flat list of
+tensors. A module reads its parameters from itself; the later stages want them as inputs::
+
+    def f(x, opts): return x * opts["scale"] @ opts["w"]
+    f(x, {"scale": 2.0, "w": w})
+
+becomes the flat inputs ``x`` and ``opts['w']``, with ``opts['scale']`` a Python value that the entry
+guards. Nothing is run here and nothing is copied: the stage only looks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from aotlab.capture import nesting
+from aotlab.errors import UserLine
+from aotlab.guards.call_state import CallState, call_state
+from aotlab.guards.reached import Reached
+from aotlab.guards.values import Mentioned
+from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+
+ArgumentKind = Literal["parameter", "buffer", "input", "python"]
+
+
+class Target(Protocol):
+    """What a frontend asks to be compiled."""
+
+    name: str
+    line: UserLine | None
+    frontend: str
+
+    def lifted(self) -> Sequence[Tensor]:
+        """Return the parameters and buffers of this moment, which become the first flat inputs."""
+
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Return a function that reads what `lifted` reads now, also when the target changes its shape later."""
+
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what puts ``lifted`` in their place again, for a function that the backward runs once more."""
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Name them, in the same order."""
+
+    def reached(self) -> tuple[Reached, ...]:
+        """Return what the function reads besides its arguments."""
+
+    def mentioned(self) -> Mentioned:
+        """Return which attributes of its arguments the function may read; asked after `reached`."""
+
+    def objects(self) -> list[Any]:
+        """Return the function, and the objects that it reaches; asked after `reached`."""
+
+    def still_same(self) -> Callable[[], bool] | None:
+        """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function with ``lifted`` in place of its own parameters and buffers."""
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the original function."""
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name the flat arguments, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentRecord:
+    """One flat argument: ``spec`` describes a tensor, ``value`` is the text of a Python value."""
+
+    name: str
+    kind: ArgumentKind
+    spec: TensorSpec | None
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRecord:
+    """What was called.
+
+    ``arguments`` has the lifted parameters and buffers first, then the flat arguments; specs number their storages
+    within the record, so that shared memory shows. ``in_spec`` is the nesting as text. ``training`` says whether
+    grad mode was on and an argument requires grad.
+    """
+
+    function: str
+    line: UserLine | None
+    frontend: str
+    arguments: tuple[ArgumentRecord, ...]
+    in_spec: str
+    grad_mode: bool
+    training: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A captured call with its live values, for the stages that follow; never kept beyond the compilation.
+
+    ``values`` are the flat arguments, lifted ones first; ``rebuild`` nests a flat list again and returns (lifted,
+    args, kwargs); ``spec`` is the tree of (args, kwargs).
+    """
+
+    target: Target
+    values: tuple[Any, ...]
+    lifted_count: int
+    spec: nesting.Node
+    state: CallState
+
+    @property
+    def tensor_positions(self) -> tuple[int, ...]:
+        """The positions of the tensors among ``values``."""
+        return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
+
+    def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Nest flat values as the caller did."""
+        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
+        return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
+
+
+def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Name each flat argument by the parameter that takes it: ``x``, ``opts['w']``, ``args[0]``."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    heads = [plain[i] if i < len(plain) else f"{rest}[{i - len(plain)}]" for i in range(len(args))]
+    return nesting.paths([*zip(heads, args, strict=True), *kwargs.items()])
+
+
+def _text_of(spec: nesting.Node) -> str:
+    """Write the nesting of a call as its arguments are written."""
+    args, kwargs = spec.children
+    assert isinstance(args, nesting.Node)
+    assert isinstance(kwargs, nesting.Node)
+    named = (f"{key}={child}" for key, child in zip(kwargs.keys, kwargs.children, strict=True))
+    return f"({', '.join([*map(str, args.children), *named])})"
+
+
+def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
+    """Capture one call of ``target``.
+
+    Raises
+    ------
+    RefusedError
+        An argument cannot be traced or guarded, or the call stands under a mode that the graph could not respect.
+    """
+    reached = target.reached()
+    lifted = list(target.lifted())
+    names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
+    leaves, spec = nesting.flatten((args, kwargs))
+    values = (*lifted, *leaves)
+    state = call_state(
+        structure=_text_of(spec),
+        nesting=spec,
+        names=names,
+        values=values,
+        reached=reached,
+        mentioned=target.mentioned(),
+    )
+
+    storages = StorageNumbers()
+    kinds = [kind for _, kind in target.lifted_names()]
+    arguments = []
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        if isinstance(value, Tensor):
+            kind: ArgumentKind = kinds[i] if i < len(kinds) else "input"
+            arguments.append(ArgumentRecord(name=name, kind=kind, spec=spec_of(value, storages)))
+        else:
+            arguments.append(ArgumentRecord(name=name, kind="python", spec=None, value=repr(value)))
+    grad_mode = torch.is_grad_enabled()
+    record = CaptureRecord(
+        function=target.name,
+        line=target.line,
+        frontend=target.frontend,
+        arguments=tuple(arguments),
+        in_spec=state.structure,
+        grad_mode=grad_mode,
+        training=grad_mode and any(a.spec is not None and a.spec.requires_grad for a in arguments),
+    )
+    return record, Call(target=target, values=values, lifted_count=len(lifted), spec=spec, state=state)

@@ -1,0 +1,193 @@
+"""Stage 3, synthetic bases: inputs that share memory, of which one is mutated.
+
+    buffer = torch.zeros(4)
+    f(buffer[:3], buffer[1:])        # and f writes to its first argument
+
+The graph must see the write through the second argument too. So the memory that both share is passed as one input, a
+*synthetic base*, and both arguments are windows of it inside the graph::
+
+    forward(base):                   # four floats
+        a = base[0:3]; b = base[1:4]
+
+This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
+too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
+the others a new history. Inside trace the windows are made (`aotlab.trace.windows`). If it turns out that none of a
+group is written, its windows become inputs of their own again, and there is no base. They are inputs of their own from
+the beginning where no base can be made, or where the function does with them what cannot be done to windows.
+
+At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
+into the windows that were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.call import Call
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.signals import RunEagerly
+from aotlab.guards.call_state import byte_interval
+from aotlab.ir.metadata import InputAliasInfo
+
+#: How far before its first window a base may begin, so that each window is aligned in it.
+_MAX_SHIFT = 16
+
+
+@dataclass(kw_only=True, eq=False)
+class Base:
+    """A synthetic base: the memory that some inputs share.
+
+    Attributes
+    ----------
+    members
+        The kept inputs that are windows of it.
+    shift
+        Where it begins, in bytes relative to the first byte of the first member.
+    nbytes, dtype
+        Its size and element type; ``torch.uint8`` where the windows have several.
+    fake, wrapper
+        Its traced form; set by `enter_base`.
+    written
+        The bytes of it, from here to there, that the function wrote; None where some write was not seen.
+    """
+
+    members: tuple[int, ...]
+    shift: int
+    nbytes: int
+    dtype: torch.dtype
+    fake: Tensor | None = None
+    wrapper: Tensor | None = None
+    written: list[tuple[int, int]] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return self.nbytes // self.dtype.itemsize
+
+
+def extent(tensor: Tensor) -> int:
+    """Return how many bytes lie between a tensor's first byte and the one after its last."""
+    start, stop = byte_interval(tensor)
+    return stop - start
+
+
+def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
+    """Decide what memory a base for ``tensors`` covers.
+
+    Raises
+    ------
+    RunEagerly
+        There is no such base: a window would not be aligned in it.
+    """
+    spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in tensors]
+    start = min(begin for begin, _, _, _ in spans)
+    stop = max(end for _, end, _, _ in spans)
+    dtypes = {t.dtype for t in tensors}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
+    earliest = min(storage.data_ptr() for _, _, _, storage in spans)
+    for moved in range(_MAX_SHIFT):
+        if start - moved >= earliest and all((begin - start + moved) % size == 0 for begin, _, size, _ in spans):
+            nbytes = stop - start + moved + _room(tensors, stop)
+            nbytes -= nbytes % dtype.itemsize
+            shift = start - moved - tensors[0].data_ptr()
+            return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype)
+    raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
+
+
+def _room(tensors: Sequence[Tensor], stop: int) -> int:
+    """Return how many bytes behind ``stop`` belong to the same memory, at most one row of the widest strides.
+
+    A row that is looked at in part is made from a whole one.
+    """
+    wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
+    storages = [t.untyped_storage() for t in tensors]
+    return max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Two kept inputs (positions in `DedupeRecord.kept`) whose byte intervals share ``bytes`` bytes."""
+
+    first: int
+    second: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticBase:
+    """Memory that the kept inputs ``members`` share: ``nbytes`` bytes, seen as ``dtype``.
+
+    Whether the graph takes it as an input in place of them depends on whether one of them is written.
+    """
+
+    members: tuple[int, ...]
+    nbytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticBasesRecord:
+    """The overlaps among the inputs, and the groups that may be merged into a base."""
+
+    overlaps: tuple[Overlap, ...]
+    bases: tuple[SyntheticBase, ...] = ()
+
+
+def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
+    """Find the inputs that share memory or a history.
+
+    Raises
+    ------
+    RunEagerly
+        They share it in a way that no base can express.
+    """
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    overlaps = []
+    links = []
+    for a, b, _ in call.state.overlapping:
+        (start, end), (other_start, other_end) = byte_interval(call.values[a]), byte_interval(call.values[b])
+        shared = min(end, other_end) - max(start, other_start)
+        if shared > 0:
+            overlaps.append(Overlap(first=index[a], second=index[b], bytes=shared))
+        links.append((index[a], index[b]))
+    groups = _groups(links)
+    bases = [plan(members, [call.values[dedupe.kept[k]] for k in members]) for members in groups]
+    recorded = tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases)
+    return SyntheticBasesRecord(overlaps=tuple(overlaps), bases=recorded), bases
+
+
+def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
+    """Return the connected components, each in order."""
+    group: dict[int, set[int]] = {}
+    for a, b in links:
+        merged = group.get(a, {a}) | group.get(b, {b})
+        for k in merged:
+            group[k] = merged
+    return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
+
+
+def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
+    """Tell whether inputs that share memory can be traced as if they did not, as long as the function changes none.
+
+    Not if one is a view of another one that requires grad: a function that differentiates inside can tell.
+    """
+    for base in groups:
+        members = [tensors[k] for k in base.members]
+        for tensor in members:
+            owner = internals.base_of(tensor)
+            if owner is not None and owner.requires_grad and any(owner is other for other in members):
+                return False
+    return bool(groups)
+
+
+def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
+    """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
+    members = [infos[k] for base in groups for k in base.members]
+    return not any(
+        info.is_changed or info.moves_version or info.mutates_data or info.mutates_metadata for info in members
+    )

@@ -1,0 +1,1 @@
+"""Derivatives of derivatives: graphs made when a backward is itself differentiated."""

@@ -1,0 +1,487 @@
+"""Backwards under ``create_graph``, and those of the gradients that they return.
+
+    y = f(x)                                                    # node 1, the compiled call
+    (g,) = torch.autograd.grad(y, x, t, create_graph=True)      # node 2, made by the backward of node 1
+    (g.sum() + y.sum()).backward()
+
+A backward that is called in grad mode computes its gradients inside another `torch.autograd.Function`, whose backward
+is the next level's (`aotlab.derivatives.levels`), compiled when it is first asked for. Node 2 sends gradients to
+``t``, to inputs of ``f``, and into the midst of ``f``. For the latter there is no tensor: autograd knows an edge from
+node 2 to one of node 1's outputs, along which nothing comes, and what belongs into the midst lies with node 1's saved
+values when autograd gets there. It has seen to it that all that comes for node 1 has come by then. So each of the
+function's own nodes runs once, as in eager, and sums are added up in eager's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab._torch.compiling import compiling
+from aotlab._torch.interrupts import never_lost
+from aotlab.backends.base import Boxed
+from aotlab.derivatives.levels import Level
+from aotlab.errors import DoubleBackwardError, TransformError
+from aotlab.guards.call_state import autocast_state
+from aotlab.partition.stage import Split
+from aotlab.runtime.batches import for_each_sample, is_transformed
+from aotlab.runtime.saved import SavedValues, restride
+from aotlab.trace.edges import Edge, edges_behind
+from aotlab.trace.views import root_among
+
+#: Writes the graph that computes values from those of the saved ones that it needs, whose numbers it returns, and from
+#: what came in; None if that is not possible.
+Write = Callable[
+    [Split, Sequence[Tensor | None], Sequence[tuple[str, Tensor]]], tuple[fx.GraphModule, tuple[int, ...]] | None
+]
+#: Compiles the graph of a backward, for a pattern of defined tangents.
+Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
+
+#: Which tangents are defined; what comes into the midst; the strides of all of these; which of them require grad, under
+#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for; the edges of written
+#: views that are there.
+_Kind = tuple[
+    tuple[bool, ...],
+    tuple[Edge, ...],
+    tuple[tuple[int, ...], ...],
+    tuple[bool, ...] | None,
+    tuple[Any, ...],
+    bool,
+    frozenset[Edge],
+]
+
+#: The autograd node that hands on what a segment sends to an input; see `aotlab.runtime.segment_calls`.
+_HANDS_ON = "PassOnBackward"
+
+#: For so many kinds a level is compiled for strides as they come; then gradients are copied into the usual ones.
+_MOST_LAYOUTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where a gradient goes: to ``tensor``; or, for an ``edge`` in the midst of ``node``, with its saved values.
+
+    In the latter case ``tensor`` hangs on ``node``, whose backward is ``backwards``.
+    """
+
+    tensor: Tensor
+    node: Any = None
+    edge: Edge | None = None
+    backwards: Higher | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One compiled backward.
+
+    ``compute`` takes the saved values ``needs`` and what came in, and returns a gradient or None for each of ``count``
+    slots, then what the level above keeps and is not there yet. Of the gradients, ``same_as`` are what came in,
+    ``roots`` can be differentiated. ``kept`` says of each value that the level above keeps where it is: among the saved
+    values, of which so ``takes`` are used, what came in, or what was computed. ``own`` are the numbers of the roots of
+    which it keeps the very gradient.
+    """
+
+    compute: Boxed
+    count: int
+    needs: tuple[int, ...]
+    takes: tuple[int, ...]
+    mask: int
+    same_as: dict[int, int]
+    roots: tuple[int, ...]
+    kept: tuple[tuple[str, int], ...]
+    ends: tuple[int | Edge, ...]
+    own: tuple[int, ...]
+    above: Higher | None
+
+
+class Higher:
+    """The backwards of one level.
+
+    Parameters
+    ----------
+    level
+        What is differentiated.
+    split
+        What it keeps.
+    wanted
+        The slots whose gradients are returned, in this order; the last edges of the running node are theirs.
+    all_masks
+        Which nodes each entry reaches, for all segments that share the saved values.
+    write, compile
+        Write a graph, and compile it.
+    exact
+        Whether gradients are to be summed as they are laid out; else they are copied into the usual strides.
+    is_first
+        Whether it is the level of the function's own nodes.
+    """
+
+    def __init__(
+        self,
+        level: Level,
+        split: Split,
+        *,
+        wanted: Sequence[int],
+        all_masks: Sequence[int],
+        write: Write,
+        compile: Compile,
+        name: str,
+        exact: bool,
+        is_first: bool,
+    ) -> None:
+        self.level = level
+        self._split = split
+        self.wanted = wanted
+        self._all_masks = all_masks
+        self._write = write
+        self._compile = compile
+        self.name = name
+        self._exact = exact
+        self.is_first = is_first
+        self._strides = [tuple(fake.stride()) for fake in level.tangents]
+        self.slot_of = {way[0]: place for place, i in enumerate(wanted) if (way := level.slots[i]) is not None}
+        self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
+        self.is_shared = _arrivals(level) if is_first else {}
+        self._plans: dict[_Kind, _Plan] = {}
+
+    def is_awaited(self, saved: SavedValues) -> bool:
+        """Tell whether something came into the midst, in the backward that is being run."""
+        return saved.pending is not None and (id(self), internals.current_graph_task()) in saved.pending
+
+    def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of ``wanted``; in grad mode they have histories.
+
+        Raises
+        ------
+        DoubleBackwardError
+            A derivative needs what was not kept.
+        TransformError
+            In grad mode, under a transform other than vmap.
+        Exception
+            Whatever the traced program's nodes raise.
+        """
+        came = saved.take_pending(id(self))
+        values = [*tangents, *came.values()]
+        create_graph = torch.is_grad_enabled()
+        if create_graph and internals.forward_ad_active() and any(map(internals.has_tangent, values)):
+            raise TransformError(
+                f"the backward of compiled `{self.name}` was called with create_graph=True and a dual tensor",
+                why="its derivatives have no forward mode",
+                suggestion="leave out create_graph, or call the original function",
+            )
+        if not (create_graph or not self._exact) or not is_transformed(values):
+            return self._of(saved, tangents, came)
+        kept = saved.kept()
+
+        def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
+            saved.restore(kept)
+            waiting = {
+                edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None
+            }
+            return self._of(saved, given[: len(tangents)], waiting)
+
+        return for_each_sample(of_one, values, self.name)
+
+    def _of(
+        self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]
+    ) -> list[Tensor | None]:
+        """Return the gradients of ``wanted``; ``came`` is what came into the midst."""
+        direct = {e: value for e, value in came.items() if e in self.slot_of and not self.level.part.sums(e)}
+        extras = tuple(edge for edge in came if edge not in direct)
+        pattern = tuple(t is not None for t in tangents)
+        gradients: list[Tensor | None] = [None] * len(self.wanted)
+        if True in pattern or extras:
+            given = [*(t for t in tangents if t is not None), *(came[edge] for edge in extras)]
+            strides = [stride for stride, is_defined in zip(self._strides, pattern, strict=True) if is_defined]
+            if extras:
+                with compiling():  # it may make a fake tensor
+                    strides += [self.level.extra_strides(edge, came[edge]) for edge in extras]
+            gradients = self._gradients(saved, pattern, extras, given, strides)
+        for edge, value in direct.items():
+            place = self.slot_of[edge]
+            own = gradients[place]
+            gradients[place] = value if own is None else value + own
+        return gradients
+
+    def _gradients(
+        self,
+        saved: SavedValues,
+        pattern: tuple[bool, ...],
+        extras: tuple[Edge, ...],
+        came: list[Tensor],
+        strides: Sequence[tuple[int, ...]],
+    ) -> list[Tensor | None]:
+        """Return the gradients of ``wanted``."""
+        if self._exact and len(self._plans) < _MOST_LAYOUTS:
+            strides = [t.stride() if t.layout is torch.strided else s for t, s in zip(came, strides, strict=True)]
+        given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
+        node = internals.current_node()
+        create_graph = torch.is_grad_enabled()
+        casting = autocast_state() if internals.any_autocast_enabled() else ()
+        requires = tuple(t.requires_grad for t in given) if create_graph else None
+        views = saved.views_now() if create_graph else {}
+        everything = not self.is_first and _asks_for_all(node)
+        kind = (pattern, extras, tuple(strides), requires, casting, everything, frozenset(views))
+        plan = self._plan(kind)
+        arguments = saved.use(plan.mask, plan.takes)
+        ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
+        saved.release(plan.mask, self._all_masks)
+        with internals.disable_autocast():
+            if plan.above is None:
+                with torch.no_grad():
+                    gradients = list(plan.compute([*arguments, *given]))
+            else:
+                gradients = self._differentiable(plan, arguments, given, ends)
+        for slot, n in plan.same_as.items():
+            gradients[slot] = came[n]
+        return [gradients[i] for i in self.wanted]
+
+    def _plan(self, kind: _Kind) -> _Plan:
+        plan = self._plans.get(kind)
+        if plan is None:
+            # the caller's modes are not asked about fake tensors
+            with compiling(), never_lost(), internals.no_dispatch_modes():
+                plan = self._plans.get(kind)
+                if plan is None:
+                    plan = self._plans[kind] = self._make(kind)
+        return plan
+
+    def _make(self, kind: _Kind) -> _Plan:
+        """Differentiate the level, and compile what comes of it."""
+        pattern, extras, strides, requires, casting, everything, views = kind
+        level = self.level
+        found = level.derive(
+            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, views=views
+        )
+        known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
+        numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
+        known.update((id(other), ("saved", numbers[id(value)])) for other, value in self._split.same)
+        known.update((id(value), ("given", n)) for n, value in enumerate(found.given))
+        more: dict[int, Tensor] = {}
+        kept: dict[int, tuple[Tensor, tuple[str, int]]] = {}
+        for value in () if found.above is None else found.above.saved:
+            root = root_among(level.trace.tape, value, known)
+            if root is None:
+                root = value
+                more[id(value)] = value
+                kept[id(root)] = (root, ("made", len(level.slots) + len(more) - 1))
+            else:
+                kept[id(root)] = (root, known[id(root)])
+        defined = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(found.given)]
+        written = self._write(self._split, [*found.gradients, *more.values()], defined)
+        if written is None:
+            raise DoubleBackwardError(
+                f"a derivative of the backward of compiled `{self.name}` needs a value that the forward did not save",
+                why="the partitioner chose what to save for first derivatives",
+                suggestion="use aotlab.default_partition if you chose another one, or call the original function",
+            )
+        module, needs = written
+        above = None
+        if found.above is not None:
+            values = [value for value, _ in kept.values()]
+            split = Split(saved_values=list(values), saved_names=[f"saved_{n}" for n in range(len(values))])
+            slots = range(len(found.above.slots))
+            above = Higher(
+                found.above,
+                split,
+                wanted=slots,
+                all_masks=found.above.masks,
+                write=self._write,
+                compile=self._compile,
+                name=self.name,
+                exact=self._exact,
+                is_first=False,
+            )
+        lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
+        return _Plan(
+            compute=self._compile(module, pattern),
+            count=len(level.slots),
+            needs=needs,
+            takes=(*needs, *dict.fromkeys(lasting)),
+            mask=level.mask(pattern, extras),
+            same_as=found.same_as,
+            roots=found.roots,
+            kept=tuple(place for _, place in kept.values()),
+            ends=found.ends,
+            own=() if found.above is None else found.above.own,
+            above=above,
+        )
+
+    def _differentiable(
+        self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]
+    ) -> list[Tensor | None]:
+        """Compute gradients by an autograd node whose backward is the next level's."""
+        call = _Call(plan, arguments, given, ends)
+        results: tuple[Tensor, ...] = Derivative.apply(call, _anchor(), *call.through)  # type: ignore[no-untyped-call]  # untyped in torch
+        if len(plan.roots) > 1:
+            results = tuple([internals.with_own_node(result) for result in results[:-1]])
+        gradients = call.others
+        for slot, result in zip(plan.roots, results, strict=False):
+            gradients[slot] = result
+        return gradients
+
+
+class _Ends:
+    """Says where at run time the gradients of the next level go."""
+
+    def __init__(
+        self,
+        higher: Higher,
+        node: Any,
+        saved: SavedValues,
+        given: Sequence[Tensor],
+        plan: _Plan,
+        views: dict[Edge, Tensor],
+    ) -> None:
+        self._views = views
+        self._higher = higher
+        self._node = node
+        self._saved = saved
+        self._hanging: tuple[Tensor, ...] | None = None
+        self._goes_inside = any(not isinstance(end, int) and end not in higher.slot_of for end in plan.ends)
+        self.all = [End(tensor=given[end]) if isinstance(end, int) else self._at(end) for end in plan.ends]
+
+    def _at(self, edge: Edge) -> End:
+        """Say what stands for an edge.
+
+        What goes to an input to which this level has several ways goes there by way of this level, if others go there
+        anyhow: there all of them are summed one by one.
+        """
+        higher, level = self._higher, self._higher.level
+        if not higher.is_first and edge in self._node.ends:
+            known: End = self._node.ends[edge]
+            return known
+        if edge in self._views:
+            return End(tensor=self._views[edge])
+        is_input = higher.is_first and edge in higher.slot_of
+        if is_input and not (self._goes_inside and higher.is_shared.get(edge)):
+            tensor = self._input(edge)
+            if tensor is not None:
+                return End(tensor=tensor)
+        entry = higher.entry_of.get(edge)
+        if entry is None and not is_input and not level.part.has(edge[0]):
+            raise self._nowhere("a gradient goes to where the compiled call has no way")
+        if self._hanging is None:  # once: a checkpoint around the call allows no more
+            self._hanging = internals.outputs_saved_by(self._node)
+        if not self._hanging:
+            raise self._nowhere("the call was made under saved_tensors_hooks")
+        if entry in level.own and len(self._hanging) >= len(level.own):
+            kept = self._saved.kept_result(edge) if higher.is_first else None
+            return End(tensor=self._hanging[level.own.index(entry)] if kept is None else kept)
+        return End(tensor=self._hanging[-1], node=self._node, edge=edge, backwards=higher)
+
+    def _nowhere(self, why: str) -> DoubleBackwardError:
+        return DoubleBackwardError(
+            f"the backward of compiled `{self._higher.name}` was called with create_graph=True",
+            why=why,
+            suggestion="call the original function where higher derivatives are needed",
+        )
+
+    def _input(self, edge: Edge) -> Tensor | None:
+        """Return an input of the function with the history that it had at the call, if it is at hand."""
+        edges = self._node.next_functions[-len(self._higher.wanted) :]
+        node, number = edges[self._higher.slot_of[edge]]
+        while node is not None and node.name() == _HANDS_ON:
+            node, number = node.next_functions[-1]  # the first is that of what it looks like
+        if node is None:
+            return None
+        leaf = internals.leaf_of(node)
+        if leaf is not None:
+            return leaf
+        return next((t for t in self._saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
+
+
+class _Call:
+    """What one run of a plan needs and makes.
+
+    ``through`` is what goes through autograd: a tensor for each gradient that comes back, so that autograd sums them as
+    it does in eager, and one for each node into whose midst some go.
+    """
+
+    def __init__(self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]) -> None:
+        self.plan = plan
+        self.arguments = arguments
+        self.given = given
+        self.ends = ends
+        self.others: list[Tensor | None] = []
+        self.through = [end.tensor for end in ends if end.node is None]
+        self.through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
+
+    def compute(self) -> tuple[list[Any], list[Tensor]]:
+        """Compute the gradients, and say what the next level keeps."""
+        plan = self.plan
+        computed = list(plan.compute([*self.arguments[: len(plan.needs)], *self.given]))
+        taken = dict(zip(plan.takes, self.arguments, strict=True))
+        kept = [
+            computed[n].detach() if k == "made" else taken[n] if k == "saved" else self.given[n] for k, n in plan.kept
+        ]
+        others = {internals.storage_key(t) for t in (*self.arguments, *self.given) if t.layout == torch.strided}
+        return [_apart(gradient, others) for gradient in computed[: plan.count]], kept
+
+
+def _arrivals(level: Level) -> dict[Edge, bool]:
+    """Say of the inputs that a level's gradients reach whether several of its nodes send them some."""
+    counts: dict[Edge, int] = {}
+    nodes = {node for node, _ in edges_behind(level.part.entries) if level.part.has(node)}
+    for edge in (edge for node in nodes for edge in node.next_functions if edge in level.part.inputs):
+        counts[edge] = counts.get(edge, 0) + 1
+    return {edge: count > 1 for edge, count in counts.items()}
+
+
+_anchors: list[Tensor] = []
+
+
+def _anchor() -> Tensor:
+    """Return a leaf without elements: a node that hangs on it requires grad, and sees whether all is asked for."""
+    if not _anchors:
+        with torch.inference_mode(False):
+            _anchors.append(torch.empty(0, requires_grad=True))
+    return _anchors[0]
+
+
+def _asks_for_all(node: Any) -> bool:
+    """Tell whether the backward that is being run is ``backward()`` and not ``grad(…)`` of some tensors."""
+    return internals.is_to_be_run(node.next_functions[0][0])
+
+
+def _apart(value: Any, others: set[int]) -> Any:
+    """Return a gradient, as an alias if it lies in the memory of something else."""
+    if isinstance(value, Tensor) and value.layout == torch.strided and internals.storage_key(value) in others:
+        return value.detach()
+    return value
+
+
+class Derivative(torch.autograd.Function):
+    """The autograd node of gradients that were computed under ``create_graph``."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, anchor: Tensor, *through: Tensor) -> tuple[Tensor, ...]:
+        """Compute the gradients; return those that can be differentiated, and something for others to hang on."""
+        plan = call.plan
+        ctx.set_materialize_grads(False)
+        gradients, kept = call.compute()
+        ctx.values, ctx.backwards = SavedValues(kept), plan.above
+        ctx.all_ends, ctx.count = call.ends, len(through)
+        ways = () if plan.above is None else plan.above.level.slots
+        ctx.ends = {way[0]: end for way, end in zip(ways, call.ends, strict=True) if way is not None}
+        results = [gradients[i] for i in plan.roots]
+        call.others = [None if i in plan.roots else gradient for i, gradient in enumerate(gradients)]
+        hanging = torch.empty(0)
+        ctx.to_save = (*(results[n] for n in plan.own), hanging)
+        return (*results, hanging)
+
+    @staticmethod
+    @internals.unseen_by_dynamo
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of gradients, and send them to where they go."""
+        returned: list[Tensor | None] = []
+        for end, gradient in zip(ctx.all_ends, ctx.backwards(ctx.values, tangents[:-1]), strict=True):
+            if end.node is None:
+                returned.append(gradient)
+            elif gradient is not None and internals.is_to_be_run(end.node):
+                end.node.values.put_pending(id(end.backwards), end.edge, gradient)
+        return None, None, *returned, *([None] * (ctx.count - len(returned)))

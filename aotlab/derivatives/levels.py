@@ -1,0 +1,338 @@
+"""Derivatives of derivatives: the same trace, differentiated once more by autograd itself.
+
+    (g,) = torch.autograd.grad(f(x), x, t, create_graph=True)
+    g.sum().backward()
+
+Under ``create_graph`` autograd runs the nodes of ``f`` in grad mode: they compute ``g`` by ops that have nodes of their
+own, of the next *level*. These keep what the nodes of ``f`` kept, with its history, so a gradient that comes in at
+``g`` goes on to three kinds of places: to ``t``; to inputs of ``f``; and into the midst of ``f``, to nodes of the level
+below, where it is added to what else arrives.
+
+The trace keeps the autograd graph of its wrappers. So its nodes are run in grad mode under the recorder, which is what
+eager does: ``no_grad`` regions, checkpoints, ``once_differentiable`` and custom Functions have made of the graph what
+they make of it in eager. The joint graph, in which their traces are lost, is never differentiated. Random numbers are
+values of the forward, as for any backward. A level is differentiated like the one below it, to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.errors import RandomOpError
+from aotlab.trace.differentiate import differentiate
+from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.trace.history import kept_entries, node_bits, reachable, state_masks
+from aotlab.trace.inputs import value_of
+from aotlab.trace.live import Trace
+from aotlab.trace.segments import Exit, Segment
+from aotlab.trace.tape import tensors_in
+from aotlab.trace.write_calls import may_overlap_itself
+
+
+@dataclass(kw_only=True, eq=False)
+class Level:
+    """The autograd nodes of one order of derivatives, of one segment of a trace.
+
+    Attributes
+    ----------
+    part
+        The nodes, where gradients come in, and where they leave.
+    slots
+        Its ways out, in the order in which its gradients are listed.
+    tangents
+        What comes in, one for each entry.
+    bits, masks
+        The numbers of the nodes that hold tensors; for each entry, which of these it reaches.
+    known
+        All nodes of this level and those below, with what comes in from below and the inputs' leaves.
+    extras
+        What comes into the midst of the level, from one above it.
+    laid_out
+        What stands for gradients with other strides than the usual, by the ``id`` of what stands for them otherwise.
+    saved
+        What nodes of this level keep, unless it is the first: the first keeps what the partitioner chose.
+    own
+        The numbers of the entries at which gradients from the level above come in, too: nodes keep what they made.
+    wrappers
+        What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
+    """
+
+    trace: Trace
+    part: Segment
+    slots: Sequence[Exit | None]
+    tangents: Sequence[Tensor]
+    bits: dict[Any, int]
+    masks: Sequence[int]
+    known: set[Any]
+    saved: Sequence[Tensor]
+    own: tuple[int, ...]
+    wrappers: Sequence[Tensor] = ()
+    extras: dict[Edge, Tensor] = field(default_factory=dict)
+    laid_out: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict)
+
+    def extra_strides(self, edge: Edge, like: Tensor) -> tuple[int, ...]:
+        """Return the usual strides of a gradient that comes in at an edge in the midst: those of the first to come."""
+        if edge not in self.extras:
+            shape, dtype, device = internals.edge_metadata(*edge)
+            shared = may_overlap_itself(like.shape, like.stride()) or tuple(like.shape) != shape
+            stride = torch.empty(shape, device="meta").stride() if shared else like.stride()
+            self.extras[edge] = self._stand_in(shape, stride, dtype, device)
+        return tuple(self.extras[edge].stride())
+
+    def is_apart(self, edge: Edge) -> bool:
+        """Tell whether a known edge lies in the midst of another segment, to which there is no way from here.
+
+            v = y * 1
+            v.mul_(y)                                                      # keeps a clone of what v was
+            return v, grad(v.tanh().sum(), y, create_graph=True)[0]        # has the clone's node in its graph
+
+        A gradient of the segment of ``v`` may go to the clone, by way of the value that is kept. What lies behind such
+        an edge is run for this gradient by itself: gradients go on in sums, so that each term may go on alone.
+        """
+        if self.part.has(edge[0]) or edge in self.part.entries or edge in self.part.stops:
+            return False
+        return edge not in self.trace.sources and internals.leaf_of(edge[0]) is None
+
+    def _stand_in(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        with self.trace.fake_mode:
+            fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        return self.trace.tape.enter(fake)
+
+    def _laid_out(self, usual: Tensor, stride: tuple[int, ...]) -> Tensor:
+        """Return what stands for a gradient with these strides."""
+        if usual.stride() == stride:
+            return usual
+        if (id(usual), stride) not in self.laid_out:
+            self.laid_out[id(usual), stride] = self._stand_in(usual.shape, stride, usual.dtype, usual.device)
+        return self.laid_out[id(usual), stride]
+
+    def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
+        """Return the bits of the nodes that are reached from the defined entries and from the midst."""
+        found = 0
+        for mask, is_defined in zip(self.masks, pattern, strict=True):
+            found |= mask if is_defined else 0
+        for mask in state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]:
+            found |= mask
+        return found
+
+    def derive(
+        self,
+        pattern: Sequence[bool],
+        extras: Sequence[Edge],
+        strides: Sequence[tuple[int, ...]],
+        requires: Sequence[bool] | None,
+        *,
+        autocast: bool,
+        everything: bool,
+        views: Collection[Edge] = (),
+    ) -> Derived:
+        """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in its midst.
+
+        ``strides`` are those of all of these.
+        ``requires`` says of each of these whether it requires grad, under ``create_graph``; else it is None.
+        ``everything`` says that autograd was asked for all gradients there are, and so runs nodes that lead nowhere.
+        ``views`` are the edges of results that are views and were written: gradients of the level above end there.
+
+        Raises
+        ------
+        RefusedError
+            The backward uses something that a graph cannot hold.
+        Exception
+            Whatever the nodes raise.
+        """
+        trace = self.trace
+        own = [fake for fake, is_defined in zip(self.tangents, pattern, strict=True) if is_defined]
+        usual = [*own, *(self.extras[edge] for edge in extras)]
+        given = [self._laid_out(fake, stride) for fake, stride in zip(usual, strides, strict=True)]
+        wrappers = [internals.to_functional(fake) for fake in given]
+        for wrapper, does in zip(wrappers, requires or [False] * len(given), strict=True):
+            wrapper.requires_grad_(does)
+        left = iter(wrappers)
+        tangents = [next(left) if is_defined else None for is_defined in [*pattern, *(True for _ in extras)]]
+        part = replace(self.part, entries=(*self.part.entries, *extras))
+        create_graph = requires is not None
+        comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
+        above = None
+        same_as: dict[int, int] = {}
+        roots: tuple[int, ...] = ()
+        ends: tuple[int | Edge, ...] = ()
+        first = len(trace.tape.operations)
+        with trace.recording_backward(autocast=autocast), torch.set_grad_enabled(create_graph):
+            if everything:
+                _raise_errors(part, tangents)
+            found = differentiate(part, tangents, create_graph=create_graph)
+            gradients = [None if way is None else found.get(way) for way in self.slots]
+            numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
+            for slot, gradient in enumerate(gradients if create_graph else ()):
+                if gradient is not None and id(gradient) in numbers:
+                    same_as[slot] = numbers[id(gradient)]
+                elif gradient is not None and gradient.requires_grad:
+                    roots += (slot,)
+            if roots:
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
+                above.wrappers = [*above.wrappers, *wrappers]
+            values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
+        if trace.drawn:
+            operation = trace.tape.operations[trace.drawn[0]]
+            raise RandomOpError(
+                f"a backward under create_graph=True, or one of its gradients, draws random numbers by "
+                f"`{operation.target}`",
+                line=None if operation.place is None else operation.place(),
+                why="its derivative would need the numbers that were drawn",
+                suggestion="call the original function where higher derivatives are needed",
+            )
+        if above is not None:  # not above, where what is made is a wrapper
+            above.tangents = [_tangent_like(trace, value) for i in roots if (value := values[i]) is not None]
+        return Derived(
+            gradients=values,
+            given=given,
+            same_as=same_as,
+            roots=roots,
+            ends=ends,
+            above=above,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """What came of differentiating a level.
+
+    Attributes
+    ----------
+    gradients
+        One or None for each slot.
+    given
+        The fakes of what came in, those of the midst last.
+    same_as
+        For gradients that are what came in: slot → its number in ``given``.
+    roots
+        The slots whose gradients can be differentiated, in the order of the entries of ``above``.
+    ends
+        Where the gradients of the level above go: a number in ``given``, or an edge.
+    above
+        The level above; None where nothing can be differentiated.
+    """
+
+    gradients: Sequence[Tensor | None]
+    given: Sequence[Tensor]
+    same_as: dict[int, int]
+    roots: tuple[int, ...]
+    ends: tuple[int | Edge, ...]
+    above: Level | None
+
+
+def first_level(trace: Trace, segment: int) -> Level:
+    """Return the level of the function's own autograd nodes, of one segment."""
+    part = trace.segments[segment]
+    entries = [edge for each in trace.segments for edge in each.entries]
+    stops = [edge for each in trace.segments for edge in each.stops]
+    # in torch 2.11 the node of an input that nothing leads to is gone, and must not be asked what is behind it
+    behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable(each))])
+    return Level(
+        trace=trace,
+        part=part,
+        slots=trace.slots[segment],
+        tangents=[trace.tangents[n] for n in trace.entry_tangents[segment]],
+        bits=trace.bits,
+        masks=trace.state_masks[segment],
+        known={edge[0] for edge in (*stops, *behind) if not _is_own_leaf(trace, edge)},
+        saved=(),
+        own=kept_entries(part, trace.bits),
+    )
+
+
+def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
+    """Tell whether an edge is of a leaf that the function made, which nobody else can see."""
+    source = trace.sources.get(edge)
+    return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "carrier")
+
+
+def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
+    """Run the nodes that stand for an error, as that of `once_differentiable`: they lead nowhere."""
+    if part.nodes is None:
+        return
+    for node, number in edges_behind([e for e, t in zip(part.entries, tangents, strict=True) if t is not None]):
+        if node in part.nodes and internals.always_raises(node):
+            arriving = [t for e, t in zip(part.entries, tangents, strict=True) if t is not None and e[0] is node]
+            shape, dtype, device = internals.edge_metadata(node, number)
+            like = arriving[0] if arriving else torch.zeros(shape, dtype=dtype, device=device)
+            internals.raise_of(node, {number: like})
+
+
+def _level_above(
+    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], views: Collection[Edge], first: int
+) -> tuple[Level, tuple[int | Edge, ...]]:
+    """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
+
+    ``views`` are results at which they end as well.
+    ``first`` is the first operation by which they were computed.
+    """
+    trace = level.trace
+    wrappers = [root for root in roots if root is not None]
+    entries = [edge_of(wrapper) for wrapper in wrappers]
+    nodes, stops = _new_nodes(entries, level, {*given, *views})
+    part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
+    bits = node_bits([part])
+    made = Level(
+        trace=trace,
+        part=part,
+        slots=part.exits,
+        tangents=(),
+        bits=bits,
+        masks=state_masks([part], bits)[0],
+        known={*level.known, *nodes, *(node for node, _ in given)},
+        saved=_kept(trace, nodes, first),
+        own=kept_entries(part, nodes),
+        wrappers=wrappers,
+    )
+    return made, tuple(given.get(way[0], way[0]) for way in part.exits)
+
+
+def _tangent_like(trace: Trace, value: Tensor) -> Tensor:
+    """Make what stands for the gradient of ``value``; it has memory for each of its elements."""
+    with trace.fake_mode:
+        shared = may_overlap_itself(value.shape, value.stride())
+        stride = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
+        fake = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+    return trace.tape.enter(fake)
+
+
+def _new_nodes(starts: Sequence[Edge], level: Level, ends: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
+    """Return the nodes behind ``starts`` that are not known, up to some ``ends``, and the edges at which they are left.
+
+    A known node to which ``level`` has no way counts as new.
+    """
+    nodes: dict[Any, None] = {}
+    stops: dict[Edge, None] = {}
+    todo = list(starts)
+    while todo:
+        edge = todo.pop()
+        ends_here = edge in ends or edge in level.part.stops
+        if ends_here or (edge[0] in level.known and not level.is_apart(edge)):
+            stops[edge] = None
+        elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # a leaf of the function's own: out of sight
+            nodes[edge[0]] = None
+            todo += next_edges(edge[0])
+    return list(nodes), list(stops)
+
+
+def _kept(trace: Trace, nodes: Sequence[Any], first: int) -> list[Tensor]:
+    """Return the values that nodes keep; ``first`` is the first operation that ran while they were made.
+
+    What the node of a write to a view keeps cannot be seen. Where there is one, all that was computed with counts.
+    """
+    kept = trace.kept_by(nodes)
+    if not any(map(internals.is_copy_slices, nodes)):
+        return kept
+    tape = trace.tape
+    used = (tensor for each in tape.operations[first:] for tensor in tensors_in((each.args, each.kwargs)))
+    found = {id(value): value for value in (*kept, *used) if tape.knows(value) and tape.constant(value) is None}
+    return list(found.values())

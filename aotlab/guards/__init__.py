@@ -1,0 +1,1 @@
+"""What must hold for an entry to serve a call: its tensors, its Python state and what the function reaches."""

@@ -1,0 +1,542 @@
+"""What a function can read besides its arguments, found by looking at its code and at what that mentions.
+
+From the function itself the walk goes to its closure, defaults and globals, to the functions and classes of the user's
+that those lead to, and to the modules, with their flags, hooks and submodules. On plain objects (an instance of a class
+of the user's, a namespace, a module of the user's) it looks at the attributes whose names the code mentions:
+
+    cfg = SimpleNamespace(scale=2.0, step=0)
+    def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
+
+Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
+the standard library is not looked at, but for the names of attributes in methods of torch's that the user's code calls.
+What is read by a name that stands in no code (`getattr` with a computed name, a dataclass' generated comparison) counts
+as all attributes where `getattr` and its like are mentioned; otherwise it is a documented exclusion, as is the state of
+most objects written in C, and what `datetime` says. What holds values where no guard looks, and what reads an iterator,
+a file, or names by `eval`, runs eagerly (`aotlab.guards.unseen`); an iterator or a file that only the code of an
+installed package reads is that package's affair. The environment is guarded where the code mentions ``environ`` or
+``getenv``, and what reads `time` runs eagerly. Of a logger only flags and levels count: it changes by being used, and
+leads to all others of the process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import functools
+import gc
+import sys
+import threading
+import types
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from aotlab import _torch as internals
+from aotlab.guards.code_lines import line_like
+from aotlab.guards.code_names import names_in
+from aotlab.guards.libraries import (
+    answered_by_class,
+    compiled_from,
+    entries_of,
+    is_data_descriptor,
+    is_generated,
+    is_installed,
+    is_library,
+    is_library_module,
+    is_of_others,
+    root_of,
+    slots_of,
+    static_member,
+)
+from aotlab.guards.reached import Absent, Attribute, Held, Item, Place, Reached, Size, Variable
+from aotlab.guards.unseen import READERS_OF_NAMES, is_changing, is_holding, is_random
+from aotlab.guards.values import (
+    CONTAINERS,
+    MISSING,
+    CannotBeWatched,
+    Mentioned,
+    attributes_that_count,
+    is_array,
+    is_of_its_own_kind,
+    is_plain,
+    snapshot,
+)
+
+#: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
+_NOT_CALLED = frozenset(
+    ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
+     "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
+)  # fmt: skip
+#: Attributes of torch's objects that are state although they are private: what a scheduler's `get_last_lr` returns.
+_PRIVATE_STATE = frozenset(("_last_lr",))
+#: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
+_MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a function may read besides its arguments, and the objects in which it could leave something behind.
+
+    ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments;
+    ``unseen`` says what it may read that no guard can watch.
+    """
+
+    state: tuple[Reached, ...]
+    objects: tuple[tuple[str, Any], ...]
+    mentioned: Mentioned
+    unseen: str | None = None
+
+
+def reach(function: Any) -> Reach:
+    """Collect what ``function`` can reach."""
+    walk = _Walk(function)
+    return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned, unseen=walk.unseen())
+
+
+def reached_state(function: Any) -> tuple[Reached, ...]:
+    """Collect what ``function`` may read besides its arguments."""
+    return reach(function).state
+
+
+@functools.cache
+def _own_names(kind: Hashable) -> frozenset[str]:
+    """Return the attributes that ``forward`` of a module class of torch's mentions, directly or by other methods."""
+    assert isinstance(kind, type)
+    methods: dict[str, list[types.CodeType]] = {}
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for name, member in vars(each).items():
+            if isinstance(member, types.FunctionType):
+                methods.setdefault(name, []).append(member.__code__)
+    names, todo = {"forward"}, ["forward"]
+    while todo:
+        for code in methods.get(todo.pop(), ()):
+            fresh = names_in(code).attributes - names
+            names |= fresh
+            todo += fresh
+    return frozenset(names)
+
+
+def _is_simple(value: Any) -> bool:
+    """Tell whether it is a plain value, or a container of such."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return is_plain(value) or (type(value) in (list, tuple) and all(map(is_plain, value)))
+
+
+class _Walk:
+    """Goes from a function to all that it may read.
+
+    What is found *by chance* is what nothing leads to but a library's own code, or a computed name.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.found: list[Reached] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
+        self._seen: dict[Hashable, bool] = {}  # by id, or by id and name: whether it was found by chance alone
+        self._todo: list[tuple[str, Any, bool]] = [("", function, False)]
+        self.mentioned = Mentioned()
+        self._names = self.mentioned.names
+        self._users: set[str] = set()  # the names that no package's code alone mentions
+        self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
+        self._tensors: list[tuple[str, Tensor]] = []  # those with attributes
+        self._unseen: str | None = None
+        self._answered: dict[type, frozenset[str]] = {}
+        self._slots: dict[type, frozenset[str]] = {}
+        self._alive: list[Any] = []  # ids above belong to these
+        self._follow()
+
+    def result(self) -> tuple[Reached, ...]:
+        """Return what was found, each place once, and what the namespaces do not have."""
+        found = {(item.place.identity(), item.how): item for item in reversed(self.found)}
+        absent = []
+        for label, thing, _ in self._things.values():
+            missing = self._missing(thing)
+            if missing:
+                name = f"{label}.…" if label else "self.…"
+                absent.append(
+                    Reached(name=name, place=Absent(thing, missing, by_name=True), expected=MISSING, how="absent")
+                )
+        return (*reversed(found.values()), *absent)
+
+    def unseen(self) -> str | None:
+        """Say what the function may read that no guard watches; None if there is nothing."""
+        for label, tensor in self._tensors:
+            for name, value in attributes_that_count(tensor, self.mentioned).items():
+                if not is_plain(value):
+                    self._cannot_watch(f"`{label}.{name}`, a `{type(value).__qualname__}` on a tensor")
+        return self._unseen
+
+    def _cannot_watch(self, what: str) -> None:
+        self._unseen = self._unseen or f"it reads {what}, which no guard watches"
+
+    def _missing(self, thing: Any) -> frozenset[str]:
+        if isinstance(thing, types.ModuleType):
+            return frozenset()  # a module whose names come later would have raised
+        if not hasattr(thing, "__dict__") or (isinstance(thing, nn.Module) and is_library(type(thing))):
+            return frozenset()  # of torch's modules, what is there counts
+        names = self._names - vars(thing).keys()
+        if not isinstance(thing, type):
+            if isinstance(thing, nn.Module):
+                names -= _MODULE_OWN
+            kind = type(thing)
+            if kind not in self._answered:
+                self._answered[kind] = answered_by_class(kind)
+            names -= self._answered[kind]
+        return frozenset(name for name in names if not name.startswith("__"))
+
+    # --- the walk
+
+    def _follow(self) -> None:
+        while True:
+            while self._todo:
+                label, value, chance = self._todo.pop()
+                if self._is_new(id(value), chance):
+                    self._alive.append(value)
+                    self._enter(label, value, chance)
+            count = len(self._seen)
+            for label, thing, chance in list(self._things.values()):
+                self._look_at(label, thing, chance)
+            if not self._todo and count == len(self._seen):
+                return
+
+    def _is_new(self, key: Hashable, chance: bool = False) -> bool:
+        """Note something as seen; tell whether it had not been, or by chance alone."""
+        before = self._seen.get(key)
+        is_new = before is None or (before and not chance)
+        if is_new:
+            self._seen[key] = chance
+        return is_new
+
+    def _guard(
+        self, name: str, place: Place, expected: Any, how: Literal["value", "contents", "identity"], value: Any = None
+    ) -> None:
+        self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
+
+    def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
+        """Guard one value, and go on to what it leads to."""
+        if isinstance(value, types.ModuleType):
+            if not is_library_module(value):
+                self._todo.append((label, value, chance))
+            return  # modules are not rebound
+        if not isinstance(value, Tensor):
+            self.objects.append((label, value))
+        if is_plain(value):
+            self._guard(label, place, value, "value")
+            return
+        if isinstance(value, (Tensor, *CONTAINERS)) or is_array(value):
+            try:
+                known = snapshot(value, label, self.mentioned)
+            except CannotBeWatched as what:
+                self._cannot_watch(str(what))
+                return
+            self._guard(label, place, known, "contents", None if isinstance(value, Tensor) else value)
+        else:
+            self._guard(label, place, value, "identity", value)
+        self._todo.append((label, value, chance))
+
+    def _enter(self, label: str, value: Any, chance: bool) -> None:
+        """Go on to what a value leads to."""
+        if is_holding(value) or (not chance and is_changing(value)):
+            self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
+        elif isinstance(value, Tensor):
+            if vars(value):
+                self._tensors.append((label, value))
+        elif isinstance(value, CONTAINERS):
+            self._todo += [
+                (f"{label}[{key}]", item, chance)
+                for key, item in entries_of(value)
+                if not is_plain(item) and not isinstance(item, types.ModuleType)
+            ]
+            if is_of_its_own_kind(value):
+                self._object(label, value, chance)
+        elif isinstance(value, types.MethodType):
+            self.objects.append((label or "self", value.__self__))
+            self._todo += [(label or "self", value.__self__, chance), (label, value.__func__, chance)]
+        elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+            self._todo += [(label, code, chance) for code in _code_of(value) if code is not None]
+        elif isinstance(value, nn.Module):
+            for path, module in value.named_modules():
+                self._module(".".join(part for part in (label, path) if part), module, chance)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
+            self._partial(label, value)
+        elif isinstance(value, types.FunctionType) and not is_library(value):
+            self._function(value)
+        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
+            if value.__name__ in internals.SWITCH_NAMES:
+                self._names.add(value.__name__)
+            owner = getattr(value, "__self__", None)
+            if not (owner is None or isinstance(owner, (type, types.ModuleType)) or is_random(owner)):
+                self._behind(f"{label}.__self__", owner, chance)
+        elif isinstance(value, types.MappingProxyType):
+            for held in gc.get_referents(value):
+                self._behind(label, held, chance)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.objects.append((label, value))
+            self._todo.append((label, value.__wrapped__, chance))
+        elif isinstance(value, contextvars.ContextVar):
+            variable = Variable(value)
+            held = variable.read()
+            if held is MISSING:
+                self._guard(f"{label}.get()", variable, MISSING, "identity")
+            else:
+                self._visit(f"{label}.get()", held, variable)
+        elif isinstance(value, types.ModuleType):
+            self._things.setdefault(id(value), (label, value, False))
+        elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
+            return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
+        elif not is_plain(value):
+            original = compiled_from(value)
+            if original is None:
+                self._object(label, value, chance)
+            else:
+                self._todo.append((label, original, chance))
+
+    def _behind(self, label: str, value: Any, chance: bool) -> None:
+        """Visit what an object keeps for as long as it lives."""
+        self._visit(label, value, Item({0: value}, 0), chance=chance)
+
+    def _function(self, function: types.FunctionType) -> None:
+        """Go through the code of a function, and what it is bound to."""
+        code, name = function.__code__, function.__name__
+        names = names_in(code)
+        self._names |= names.attributes
+        self.mentioned.by_string = self.mentioned.by_string or names.by_string
+        inline = code is self._root_code
+        installed = is_installed(code.co_filename)  # a package, which has its counters and registers for itself
+        if not installed:
+            self._users |= names.attributes
+            self._reads_names(function)
+        self.found.append(
+            Reached(
+                name=f"the code of {name}",
+                place=Attribute(function, "__code__"),
+                expected=code,
+                how="identity",
+                inline=inline,
+            )
+        )
+        for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            content = Attribute(cell, "cell_contents")
+            held = content.read()
+            if held is MISSING:
+                self._guard(label, content, MISSING, "identity")
+            else:
+                self._visit(label, held, content, chance=installed)
+        for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
+            if defaults := getattr(function, attribute):
+                place = Attribute(function, attribute)
+                self._visit(f"the {word} of {name}", defaults, place, chance=installed)
+        missing, nowhere = [], []
+        for label in names.globals:
+            if label in function.__globals__:
+                found = Item(function.__globals__, label)
+                self._visit(label, function.__globals__[label], found, chance=installed)
+                continue
+            missing.append(label)
+            if hasattr(builtins, label):
+                builtin = getattr(builtins, label)
+                self._guard(label, Item(vars(builtins), label), builtin, "identity")
+            else:
+                nowhere.append(label)
+        for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
+            if absent:
+                absences = Absent(namespace, frozenset(absent), by_name=False)
+                self.found.append(Reached(name="…", place=absences, expected=MISSING, how="absent"))
+        for label in names.imports:
+            module = sys.modules.get(label)
+            if module is not None and not is_library_module(module):
+                self._todo.append((label, module, installed))
+        if function.__dict__:
+            self._things.setdefault(id(function), (name, function, installed))
+
+    def _reads_names(self, function: types.FunctionType) -> None:
+        """Note it if code calls what reads names that do not stand in it."""
+        for name in names_in(function.__code__).globals:
+            if name in READERS_OF_NAMES and name not in function.__globals__:
+                line = line_like([function.__code__], rf"\b{name}\b")
+                where = f"`{function.__name__}`" if line is None else str(line)
+                self._unseen = f"it calls `{name}`, which may read what no guard watches, in {where}"
+
+    def _partial(self, label: str, value: Any) -> None:
+        self._todo.append((label, value.func, False))
+        for i, item in enumerate(value.args):
+            # a partial's arguments are a tuple of its own, which nothing changes
+            if not is_plain(item):
+                self._behind(f"{label or 'partial'}.args[{i}]", item, False)
+        for key, item in value.keywords.items():
+            self._visit(f"{label or 'partial'}.{key}", item, Item(value.keywords, key))
+
+    def _class(self, kind: type) -> None:
+        """Go through the methods of a class that the code could call, or make an object of."""
+        for each in type.mro(type(kind)):
+            if not is_library(each):
+                self._things.setdefault(id(each), (each.__name__, each, False))
+        for each in kind.__mro__:
+            if is_library(each):
+                continue
+            self._things.setdefault(id(each), (each.__name__, each, False))
+            made = vars(each).get("__init__"), vars(each).get("__new__"), vars(each).get("__post_init__")
+            self._todo += [(each.__name__, member, False) for member in made if member is not None]
+        if issubclass(kind, nn.Module):
+            self._names.add("forward")
+        elif issubclass(kind, torch.autograd.Function):
+            self._names |= {"forward", "setup_context", "backward", "vjp", "jvp"}
+        self._protocols(kind)
+
+    def _protocols(self, kind: type) -> None:
+        """Go through the methods of a class that Python calls without their names standing in code."""
+        for each in kind.__mro__:
+            if is_library(each):
+                continue
+            for name, member in list(vars(each).items()):
+                if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
+                    continue
+                written = isinstance(member, types.FunctionType) and not is_generated(member)
+                if written or isinstance(member, (staticmethod, classmethod)):
+                    self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
+
+    def _object(self, label: str, value: Any, chance: bool) -> None:
+        kind = type(value)
+        if root_of(kind.__module__) in ("aotlab", "numpy", "builtins"):
+            return
+        self.objects.append((label or "self", value))
+        if not is_library(kind):
+            self._guard(f"the class of {label or 'self'}", Attribute(value, "__class__"), kind, "identity")
+        self._thing(label or "self", value, chance)
+
+    def _module(self, label: str, module: nn.Module, chance: bool) -> None:
+        """Guard what a module is made of: flags, submodules, hooks, its own ``forward``, plain attributes."""
+        if not self._is_new((id(module), "a module"), chance):
+            return
+        self._alive.append(module)
+        dot, own = f"{label}." if label else "", label or "self"
+        attributes = vars(module)
+        if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
+            self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
+        if "forward" in attributes:
+            self._visit(f"{dot}forward", attributes["forward"], Item(attributes, "forward"))
+        else:
+            self._guard(f"{dot}forward", Item(attributes, "forward"), MISSING, "identity")
+        children = internals.children_held(module)
+        self._guard(f"the number of submodules of {own}", Size(children), len(children), "value")
+        for key, child in children.items():
+            self._guard(f"{dot}{key}", Item(children, key), child, "identity", child)
+        for kind, held in zip(("forward hooks", "forward pre-hooks"), internals.hooks_held(module), strict=True):
+            self._guard(f"the number of {kind} of {own}", Size(held), len(held), "value")
+            for number, hook in held.items():
+                self._visit(f"one of the {kind} of {own}", hook, Item(held, number))
+        for kind, held in zip(("hooks", "pre-hooks"), internals.global_hooks_held(), strict=True):
+            self._guard(f"the number of forward {kind} of all modules", Size(held), len(held), "value")
+            for number, hook in held.items():
+                self._visit(f"one of the forward {kind} of all modules", hook, Item(held, number))
+        cache = internals.parametrization_cache(module)
+        if cache is not None:
+            self._guard("torch.nn.utils.parametrize.cached()", Item(*cache), cache[0][cache[1]], "value")
+            if cache[0][cache[1]]:
+                what = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps what is computed there"
+                self._unseen = what
+        for kind, tensors in (
+            ("parameters", internals.parameters_held(module)),
+            ("buffers", internals.buffers_held(module)),
+        ):
+            self._guard(f"the number of {kind} of {own}", Size(tensors), len(tensors), "value")
+            for key, tensor in tensors.items():
+                place = Item(tensors, key)
+                self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, how="optional"))
+        if not is_library(type(module)):
+            self._names.add("forward")
+            self._thing(own, module, chance)
+            return
+        original = compiled_from(module)
+        if original is not None:
+            self._todo.append((label, original, chance))
+            return
+        if isinstance(module, fx.GraphModule):
+            self._graph(dot, type(module))
+        for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
+            value = attributes[name]
+            if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
+                self._is_new((id(module), name))
+                self._visit(f"{dot}{name}", value, Item(attributes, name))
+        self._things.setdefault(id(module), (own, module, False))
+
+    def _graph(self, dot: str, kind: type[fx.GraphModule]) -> None:
+        """Guard the code that was last made of a graph, for which it has a class of its own."""
+        if kind.forward.__name__ == "forward":  # else it is made at the first call
+            self._names |= names_in(kind.forward.__code__).attributes
+            self._guard(f"{dot}forward", Item(vars(kind), "forward", kind), kind.forward, "identity", kind.forward)
+
+    def _thing(self, label: str, value: Any, chance: bool) -> None:
+        """Have the attributes of an object looked at, and those of its class."""
+        if id(value) not in self._things or not chance:
+            self._things[id(value)] = (label, value, chance)
+        kind = type(value)
+        for each in kind.__mro__:
+            if not is_library(each):
+                self._things.setdefault(id(each), (each.__name__, each, False))
+        self._protocols(kind)
+
+    def _look_at(self, label: str, thing: Any, chance: bool) -> None:
+        """Visit the attributes of an object, a class or a module that the code so far mentions."""
+        if hasattr(thing, "__dict__"):
+            for name in sorted(map(str, self._wanted(label, thing))):
+                if isinstance(thing, nn.Module) and name in _MODULE_OWN:
+                    continue
+                kind = thing if isinstance(thing, type) else type(thing)
+                by_chance = chance or (name not in self._users and is_of_others(kind))
+                if not self._is_new((id(thing), name), by_chance):
+                    continue
+                held = vars(thing)
+                if isinstance(thing, type):
+                    place: Place = Item(held, name, thing)
+                else:
+                    place = Item(held, name) if isinstance(thing, types.ModuleType) else Held(thing, name)
+                self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
+        if isinstance(thing, type):
+            return
+        kind = type(thing)
+        if kind not in self._slots:
+            self._slots[kind] = slots_of(kind)
+        for name in sorted(self._slots[kind] & self._names):
+            if self._is_new((id(thing), name), chance):
+                place = Attribute(thing, name)
+                value = place.read()
+                if value is MISSING:
+                    self._guard(f"{label}.{name}", place, MISSING, "identity")
+                else:
+                    self._visit(f"{label}.{name}", value, place, chance=chance)
+
+    def _wanted(self, label: str, thing: Any) -> set[str]:
+        """Return the names in the dictionary of an object, a class or a module that count."""
+        held = vars(thing)
+        wanted: set[str] = held.keys() & self._names
+        is_object = not isinstance(thing, (type, types.ModuleType))
+        if root_of(type(thing).__module__) == "torch" and is_object:
+            if isinstance(thing, nn.Module):
+                return wanted
+            return wanted | {name for name in held if _is_public(name) and _is_simple(held[name])}
+        if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
+            if is_object and self._is_new((id(thing), "")):
+                self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
+            wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
+        if root_of(type(thing).__module__) == "logging":
+            wanted = {name for name in wanted if is_plain(held[name])}
+        return wanted
+
+
+def _is_public(name: str) -> bool:
+    """Tell whether an attribute of an object of torch's is state; private ones are caches for the most part."""
+    return not name.startswith("_") or name in _PRIVATE_STATE
+
+
+def _code_of(member: Any) -> tuple[Any, ...]:
+    """Return the functions behind a member of a class."""
+    if isinstance(member, property):
+        return member.fget, member.fset
+    return (member.func if isinstance(member, functools.cached_property) else member.__func__,)

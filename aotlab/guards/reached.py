@@ -1,0 +1,271 @@
+"""What a traced function read besides its arguments: one record per place.
+
+`aotlab.guards.reach` finds the places; this file says how a place is read again and how what it holds is compared;
+`aotlab.guards.fast_check` makes one function of the comparisons of an entry.
+"""
+
+# ruff: noqa: D102  # what the methods of each kind of place do is said once, at `Place`
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotlab.guards.values import MISSING, ArraySnapshot, same_value, shown
+
+#: Gives a value a name in generated source.
+Constant = Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
+
+    ``read`` returns `MISSING` where nothing is, and never runs the user's code; ``text`` may raise there; ``write``
+    deletes what is `MISSING`.
+    """
+
+    owner: Any
+    key: Any = None
+
+    def read(self) -> Any:
+        """Return what is there."""
+        raise NotImplementedError
+
+    def write(self, value: Any) -> None:
+        """Put a value back, where that can be done."""
+
+    def text(self, constant: Constant) -> str:
+        """Write an expression that reads."""
+        raise NotImplementedError
+
+    def identity(self) -> tuple[Any, ...]:
+        """Return what tells this place from others, as long as its owner lives."""
+        return (type(self), id(self.owner), self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Place):
+    """An item of a dictionary, or of a class's ``__dict__``; ``owner_class`` is that class."""
+
+    owner_class: type | None = None
+
+    def identity(self) -> tuple[Any, ...]:
+        return (Item, id(self.owner if self.owner_class is None else self.owner_class), self.key)
+
+    def read(self) -> Any:
+        return self.owner.get(self.key, MISSING)
+
+    def write(self, value: Any) -> None:
+        if self.owner_class is not None:
+            _assign(self.owner_class, self.key, value)
+        elif isinstance(self.owner, dict) and value is MISSING:
+            self.owner.pop(self.key, None)
+        elif isinstance(self.owner, dict):
+            self.owner[self.key] = value
+
+    def text(self, constant: Constant) -> str:
+        key = repr(self.key) if type(self.key) is str else constant(self.key)
+        owner = constant(self.owner)
+        return f"{owner}.get({key}, MISSING)" if self.read() is MISSING else f"{owner}[{key}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Place):
+    """What an object holds by name in its ``__dict__``, whichever that is."""
+
+    def read(self) -> Any:
+        return self.owner.__dict__.get(self.key, MISSING)
+
+    def write(self, value: Any) -> None:
+        Item(self.owner.__dict__, self.key).write(value)
+
+    def text(self, constant: Constant) -> str:
+        held = f"{constant(self.owner)}.__dict__"
+        return f"{held}.get({self.key!r}, MISSING)" if self.read() is MISSING else f"{held}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute(Place):
+    """An attribute that C code provides: of a cell, a function, or a slot."""
+
+    def read(self) -> Any:
+        try:
+            return getattr(self.owner, self.key)
+        except (AttributeError, ValueError):  # an empty slot, an empty cell
+            return MISSING
+
+    def write(self, value: Any) -> None:
+        _assign(self.owner, self.key, value)
+
+    def text(self, constant: Constant) -> str:
+        return f"{constant(self.owner)}.{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Place):
+    """The value of a context variable in the present context."""
+
+    def read(self) -> Any:
+        return self.owner.get(MISSING)
+
+    def write(self, value: Any) -> None:
+        if value is not MISSING:
+            self.owner.set(value)
+
+    def text(self, constant: Constant) -> str:
+        return f"{constant(self.owner)}.get(MISSING)"
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Place):
+    """How many items a dictionary has."""
+
+    def read(self) -> Any:
+        return len(self.owner)
+
+    def text(self, constant: Constant) -> str:
+        return f"len({constant(self.owner)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent(Place):
+    """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now.
+
+    The names are ``key``. The namespace is ``owner`` itself, as globals are, or what ``owner`` holds ``by_name``,
+    whatever else it is.
+    """
+
+    by_name: bool = False
+
+    def _namespace(self) -> Any:
+        return vars(self.owner) if self.by_name else self.owner
+
+    def read(self) -> Any:
+        return next((name for name in sorted(self.key) if name in self._namespace()), MISSING)
+
+    def write(self, value: Any) -> None:
+        for name in self.key:
+            if name in self._namespace():
+                if self.by_name:
+                    delattr(self.owner, name)
+                else:
+                    del self.owner[name]
+
+    def text(self, constant: Constant) -> str:
+        owner = constant(self.owner)
+        return f"{owner + '.__dict__' if self.by_name else owner}.keys()"
+
+
+def _assign(owner: Any, name: str, value: Any) -> None:
+    if value is MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """One value outside the arguments that the traced code may read.
+
+    Attributes
+    ----------
+    name
+        How a sentence calls it.
+    place
+        Where it hangs.
+    expected
+        What was there: the value itself, or its `Snapshot`.
+    how
+        ``"value"``: of the same type and value; ``"contents"``: as in the snapshot; ``"identity"``: the same object;
+        ``"absent"``: nothing is there; ``"optional"``: there is something, or nothing, as there was.
+    value
+        The object itself, kept alive, so that no other one gets its identity (tensors are not kept).
+    inline
+        Whether the generated function checks it itself, so that `fast_check` need not.
+    """
+
+    name: str
+    place: Place
+    expected: Any
+    how: Literal["value", "contents", "identity", "absent", "optional"]
+    value: Any = field(default=None, repr=False)
+    inline: bool = False
+
+    def read(self) -> Any:
+        """Fetch the value again."""
+        return self.place.read()
+
+    def put_back(self) -> None:
+        """Undo an assignment that a trace made, where that is possible."""
+        if self.how in ("value", "identity"):
+            self.place.write(self.expected)
+        elif self.how == "absent":
+            self.place.write(MISSING)
+        elif isinstance(self.expected, ArraySnapshot):
+            self.place.write(self.value)
+            self.expected.restore()
+        elif self.value is not None:
+            self.place.write(self.value)
+
+    def holds(self) -> bool:
+        """Tell whether the value is still what the trace saw."""
+        now = self.read()
+        if self.how == "value":
+            return now is self.expected or same_value(now, self.expected)
+        if self.how == "contents":
+            return bool(self.expected.holds(now))
+        if self.how == "optional":
+            return now is not MISSING and (now is None) is self.expected
+        return now is self.expected
+
+    def is_outside(self, function: Any) -> bool:
+        """Tell whether this is anything else than the function's own code, or a builtin."""
+        if self.how == "absent":
+            return False
+        if isinstance(self.place, Item) and self.place.owner is vars(builtins):
+            return False
+        return self.place.identity() != Attribute(function, "__code__").identity()
+
+    def present_name(self) -> str:
+        """Return the name; of what was absent, the name of what is there now."""
+        return self.name.replace("…", str(self.read())) if self.how == "absent" else self.name
+
+    def change(self) -> str:
+        """Say what is otherwise now: a clause about what the function reads."""
+        now = self.read()
+        if self.how == "absent":
+            name = self.present_name()
+            return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
+        if self.expected is MISSING:
+            text = f"is {shown(now)} where the compiled entry expects nothing"
+            return f"{_quoted(self.name)}, which the function reads, {text}"
+        where, text = self.name, "is another object"
+        if self.how == "value":
+            text = f"is {shown(now)} where the compiled entry expects {shown(self.expected)}"
+        elif self.how == "optional":
+            words = "is None", "is there"
+            text = f"{words[now is not None]} where the compiled entry expects that it {words[not self.expected]}"
+        elif self.how == "contents":
+            found: tuple[str, str] = next(self.expected.differences(now, self.name), (self.name, "has changed"))
+            where, text = found
+        elif now is MISSING:
+            text = "is missing"
+        return f"{_quoted(where)}, which the function reads, {text}"
+
+    def sentence(self) -> str:
+        """Say what the entry assumes."""
+        if self.how == "value":
+            return f"{_quoted(self.name)} is {shown(self.expected)}"
+        if self.how == "absent":
+            return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
+        if self.how == "optional":
+            return f"`{self.name}` is {'None' if self.expected else 'there'}"
+        return f"{_quoted(self.name)} is the same object" + (
+            " with the same contents" if self.how == "contents" else ""
+        )
+
+
+def _quoted(name: str) -> str:
+    return name if name.startswith(("the ", "one of ", "an item ")) else f"`{name}`"

@@ -1,0 +1,1 @@
+"""How the joint graph is split into a forward and a backward."""

@@ -1,0 +1,165 @@
+"""The default partitioner: the forward computes what it must, and saves what the backward uses of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotlab._torch import ASSERTIONS, OpOverload
+from aotlab.ir.graphs import STAYS, output_args, phase_of, placeholders
+from aotlab.partition.extract import extract
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Tell whether a placeholder of a joint graph is a tangent."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
+    """Return the nodes that the forward consists of.
+
+    These are the primals, what ``outputs`` need, random and asserting ops recorded in the forward with what those
+    need, and the items of multi-output ops among them.
+    """
+    found: set[fx.Node] = set()
+    todo = [node for node in outputs if isinstance(node, fx.Node)]
+    for node in graph.nodes:
+        if node.op == "placeholder" and not is_tangent(node):
+            found.add(node)
+        elif node.meta.get("phase", "forward") == "forward" and _stays(node):
+            todo.append(node)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is operator.getitem and node.args[0] in found:
+            found.add(node)
+    return found
+
+
+def _stays(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and (
+        torch.Tag.nondeterministic_seeded in node.target.tags
+        or node.target._schema.is_mutable
+        or node.target in ASSERTIONS
+        or STAYS in node.meta
+    )
+
+
+def default_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Sequence[Any],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    static_lifetime_input_nodes: Any = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph without recomputing anything.
+
+    Parameters
+    ----------
+    joint_module
+        Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
+        outputs, then one gradient or None per primal.
+    _joint_inputs
+        Not looked at.
+    num_fwd_outputs
+        How many of the outputs are the forward's.
+    static_lifetime_input_indices, static_lifetime_input_nodes
+        Accepted for callers of upstream's function; this partitioner decides nothing by them.
+
+    Returns
+    -------
+    forward, backward
+        The forward takes the primals and returns its outputs followed by the values saved for the backward; the
+        backward takes those and the tangents, and returns the gradients.
+
+    Notes
+    -----
+    Same signature and calling convention as ``torch._functorch.partitioners.default_partition`` of torch 2.13, so that
+    each can stand in for the other.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> parts = []
+    >>> def show(gm, inputs):
+    ...     parts.append(len(gm.graph.find_nodes(op="output")[0].args[0]))
+    ...     return gm
+    >>> f = aotlab.aot_function(lambda x: x.sin(), show, show, partition_fn=aotlab.default_partition)
+    >>> _ = f(torch.ones(2, requires_grad=True))
+    >>> parts  # the output and the saved input; the gradient
+    [2, 1]
+    """
+    graph = joint_module.graph
+    outputs = output_args(graph)
+    parts = default_parts(graph, num_fwd_outputs)
+    tangents = [node for node in placeholders(graph) if is_tangent(node)]
+    primals = [node for node in placeholders(graph) if not is_tangent(node)]
+    early = [node for node in graph.nodes if node in parts.forward]
+    late = [node for node in graph.nodes if node in parts.backward]
+    forward = extract(joint_module, primals, early, (*outputs[:num_fwd_outputs], *parts.saved), "Forward")
+    for node in output_args(forward.graph)[num_fwd_outputs:]:
+        assert node is not None
+        node.meta["kept_because"] = "this partitioner computes nothing again"
+    return forward, extract(joint_module, [*parts.saved, *tangents], late, outputs[num_fwd_outputs:], "Backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultParts:
+    """How the default partitioner splits a graph: the nodes of its halves, and what is saved, in the graph's order."""
+
+    forward: set[fx.Node]
+    backward: set[fx.Node]
+    saved: list[fx.Node]
+
+
+def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> DefaultParts:
+    """Find out how the default partitioner splits a joint graph."""
+    outputs = output_args(graph)
+    fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
+    forward = forward_nodes(graph, fwd_outputs)
+    kept = set(gradients)
+    forward |= _ancestors(_used_late(graph, _ancestors(gradients, forward), kept), forward)
+    backward = _ancestors(gradients, forward)
+    saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
+    return DefaultParts(forward=forward, backward=backward, saved=saved)
+
+
+def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:
+    """Return what was computed in the forward for the backward alone, as what a custom Function saves may be.
+
+    Computed in the backward it would need inputs instead, which the caller may have written by then.
+    """
+    reached: dict[fx.Node, tuple[bool, bool]] = {}  # whether primals reach a node, and whether tangents do
+    found = []
+    for node in graph.nodes:
+        ways = [reached[each] for each in node.all_input_nodes]
+        is_input = node.op == "placeholder"
+        by_primal = any(p for p, _ in ways) or (is_input and not is_tangent(node))
+        by_tangent = any(t for _, t in ways) or (is_input and is_tangent(node))
+        reached[node] = by_primal, by_tangent
+        early = node.meta.get("phase") == "forward" and node.op == "call_function"
+        if early and by_primal and not by_tangent and node in backward:
+            users = (user for user in node.users if user in backward and phase_of(user) == "backward")
+            if node in gradients or any(users):
+                found.append(node)
+    return found
+
+
+def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = [node for node in outputs if isinstance(node, fx.Node)]
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in stop:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found

@@ -1,0 +1,127 @@
+"""The rematerializing partitioner: what the backward can cheaply compute again is not kept.
+
+Of what the forward computes, the backward needs some values. Each can be *kept* or *computed again* from values that
+are kept further up. Both cost something (`aotlab.partition.costs`), and the cheapest choice for all values together
+is a minimum cut (`aotlab.partition.choice`).
+
+What the caller can reach, as inputs and outputs, may be written by then in ways that nobody notices. Where the backward
+proper uses it, eager keeps it too, and it costs nothing; to compute something again from it takes a copy
+(`aotlab.partition.copies`), unless less memory is asked for than that.
+
+A *memory budget* is a limit on kept bytes, which is met by a price on them; 1 asks for what is fastest, 0 for the least
+that can be kept. A module may have a budget of its own (`aotlab.partition.regions`). The regions are settled one
+after the other, those without a name first: each at a price of its own, while what is kept elsewhere stays as it is.
+
+Never is more kept than by the default partitioner. The fastest choice may (a copy, a value that is larger than those
+that could be computed from it); then a price is found at which it does not. Should there be none, the choice is the
+default partitioner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from aotlab.partition.choice import Choice, Chooser
+from aotlab.partition.copies import copied, within_reach
+from aotlab.partition.costs import is_cheap
+from aotlab.partition.default import default_partition, default_parts
+from aotlab.partition.joint import Joint, held_bytes
+from aotlab.partition.reasons import Reasons
+from aotlab.partition.regions import Budgets, Name, check_budgets
+
+
+def min_cut_rematerialization_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Sequence[Any],
+    compiler: str = "inductor",
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    memory_budget: float = 1.0,
+    region_budgets: Mapping[Name, float] | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph so that keeping values for the backward and computing them again cost least together.
+
+    Parameters
+    ----------
+    joint_module
+        Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
+        outputs, then one gradient or None per primal.
+    _joint_inputs
+        Not looked at.
+    compiler
+        Accepted for callers of upstream's function; all compilers get the same partition.
+    num_fwd_outputs
+        How many of the outputs are the forward's.
+    static_lifetime_input_indices
+        The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
+    memory_budget
+        Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
+        that may be used. Never more is kept than by `default_partition`. Below 1, values are computed again from
+        inputs and outputs themselves, as a checkpoint does: if one was written by then, the backward raises; writes
+        that autograd does not count, as to ``x.data``, show in what is computed again. At 1 it takes copies of them,
+        as it does at any budget in upstream's functions, whose graphs do not say which inputs the call overwrites.
+    region_budgets
+        Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
+        ``memory_budget``: of what the values made there take when time alone counts, and the least that they can take
+        while what is kept elsewhere stays, the part that they may take together. See `aotlab.partition.regions`.
+
+    Returns
+    -------
+    forward, backward
+        As those of `default_partition`. What the forward returns for the backward says in ``meta["kept_because"]``
+        why it is kept.
+
+    Raises
+    ------
+    UsageError
+        A budget is not between 0 and 1.
+
+    Warns
+    -----
+    UserWarning
+        No module of the graph is named by an entry of ``region_budgets``.
+
+    Notes
+    -----
+    Same signature and calling convention as ``torch._functorch.partitioners.min_cut_rematerialization_partition`` of
+    torch 2.13, with ``memory_budget`` and ``region_budgets`` besides, so that each can stand in for the other.
+
+    Examples
+    --------
+    >>> import torch, aotlab
+    >>> def saved(partition):
+    ...     f = aotlab.compile(lambda x: (x + 1).cos().exp().sin(), backend="eager", partitioner=partition)
+    ...     _ = f(torch.ones(2, requires_grad=True))
+    ...     return [value.name for value in f.entries[0].records["partition"].saved]
+    >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
+    (['add', 'exp'], ['add'])
+    """
+    check_budgets(memory_budget, region_budgets or {})
+    graph = joint_module.graph
+    budgets = Budgets(memory_budget, region_budgets or {})
+    budgets.warn_of_unknown(graph)
+    most = held_bytes(default_parts(graph, num_fwd_outputs).saved, graph, num_fwd_outputs)
+    reachable = within_reach(graph, num_fwd_outputs)
+    # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
+    unsure = not any("phase" in node.meta for node in graph.nodes)
+    with copied(reachable, lambda node: is_cheap(node) and (unsure or budgets.of(node) == 1)):
+        joint = Joint.of(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
+        chooser = Chooser(joint.costs, joint.inputs, joint.needed)
+        choice = chooser.fastest()
+        if _held(joint, choice) > most:
+            choice = chooser.within(most, choice)
+        for region in budgets.regions(joint.costs):
+            if region.budget < 1:
+                choice = chooser.lowered(region.budget, choice, region.nodes)
+        if _held(joint, choice) <= most:
+            reasons = Reasons(choice.kept, joint.costs, joint.inputs)
+            return joint.split(joint_module, choice.kept, {node: reasons.of(node) for node in choice.kept})
+    return default_partition(joint_module, _joint_inputs, num_fwd_outputs=num_fwd_outputs)
+
+
+def _held(joint: Joint, choice: Choice) -> int:
+    return held_bytes(choice.kept, joint.graph, len(joint.outputs))

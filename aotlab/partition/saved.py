@@ -1,0 +1,193 @@
+"""What is saved in a value's place: the tensor that it is a view of, or a clone.
+
+A partitioner says which values of the forward a backward uses. Autograd counts writes per storage, and would not see
+one through a view that a compiler made; and an input that the call overwrites is gone by the time of the backward. The
+functions here change the two graphs accordingly; those of `aotlab.partition.stage` say which values each rule is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from aotlab._torch import CAST, OpOverload
+from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
+from aotlab.partition.copies import moves_nothing
+from aotlab.partition.unused import must_stay
+
+
+def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
+    """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
+    visible = _visible(forward, count) - bases
+
+    def way(node: fx.Node) -> list[fx.Node]:
+        chain = [node]
+        while chain[-1] not in visible:
+            if not is_view(chain[-1]):
+                return [node]
+            chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+        return chain
+
+    _save_roots(forward, backward, count, way)
+
+
+def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Save bools in place of numbers computed from them element by element, as the scaled mask of a dropout."""
+    visible = _visible(forward, count)
+
+    def way(node: fx.Node) -> list[fx.Node]:
+        chain = [node]
+        while node not in visible and node.meta["val"].dtype is not torch.bool:
+            if not _is_elementwise_of_one(node):
+                return chain[:1]
+            node = node.all_input_nodes[0]
+            chain.append(node)
+        if node.meta["val"].dtype is not torch.bool:
+            return chain[:1]
+        if len(chain) > 1:
+            node.meta["kept_because"] = "bools take a fraction of the numbers computed from them"
+        return chain
+
+    _save_roots(forward, backward, count, way)
+
+
+def _visible(forward: fx.GraphModule, count: int) -> set[fx.Node]:
+    """Return the nodes that the caller has: inputs and outputs."""
+    return {*placeholders(forward.graph), *(node for node in output_args(forward.graph)[:count] if node is not None)}
+
+
+def _is_elementwise_of_one(node: fx.Node) -> bool:
+    """Tell whether an op computes each element from one of another value of the same shape, and from numbers."""
+    target, inputs = node.target, node.all_input_nodes
+    return (
+        isinstance(target, OpOverload)
+        and (torch.Tag.pointwise in target.tags or target is CAST)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not must_stay(node)
+        and len(inputs) == 1
+        and isinstance(inputs[0].meta["val"], Tensor)
+        and inputs[0].meta["val"].shape == node.meta["val"].shape
+    )
+
+
+def _save_roots(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, way: Callable[[fx.Node], list[fx.Node]]
+) -> None:
+    """Save in place of each saved value the last of its ``way``, from which the backward computes it again."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    inputs = placeholders(backward.graph)
+    saved = [node for node in returned[count:] if node is not None]
+    ways = [way(node) for node in saved]
+    if all(len(each) == 1 for each in ways):
+        return
+    slots = {node: inputs[n] for n, node in enumerate(saved) if len(ways[n]) == 1}  # of the backward, by forward node
+    for chain, placeholder in zip(ways, inputs, strict=False):
+        if len(chain) == 1:
+            continue
+        *steps, root = chain
+        if root not in slots:
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                slots[root] = backward.graph.placeholder(root.name)
+            slots[root].meta = dict(root.meta)
+        copies: dict[fx.Node, fx.Node] = {root: slots[root]}
+        first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        with backward.graph.inserting_before(first_op):
+            for step in reversed(steps):
+                copies[step] = backward.graph.node_copy(step, copies.__getitem__)
+        placeholder.replace_all_uses_with(copies[chain[0]])
+        backward.graph.erase_node(placeholder)
+    # the backward takes the saved values in the order in which the forward returns them, then the tangents
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for placeholder in [*slots.values(), *inputs[len(saved) :]]:
+        first_op.prepend(placeholder)
+    output.args = ((*returned[:count], *slots),)
+    forward.graph.eliminate_dead_code(is_impure_node=must_stay)
+
+
+def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequence[fx.Node], why: str) -> None:
+    """Save more nodes of the forward, which the backward does not use; ``why`` says what for."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    first_tangent = next((n for n in placeholders(backward.graph) if "tangents" in str(n.target)), first_op)
+    for node in more:
+        node.meta["kept_because"] = why
+        with backward.graph.inserting_before(first_tangent):
+            backward.graph.placeholder(node.name).meta = dict(node.meta)
+    output.args = ((*output_args(forward.graph), *more),)
+
+
+def take_from_saved(
+    graph: fx.Graph, saved: Sequence[tuple[str, Tensor | None]], copies: Collection[int]
+) -> tuple[int, ...]:
+    """Let a backward use copies for what it computes again.
+
+    Parameters
+    ----------
+    graph
+        Its placeholders are values by their first names, and tangents.
+    saved
+        The name and the fake tensor of each saved value.
+    copies
+        The numbers of those that are copies to compute again with.
+
+    Returns
+    -------
+    tuple of int
+        The numbers of the saved values that the graph uses, in the order of its placeholders.
+    """
+    inputs = {str(node.target): node for node in placeholders(graph)}
+    top = next(iter(graph.nodes))
+    by_number: dict[int, fx.Node] = {}
+    for n, (name, value) in enumerate(saved):
+        if name not in inputs:
+            with graph.inserting_before(top):
+                inputs[name] = graph.placeholder(name)
+            inputs[name].meta["val"] = value
+        by_number[n] = inputs[name]
+    copied = {id(saved[n][1]): by_number[n] for n in copies}
+    for node in list(graph.nodes):
+        copy = copied.get(id(node.meta.get("val")))
+        for user in _made_early(node) if copy is not node else ():
+            if copy is not None and not (isinstance(user.target, OpOverload) and moves_nothing(user.target)):
+                user.replace_input_with(node, copy)
+    graph.eliminate_dead_code()
+    ordered = [node for node in by_number.values() if node.users]
+    for node in set(placeholders(graph)):
+        if not node.users and not str(node.target).startswith("tangents"):
+            graph.erase_node(node)
+    ordered += [node for node in placeholders(graph) if node not in ordered]
+    first_op = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in ordered:
+        first_op.prepend(node)
+    return tuple(n for n, node in by_number.items() if node in ordered)
+
+
+def _made_early(node: fx.Node) -> list[fx.Node]:
+    """Return the ops of the forward that use a node of a backward graph."""
+    return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
+
+
+def root_of(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
+    """Return the first node of ``visible`` on the way from a view to what it views; None if there is none."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
+        if node in visible:
+            return node
+    return None
+
+
+def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
+    """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
+    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
+    returned = list(output_args(forward.graph))
+    for i in range(count, len(returned)):
+        node = returned[i]
+        if node is not None and (node in overwritten or root_of(node, overwritten) is not None):
+            with forward.graph.inserting_before(output):
+                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+            clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
+            returned[i] = clone
+    output.args = (tuple(returned),)

@@ -1,0 +1,397 @@
+"""Stage 5, partition: cut the joint graph into a forward and a backward.
+
+What the backward uses of the forward must be *saved*: it becomes an additional output of the forward and an input of
+the backward::
+
+    forward(x, y)          -> (out, x, y)          # x and y are saved
+    backward(x, y, tangent) -> (tangent * y, tangent * x)
+
+Which values to save is the partitioner's choice. Two things are this stage's, whichever partitioner was chosen:
+
+- A saved *view* of an input or output is replaced by that tensor, and the view is made in the backward. Autograd counts
+  writes per storage, and would not see a later write through a view that a compiler made.
+- A saved input that the epilogue will overwrite is saved as a clone.
+
+An op of the forward that nobody uses, and that stays since it may raise or draws random numbers, is unknown to most
+partitioners. While they work it is held by an output of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
+from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
+from aotlab.ir.checks import check_graph
+from aotlab.ir.graphs import line_of, output_args, phase_of, placeholders
+from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+from aotlab.partition.copies import COPY
+from aotlab.partition.default import default_partition
+from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views, take_from_saved
+from aotlab.partition.unused import hold_unused, let_go
+from aotlab.trace.live import Trace
+from aotlab.trace.records import Pattern, TraceRecord
+from aotlab.trace.tape import tensors_in
+from aotlab.trace.views import root_among
+
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+#: The end of the name of a value of which only copies are saved.
+_MISSING = "_not_saved"
+#: Why something is saved that the first derivative does not use.
+_FOR_DERIVATIVES = "autograd keeps it as well, for derivatives of higher order"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedValue:
+    """A value that the forward keeps for the backward.
+
+    ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
+    ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
+    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
+    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    """
+
+    name: str
+    spec: TensorSpec
+    nbytes: int
+    reason: str
+    line: UserLine | None
+    is_input: bool
+    is_output: bool
+    is_returned: bool = False
+    used_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord:
+    """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
+
+    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these ``own`` are the
+    numbers of the caller's tensors themselves, which may be of other sizes by then.
+    """
+
+    partitioner: str
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved: tuple[SavedValue, ...]
+    num_forward_outputs: int
+    own: tuple[int, ...] = ()
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the saved values that share memory with no input and no output."""
+        return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
+
+
+@dataclass(kw_only=True, eq=False)
+class Split:
+    """The partition with its live values: the tape's fake tensor of each saved value, None if it is not of the tape."""
+
+    saved_values: list[Tensor | None]
+    saved_names: list[str]
+    #: Pairs of a value that a saved one stands for, since both are the same expression, and the saved one.
+    same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    #: The numbers of those that are copies to compute again with.
+    copies: frozenset[int] = frozenset()
+
+
+def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
+    """Partition the joint graph.
+
+    Raises
+    ------
+    RandomOpError
+        The partitioner put a random op of the forward into the backward, or the other way round.
+    """
+    name = _name_of(partitioner)
+    count = len(trace.forward_outputs)
+    if not trace.training or len(output_args(trace_record.module.graph)) == count:
+        module = trace_record.module
+        if trace.training:  # nothing could be differentiated: the forward alone
+            module = trace.tape.graph("Forward", trace.placeholders, trace.forward_outputs, keep_impure="forward")
+        record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
+        return record, Split(saved_values=[], saved_names=[])
+    joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
+    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
+        placeholder.meta["overwritten"] = True  # to keep it takes a clone
+    held = hold_unused(trace_record.module, count)
+    forward, backward = partitioner(
+        trace_record.module,
+        joint_inputs,
+        num_fwd_outputs=count + held,
+        static_lifetime_input_indices=list(trace.metadata.static_input_indices),
+    )
+    for module in (trace_record.module, forward) if held else ():
+        let_go(module, count, held)
+    # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    if _is_default(partitioner):
+        save_masks(forward, backward, count)
+        save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
+    save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
+    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
+    forward.recompile()
+    backward.recompile()
+    check_graph(forward, "forward")
+    check_graph(backward, "backward")
+    _check_random(forward, backward)
+
+    kept = output_args(forward.graph)[count:]
+    split = Split(saved_values=[], saved_names=[])
+    split.copies = frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta)
+    for n, node in enumerate(kept):
+        assert node is not None
+        origin = node.meta.get("saved_value", node.meta.get("val"))
+        value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
+        split.saved_values.append(value)
+        split.saved_names.append(node.meta.get("saved_name", node.name))
+        if value is not None and n not in split.copies:
+            split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
+    trace.saved_values = _own_values(forward, count)
+    record = PartitionRecord(
+        partitioner=name,
+        forward=forward,
+        backward=backward,
+        saved=_describe_saved(forward, backward, count, trace, split),
+        num_forward_outputs=count,
+        own=tuple(n for n, node in enumerate(kept) if node is not None and node.op == "placeholder"),
+    )
+    return record, split
+
+
+def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.Node]:
+    """Return what autograd's nodes keep and could not be had from what is saved, as the matrix itself of `det`.
+
+    The first derivative makes do without it, those of higher order do not; and eager keeps it as well. What the call
+    overwrites is left out, for which it would take a copy.
+    """
+    tape = trace.tape
+    nodes: dict[int, fx.Node] = {}
+    known: set[int] = set()
+    for node in forward.graph.nodes:
+        for value in (node.meta.get("val"), *node.meta.get("stands_for", ())):
+            nodes.setdefault(id(value), node)
+    for saved in output_args(forward.graph)[count:]:
+        if saved is not None and COPY not in saved.meta:
+            known.update(id(value) for value in (saved.meta.get("val"), *saved.meta.get("stands_for", ())))
+    inputs = {id(fake) for _, fake in trace.placeholders}
+    written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
+    more: list[fx.Node] = []
+
+    def add(value: Tensor) -> None:
+        known.add(id(value))
+        if id(value) in nodes and id(value) not in written:
+            more.append(nodes[id(value)])
+
+    kept = [value for value in trace.kept_by(trace.bits, of_torch=True) if root_among(tape, value, known) is None]
+    for value in kept:
+        root = root_among(tape, value, inputs)
+        if root is not None and id(root) not in known:
+            add(root)
+    for value in kept:
+        operations, outside = tape.needed([value], known)
+        if outside or any(tape.operations[i].is_random for i in operations):
+            add(value)
+        known.add(id(value))
+    return more
+
+
+def _own_values(forward: fx.GraphModule, count: int) -> tuple[Tensor | None, ...]:
+    """Return the trace's saved values; None for a clone. A compiler may put other values into the graph's nodes."""
+    saved = output_args(forward.graph)[count:]
+    values = [None if node is None or "saved_value" in node.meta else node.meta.get("val") for node in saved]
+    return tuple(value if isinstance(value, Tensor) else None for value in values)
+
+
+def _name_of(partitioner: Partitioner) -> str:
+    if isinstance(partitioner, functools.partial):
+        settings = ", ".join(f"{name}={value!r}" for name, value in partitioner.keywords.items())
+        return f"{_name_of(partitioner.func)}({settings})"
+    return str(getattr(partitioner, "__name__", type(partitioner).__name__))
+
+
+def _is_default(partitioner: Partitioner) -> bool:
+    """Tell whether it is the default partitioner, which saves memory only where that costs nothing at all."""
+    while isinstance(partitioner, functools.partial):
+        partitioner = partitioner.func
+    return partitioner is default_partition
+
+
+def derive_backward(
+    trace: Trace, split: Split, segment: int, pattern: Pattern, asked: Collection[int] | None = None
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """Write the backward graph of a segment for the tangents of a pattern.
+
+    Of ``asked``, if it is given, there are the slots whose gradients it is to compute. It takes those of the saved
+    values that it needs, whose numbers are returned too, and the defined tangents; it returns one gradient or None per
+    slot of the segment. What the forward did not save, but can be computed from what it saved, is computed again.
+
+    Raises
+    ------
+    PartialBackwardError
+        Something is needed that was neither saved nor can be computed again.
+    """
+    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
+    drawn = trace.drawn
+    defined = [
+        (f"tangents_{n + 1}", given[0])
+        for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
+        if given is not None
+    ]
+    found = write_backward(trace, split, gradients, defined, drawn)
+    if found is None:
+        raise PartialBackwardError(
+            "a backward from some of the outputs needs a value that the forward did not save",
+            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
+            suggestion="use aotlab.default_partition",
+        )
+    return found
+
+
+def write_backward(
+    trace: Trace,
+    split: Split,
+    outputs: Sequence[Tensor | None],
+    defined: Sequence[tuple[str, Tensor]],
+    drawn: Sequence[int] = (),
+) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+    """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
+
+    ``drawn`` are the operations that draw random numbers on the way, and stay.
+
+    Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
+    saved nor can be computed again.
+    """
+    for by_copies in (False, True) if split.copies else (False,):
+        found = _write_backward(trace, split, outputs, defined, drawn, by_copies=by_copies)
+        if found is not None:
+            return found
+    return None
+
+
+def _write_backward(
+    trace: Trace,
+    split: Split,
+    outputs: Sequence[Tensor | None],
+    defined: Sequence[tuple[str, Tensor]],
+    drawn: Sequence[int],
+    *,
+    by_copies: bool,
+) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+    """Do so; with ``by_copies``, what is computed again begins at copies of results, and not only of inputs."""
+    # each value by one name first; then what is computed again uses copies
+    first: dict[int, tuple[str, Tensor]] = {}
+    named = list(zip(split.saved_names, split.saved_values, strict=True))
+    for n, (name, value) in enumerate(named):
+        if value is not None and n not in split.copies:
+            first[id(value)] = name, value
+    results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
+    for name, value in (*(results if by_copies else ()), *(trace.placeholders if split.copies else ())):
+        first.setdefault(id(value), (f"{name}{_MISSING}", value))
+    same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
+    stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
+    operations = trace.tape.operations
+    used = [tensor for i in drawn for tensor in tensors_in((operations[i].args, operations[i].kwargs))]
+    wanted, outside = trace.tape.needed([*outputs, *used], stop)
+    if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
+        return None
+    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same, keep=drawn)
+    numbers = take_from_saved(module.graph, named, split.copies)
+    if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
+        return None
+    module.recompile()
+    return module, numbers
+
+
+def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
+    """Return the graph's inputs that stand for ``values``."""
+    fakes = {id(value) for value in values}
+    pairs = zip(placeholders(forward.graph), trace.placeholders, strict=False)  # a joint graph has tangents besides
+    return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
+
+
+def _check_random(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Refuse a partition that draws twice what is drawn once, or in the forward what the backward draws."""
+    for module, other, why in (
+        (backward, "forward", "it would draw other numbers than the forward did"),
+        (forward, "backward", "eager draws them when the backward runs, at each time anew"),
+    ):
+        for node in module.graph.nodes:
+            random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+            if random and phase_of(node) == other:
+                where = "backward" if module is backward else "forward"
+                raise RandomOpError(
+                    f"the partitioner puts `{node.target}` of the {other} into the {where}",
+                    line=line_of(node),
+                    why=why,
+                    suggestion="use aotlab.default_partition",
+                )
+
+
+def _describe_saved(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace, split: Split
+) -> tuple[SavedValue, ...]:
+    returned = output_args(forward.graph)
+    inputs = placeholders(backward.graph)
+    storages = StorageNumbers()
+    of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
+    mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
+    of_outputs = {storages.number(node.meta["val"]) for node in returned[len(mutated) : count] if node is not None}
+    new_values = {
+        storages.number(node.meta["val"]): name
+        for node, name in zip(returned[: len(mutated)], mutated, strict=True)
+        if node is not None
+    }
+    names = {id(fake): i.name for fake, i in zip(trace.input_fakes, trace.metadata.input_info, strict=True)}
+    records = []
+    for n, (node, placeholder) in enumerate(zip(returned[count:], inputs, strict=False)):
+        assert node is not None
+        users = tuple(user.name for user in placeholder.users)
+        cloned = "saved_value" in node.meta
+        is_input = not cloned and storages.number(node.meta["val"]) in of_inputs
+        is_output = not cloned and not is_input and storages.number(node.meta["val"]) in of_outputs
+        new_value = None if cloned or is_input else new_values.get(storages.number(node.meta["val"]))
+        where = "an input" if is_input else "an output" if is_output else f"computed by `{node.name}`"
+        if is_input and node.op != "placeholder":
+            where = "a view of an input"
+        elif is_input:
+            where = f"the input `{names.get(id(node.meta['val']), node.name)}`"
+        if new_value is not None:
+            where = f"the new value of `{new_value}`, before it is copied there"
+        if n in split.copies:
+            copied = node.all_input_nodes[0]
+            where = f"a copy of `{names.get(id(copied.meta['val']), copied.name)}`, which the caller may write"
+        elif cloned:
+            kept = names.get(id(node.meta["saved_value"]), node.meta["saved_name"])
+            where = f"a clone of the input `{kept}`, which the call overwrites"
+        needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
+        uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
+        why = f"the backward needs it for {uses}" if uses else "it is a gradient itself"
+        if node.meta.get("kept_because") == _FOR_DERIVATIVES:
+            why = _FOR_DERIVATIVES
+        elif "kept_because" in node.meta and not is_input:
+            why += f"; {node.meta['kept_because']}"
+        spec = spec_of(node.meta["val"], None if cloned else storages)
+        assert isinstance(spec.nbytes, int)
+        records.append(
+            SavedValue(
+                name=split.saved_names[n],
+                spec=spec,
+                nbytes=spec.nbytes,
+                reason=f"{where}; {why}",
+                line=line_of(node),
+                is_input=is_input,
+                is_output=is_output,
+                is_returned=is_output or new_value is not None,
+                used_by=users,
+            )
+        )
+    return tuple(records)

@@ -1,0 +1,1 @@
+"""The function that stands between the caller and the compiled graphs."""

@@ -1,0 +1,101 @@
+"""What the caller's tensors are called where a gradient of the traced graph arrives, and the hooks on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.history import history_of
+from aotlab.runtime.outputs import Outputs
+from aotlab.trace.records import Source
+
+
+class Edges:
+    """Names what stands for the edges of the traced autograd graph.
+
+    A write gives a tensor another history. What a later segment needs of the earlier one has been kept by then, under a
+    name of its own.
+    """
+
+    def __init__(self, draft: Draft, outputs: Outputs) -> None:
+        self._draft = draft
+        self._outputs = outputs
+        self._hooked: set[int] = set()  # which of the trace's hooks are registered
+
+    def through(self, source: Source, done: Collection[int]) -> str:
+        """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
+        draft = self._draft
+        match source.kind:
+            case "input" if self._is_written(source, done):
+                return f"before_{source.index}"
+            case "input" | "changed":
+                return draft.kept(source.index)
+            case "output":
+                return self._outputs.expression(source.index)
+            case "carrier":
+                return f"carrier_{source.index}"
+            case "root":
+                position = draft.trace.roots[source.index]
+                if position < len(draft.trace.writes):
+                    return draft.kept(draft.trace.writes[position].index)
+                return draft.results[position]
+
+    def is_written(self, source: Source) -> bool:
+        """Tell whether any visible write gives the tensor another history."""
+        return self._is_written(source, range(len(self._draft.trace.writes)))
+
+    def as_it_is(self, source: Source) -> str:
+        """Return the expression of what stands for an edge, whatever was done to it since."""
+        return self._draft.kept(source.index) if source.kind == "input" else self.through(source, ())
+
+    def keep_old_histories(self) -> None:
+        """Write what keeps the history that an input has before a segment's write, for the segments after it."""
+        draft, trace = self._draft, self._draft.trace
+        # writes that autograd does not see come before all segments; they too give views another edge
+        done = set(range(len(trace.writes))) - set(trace.roots)
+        first = {k for i in draft.moved_first() for k in draft.together(i)}
+        for number, part in enumerate(trace.segments):
+            for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
+                if way is None or not connected:
+                    continue
+                source = trace.sources[way[0]]
+                if source.kind == "input" and (source.index in first or self._is_written(source, done)):
+                    keep = draft.w.constant("history_of", history_of)
+                    draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
+            done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
+
+    def register_hooks(self, *kinds: str) -> None:
+        """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
+        draft, trace = self._draft, self._draft.trace
+        for n, (kind, source, function) in enumerate(trace.hooks):
+            if n in self._hooked or source.kind not in kinds:
+                continue
+            if source.kind == "carrier" and f"carrier_{source.index}" not in draft.carriers:
+                continue
+            if source.kind == "root" and trace.roots[source.index] not in draft.results:
+                continue
+            if kind == "retain_grad" and "output" not in kinds:
+                continue  # it follows its tensor through writes, so the last moment is as good as the first
+            self._hooked.add(n)
+            target = self.as_it_is(source)
+            # a view whose history is to be made anew has to be looked at first: torch before 2.15 crashes where it is
+            # given a hook, and retains no gradient
+            draft.w.add(f"{target}.grad_fn")
+            if kind == "retain_grad":
+                draft.w.add(f"{target}.retain_grad()")
+            else:
+                method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
+                draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
+
+    def _is_written(self, source: Source, done: Collection[int]) -> bool:
+        """Tell whether one of the visible writes ``done`` gives the tensor another history."""
+        draft = self._draft
+        if not draft.moved.isdisjoint(draft.together(source.index)):
+            return True
+        writes = [draft.trace.writes[n] for n in done]
+        base = draft.base_with(source.index)
+        return any(
+            (write.visible and write.index == source.index)
+            or ((write.visible or write.counts) and base is not None and write.index in base.members)
+            for write in writes
+        )

@@ -1,0 +1,149 @@
+"""The part of the epilogue that changes the caller's tensors: their values, versions, sizes and requires_grad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from aotlab import _torch as internals
+from aotlab.ir.metadata import InputAliasInfo, MutationType
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.outputs import Outputs
+from aotlab.trace.records import Write
+
+
+class Mutations:
+    """Writes each change once, as soon as the new value is there."""
+
+    def __init__(self, draft: Draft, outputs: Outputs) -> None:
+        self.draft = draft
+        self.w = draft.w
+        self._outputs = outputs
+        self._counted = False  # whether the versions of inputs that the graph writes are seen to
+        self._versions: dict[int, str] = {}  # input → the expression of its version before the graph ran
+
+    def write(self, results: Mapping[int, str]) -> None:
+        """Write the new values that are there into the caller's tensors, and take their other changes."""
+        draft, writes = self.draft, self.draft.trace.writes
+        for n, write in enumerate(writes):
+            if n not in draft.written and n in results:
+                draft.written.add(n)
+                self._change(draft.meta.input_info[write.index], write, results[n])
+        self.without_writes()
+        if len(draft.written) == len(writes) and not self._counted:
+            self._counted = True
+            for k in list(self._versions):
+                self._count(k)
+
+    def without_writes(self) -> None:
+        """Change those of the caller's tensors that get no new values."""
+        written = {write.index for write in self.draft.trace.writes}
+        for info in self.draft.meta.input_info:
+            if info.is_changed and info.index not in written | self.draft.changed:
+                self._change(info, None, "")
+        for k in filter(self.draft.counts_first, list(self._versions)):
+            self._views_from_before(k)
+            self._count(k)
+            self.draft.moved.add(k)
+
+    def require_grad(self) -> None:
+        """Make those inputs require grad that the function made so, and that get gradients."""
+        for info in filter(self._requires_grad_first, self.draft.meta.input_info):
+            self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
+
+    @contextmanager
+    def requiring_grad(self) -> Iterator[None]:
+        """Write what `require_grad` does, and takes back if what is written meanwhile raises."""
+        names = [self.draft.kept(info.index) for info in self.draft.meta.input_info if self._requires_grad_first(info)]
+        self.require_grad()
+        if not names or not self.draft.parts.repeatable:
+            yield
+            return
+        self.w.namespace["ForwardFailed"] = ForwardFailed
+        self.w.add("try:")
+        self.w.depth += 1
+        yield
+        self.w.depth -= 1
+        self.w.add("except ForwardFailed:")
+        for name in names:
+            self.w.add(f"    {name}.requires_grad_(False)")
+        self.w.add("    raise")
+
+    def note_versions(self) -> None:
+        """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
+        found = dict.fromkeys(self.draft.trace.counted)
+        for info in self.draft.meta.input_info:
+            # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
+            in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
+            counts = info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata
+            if counts and (in_graph or not self._is_counted_with_another(info.index)):
+                found[info.index] = None
+        for k in found:
+            self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
+            self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
+
+    def _is_counted_with_another(self, k: int) -> bool:
+        """Tell whether an input shares its counter with one that is changed, and need not share it at another call."""
+        values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
+        return any(
+            info.index != k
+            and ((info.metadata_steps and not _is_only_detached(info)) or (info.mutates_data and info.moves_version))
+            and internals.share_version(values[kept[info.index]], values[kept[k]])
+            for info in self.draft.meta.input_info
+        )
+
+    def _count(self, k: int) -> None:
+        """Move the version counter of an input, which should have moved by now, if it has not."""
+        bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
+        self.w.add(f"if {self.draft.kept(k)}._version == {self._versions.pop(k)}:")
+        self.w.add(f"    {bump}({self.draft.kept(k)})")
+
+    def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
+        """Change one of the caller's tensors as the function did: its values, and all else."""
+        target = self.draft.kept(info.index)
+        self._views_from_before(info.index)
+        self.draft.changed.add(info.index)
+        if info.metadata_steps:
+            self.draft.moved.add(info.index)
+        for step in info.metadata_steps:
+            grad_mode = step.grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
+            self.draft.in_context(f"{target}.{step}", grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
+        if write is not None:
+            self._copy(target, info, write, value)
+        if info.requires_grad_set is not None and not self._requires_grad_first(info):
+            self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
+
+    def _views_from_before(self, k: int) -> None:
+        """Make the outputs that are views of an input as it is before a change; autograd tells them from later ones."""
+        base = self.draft.base_with(k)
+        together = (k,) if base is None else base.members
+        for output in self.draft.meta.output_info:
+            # a write to another view of a buffer may count for the input, too
+            if output.precedes_write and (output.base_idx in together or not output.requires_grad):
+                self._outputs.expression(output.index)
+
+    def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
+        line = f"{target}.copy_({value})"
+        if not write.counts:
+            self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
+        elif write.visible:
+            if self.draft.base_with(info.index) is not None:
+                # after a write to another window autograd makes the history anew when it is looked at, not before
+                self.w.add(f"{target}.grad_fn")
+            self.draft.with_grad(line)
+        else:
+            quiet = self.draft.grad_on and (info.requires_grad or info.requires_grad_after)
+            self.draft.in_context(line, grad_mode=False if quiet else None)
+
+    def _requires_grad_first(self, info: InputAliasInfo) -> bool:
+        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
+        return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)
+
+
+def _is_only_detached(info: InputAliasInfo) -> bool:
+    """Tell whether all that happens to an input is that it is detached in place, which counts as no write."""
+    steps = info.metadata_steps
+    return bool(steps) and all(step.method == "detach_" for step in steps) and not info.mutates_data

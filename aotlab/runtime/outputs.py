@@ -1,0 +1,119 @@
+"""The part of the epilogue that makes what the caller gets: constants, inputs, results of the graph, views of these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotlab import _torch as internals
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
+from aotlab.runtime.debug_checks import fresh_checker, output_checker
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.view_calls import ViewCalls
+
+
+class Outputs:
+    """Writes each of the user's outputs once, when it is first asked for."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.meta = draft.meta
+        self.w = draft.w
+        self._views = ViewCalls(draft)
+        self._made: dict[int, str] = {}
+        self._inference_bases: dict[int, str] = {}
+
+    def write(self) -> list[str]:
+        """Write the outputs; return their expressions in the user's order."""
+        returned = self.draft.returned_outputs()
+        for output in returned:
+            self.expression(output.index)
+        if self.draft.parts.debug:
+            self._check(returned)
+        return [self.expression(i) for i in range(len(self.meta.output_info))]
+
+    def expression(self, i: int) -> str:
+        """Return the expression of one of the user's outputs; write what makes it, once."""
+        if i not in self._made:
+            self._made[i] = self._make(self.meta.output_info[i])
+        return self._made[i]
+
+    def view_without_history(self, output: OutputAliasInfo) -> str:
+        """Write the view of an input that an output is, for an autograd node that takes it as its own."""
+        assert output.base_idx is not None
+        base, name = self.draft.kept(output.base_idx), self.w.local(f"{output.name} view")
+        if output.views:
+            self._views.write(name, base, output, False if self.draft.grad_on else None)
+        else:
+            self.draft.in_context(f"{name} = {base}.view_as({base})", grad_mode=False if self.draft.grad_on else None)
+        return name
+
+    def _check(self, returned: list[OutputAliasInfo]) -> None:
+        """Write the checks of ``config.debug_assert``."""
+        draft, w = self.draft, self.w
+        for output in returned:
+            assert output.spec is not None
+            w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
+        alone = [o for o in returned if not o.is_function_view_of_input]
+        fresh = ", ".join([*(self.expression(o.index) for o in alone)])
+        check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
+        w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
+
+    def _make(self, output: OutputAliasInfo) -> str:
+        trace = self.draft.trace
+        if output.index in trace.out_constants:
+            value = trace.out_constants[output.index]
+            plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
+            return repr(value) if plain else self.w.constant("constant", value)
+        if output.same_as is not None:
+            return self.expression(output.same_as)
+        if output.index in trace.returned_outputs:
+            returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
+            if output.is_new_leaf:
+                self.w.add(f"{returned}.requires_grad_()")
+            return self._as_inference(returned, output.name) if output.is_inference else returned
+        return self._make_alias(output)
+
+    def _as_inference(self, result: str, name: str) -> str:
+        """Write what makes an inference tensor of a result, of which all views are inference tensors too."""
+        made = self.w.local(name)
+        self.w.add(f"{made} = {self.w.constant('as_inference', internals.as_inference_tensor)}({result})")
+        return made
+
+    def _make_alias(self, output: OutputAliasInfo) -> str:
+        """Write what makes an output that is, or is a view of, something that the caller can see."""
+        base, base_requires = self._base(output)
+        if output.views == ():
+            return base
+        through = self.draft.trace.made_through.get(output.index)
+        if through is not None:
+            other = self.meta.output_info[through]
+            assert other.views is not None
+            assert output.views is not None
+            rest = output.views[len(other.views) :]
+            base, output = self.expression(through), replace(output, views=rest)
+        name = self.w.local(output.name)
+        if output.views is None and base_requires and not output.requires_grad:
+            base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
+        want = not (output.under_no_grad if output.requires_grad else output.made_in_no_grad_mode)
+        toggle = want if want != self.draft.grad_on else None
+        self._views.write(name, base, output, toggle)
+        if output.is_new_leaf:
+            self.w.add(f"{name} = {name}.detach().requires_grad_()")
+        elif output.is_detached:
+            self.w.add(f"{name} = {name}.detach()")
+        return name
+
+    def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:
+        """Return the expression of what an output is a view of, and whether that requires grad."""
+        meta, trace, k = self.meta, self.draft.trace, output.base_idx
+        assert k is not None
+        if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
+            return self.draft.kept(k), meta.input_info[k].requires_grad_after
+        if output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+            return self.expression(k), meta.output_info[k].requires_grad
+        base = self.draft.results[len(trace.writes) + len(trace.returned_outputs) + k]
+        if output.is_inference:
+            if k not in self._inference_bases:
+                self._inference_bases[k] = self._as_inference(base, "base")
+            base = self._inference_bases[k]
+        return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)

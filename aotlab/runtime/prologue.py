@@ -1,0 +1,262 @@
+"""The prologue asks whether the assumptions of the trace hold for this call.
+
+The cheap and the general come first: settings, the function itself, the nesting of the arguments, torch's own guards of
+tensors; then what only this trace depends on, such as where an input begins or which inputs share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.synthetic_bases import Base
+from aotlab.guards.attributes import attributes_differ
+from aotlab.guards.call_state import TensorFacts, extent_bytes
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.runtime.arguments import Arguments
+from aotlab.runtime.draft import Draft
+from aotlab.runtime.memory_checks import counters_checker, overlap_checker, owner_checker, pattern_checker, share_a_base
+from aotlab.trace.warned import would_raise
+
+
+class Prologue:
+    """Writes the guards.
+
+    ``together`` are inputs that have to count with each other as they did; see `Keeping.counted_together`.
+    """
+
+    def __init__(self, draft: Draft, together: Collection[int] = ()) -> None:
+        self.draft = draft
+        self.together = set(together)
+        self.parts = draft.parts
+        self.state = draft.state
+        self.w = draft.w
+
+    def write(self) -> None:
+        """Write all guards."""
+        self._surroundings()
+        Arguments(self.draft).write()
+        self._tensors()
+        self._attributes()
+        for info in self.draft.meta.input_info:
+            self._may_be_changed(info)
+        self._offsets()
+        self._overlaps()
+        if self.draft.trace.warned:
+            noted = self.w.constant("noted", self.draft.trace.warned)
+            self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
+
+    def _surroundings(self) -> None:
+        """Write the checks of the settings, and of the function and what it reaches."""
+        w, state, target = self.w, self.state, self.parts.call.target
+        still_same = target.still_same()
+        settings = dict(state.settings)
+        conditions = [
+            f"not {w.constant('settings_hold', self.parts.settings_hold)}()",
+            f"{w.constant('inference_mode', torch.is_inference_mode_enabled)}() is not {settings['inference mode']}",
+            f"{w.constant('function_modes', internals.function_mode_count)}() != {state.function_modes}",
+            f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
+            f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
+        ]
+        if self.draft.trace.training:
+            conditions.append(f"{w.constant('anomaly_mode', torch.is_anomaly_enabled)}()")
+        if not self.parts.dedupe.kept:  # the guards of tensors would see it
+            conditions.append(f"{w.constant('transforms_active', internals.transforms_active)}()")
+        if self.draft.trace.sets_saved_hooks:
+            conditions.append(f"{w.constant('hooks_disabled', internals.saved_tensor_hooks_disabled)}()")
+        function = getattr(target, "function", None)
+        if isinstance(function, FunctionType):
+            known = w.constant("function", function), w.constant("code", function.__code__)
+            conditions.append(f"{known[0]}.__code__ is not {known[1]}")
+        if state.function_modes:
+            device = w.constant("default_device", settings["default device"])
+            conditions.append(f"torch.get_default_device() != {device}")
+        self.draft.miss(conditions)
+        self._switches(settings)
+        if still_same is not None:
+            self.draft.miss([f"not {w.constant('reached_holds', still_same)}()"])
+
+    def _switches(self, settings: Mapping[str, Any]) -> None:
+        """Write the checks of the flags of torch's backends: they decide which ops some functions are traced as."""
+        conditions = []
+        for switch in internals.SWITCHES:
+            if switch.counts(self.state.mentioned.names):
+                name = switch.name.removeprefix("torch.backends.")
+                read, expected = f"{self.w.constant(name, switch.read)}()", settings[switch.name]
+                if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
+                    conditions.append(f"not {read}" if expected else read)
+                elif isinstance(expected, (str, list)):
+                    conditions.append(f"{read} != {expected!r}")
+                else:
+                    conditions.append(f"{read} != {self.w.constant('expected', expected)}")
+        self.draft.miss(conditions)
+
+    def _attributes(self) -> None:
+        """Write the checks of what hangs on the tensors by names that the function's code mentions."""
+        mentioned, w = self.state.mentioned, self.w
+        for i in self.parts.dedupe.kept:
+            facts = self.state.leaves[i]
+            assert isinstance(facts, TensorFacts)
+            if not facts.attributes and not mentioned.by_string:
+                continue  # code that mentions what is not there raises, unless it asks first
+            tensor = self.draft.expressions[i]
+            expected = w.constant("attributes", facts.attributes)
+            differ = w.constant("attributes_differ", attributes_differ)
+            condition = f"{differ}({tensor}, {expected}, {w.constant('mentioned', mentioned)})"
+            self.draft.miss([condition if facts.attributes else f"{tensor}.__dict__ and {condition}"])
+
+    def _tensors(self) -> None:
+        """Write the checks of which arguments are one tensor, and of what the tensors are."""
+        draft, parts, state = self.draft, self.parts, self.state
+        for i in parts.dedupe.positions:
+            if state.same_as[i] != i:
+                draft.miss([f"{draft.expressions[i]} is not {draft.expressions[state.same_as[i]]}"])
+        if parts.dedupe.kept:
+            kept = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
+            draft.miss([f"not {self.w.constant('tensors_hold', parts.tensors_hold)}({kept})"])
+        leaves = []
+        for i in parts.dedupe.kept:
+            facts = state.leaves[i]
+            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
+                leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
+            if isinstance(facts, TensorFacts) and facts.requires_grad and draft.trace.differentiates:
+                leaves.append(f"{self.w.constant('is_hooked', internals.is_hooked)}({draft.expressions[i]})")
+                by_base = self.w.constant("is_leaf_by_its_base", internals.is_leaf_by_its_base)
+                leaves.append(f"{by_base}({draft.expressions[i]})")
+        if leaves:
+            draft.miss(leaves)
+        self._views_of_others()
+
+    def _views_of_others(self) -> None:
+        """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""
+        trace, w = self.draft.trace, self.w
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        together = {at[position] for pair in self.state.counters for position in pair}
+        if any(info.index in together and info.moves_version for info in self.draft.meta.input_info):
+            together = {k for k in together if not self.parts.call.values[self.parts.dedupe.kept[k]].is_leaf}
+        else:
+            together = set()
+        for k in sorted(trace.viewed_unseen | trace.viewed_late | together):
+            position = self.parts.dedupe.kept[k]
+            facts, tensor = self.state.leaves[position], self.draft.kept(k)
+            if not (isinstance(facts, TensorFacts) and facts.requires_grad):
+                continue
+            if facts.is_leaf and k in trace.viewed_late and not facts.is_view:
+                self.draft.miss([f"{tensor}._base is not None"])
+            else:
+                self.draft.miss([f"{w.constant('is_over_another', internals.is_over_another)}({tensor})"])
+
+    def _may_be_changed(self, info: InputAliasInfo) -> None:
+        """Write the checks that what happened to an input may happen to this one."""
+        draft, w = self.draft, self.w
+        tensor = draft.kept(info.index)
+        if info.changes_history_twice:
+            draft.miss([f"{tensor}.retains_grad"])
+        if self._takes_no_view(info):
+            draft.miss([f"{tensor}._base is not None"])
+            return
+        if info.may_write_a_view and draft.trace.training:
+            draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
+        if info.counts_unwritten:
+            draft.miss([f"{w.constant('is_hooked_view', internals.is_hooked_view)}({tensor})"])
+        if info.mutates_data and info.requires_grad and not info.is_written_unseen:
+            based = draft.base_with(info.index) is not None
+            may = internals.may_be_written_with_base if based else internals.may_be_written
+            draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
+
+    def _offsets(self) -> None:
+        for k in self.draft.trace.offsets_read:
+            facts = self.state.leaves[self.parts.dedupe.kept[k]]
+            assert isinstance(facts, TensorFacts)
+            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
+
+    # --- memory that inputs share
+
+    def _overlaps(self) -> None:
+        """Write the check that written inputs share memory exactly as they did."""
+        written = [i.index for i in self.draft.meta.input_info if i.must_not_overlap]
+        if not written:
+            self._counters()  # a step that changes no values moves a version as well
+            return
+        bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
+        several = len(self.parts.dedupe.kept) > 1
+        if bases:  # such an entry is for calls that share memory in the very same way
+            if several:
+                self._same_pattern()
+            self._same_owners(bases)
+        elif several:
+            self._apart(written)
+            self._apart_in_history(written)
+        self._counters()
+
+    def _counters(self) -> None:
+        """Write the check that a write counts for the inputs for which it did.
+
+        Those saved before it are spoilt, and so are views of some kinds.
+        """
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
+        kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.fragile
+        moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
+        order = sorted(moved | kept | self.together if moved and kept else self.together)
+        if len(order) > 1:
+            members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
+            check = self.w.constant("counted_otherwise", counters_checker(members))
+            self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in order)})"])
+
+    def _same_pattern(self) -> None:
+        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
+        check = self.w.constant("shares_memory_otherwise", pattern_checker(expected))
+        self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
+
+    def _same_owners(self, bases: Sequence[Base]) -> None:
+        visible = {write.index for write in self.draft.trace.writes if write.visible}
+        for base in bases:
+            if not visible.isdisjoint(base.members):
+                members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
+                check = self.w.constant("owned_otherwise", owner_checker(members))
+                self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
+                continue
+            values, kept, infos = self.parts.call.values, self.parts.dedupe.kept, self.draft.meta.input_info
+            with_history = [k for k in base.members if infos[k].requires_grad and not infos[k].is_leaf]
+            alone = [k for k in with_history if internals.base_of(values[kept[k]]) is None]
+            if alone:  # a write to an alias would give a view another history
+                self.draft.miss([f"{self.draft.kept(k)}._base is not None" for k in alone])
+
+    def _takes_no_view(self, info: InputAliasInfo) -> bool:
+        """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
+        if any(info.requires_grad or step.method == "detach_" for step in info.metadata_steps):
+            return True
+        grad_mode = self.draft.grad_on or self.draft.trace.training
+        return info.may_write_a_view and self.draft.base_with(info.index) is None and grad_mode
+
+    def _apart(self, written: Sequence[int]) -> None:
+        kept = self.draft.all_kept()
+        extents = []
+        for i in self.parts.dedupe.kept:
+            facts = self.state.leaves[i]
+            assert isinstance(facts, TensorFacts)
+            extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
+        if len(kept) == 2:
+            a, b = kept
+            one, two = self.w.local("start"), self.w.local("start")
+            self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
+            self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
+        else:
+            check = self.w.constant("written_inputs_overlap", overlap_checker(extents, written))
+            self.draft.miss([f"{check}({self.draft.star(kept)})"])
+
+    def _apart_in_history(self, written: Sequence[int]) -> None:
+        """Write the check that a written input is not a view of what another input is a view of too."""
+        views = [info for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
+        may = [info.index for info in views if 0 not in info.spec.shape]  # an empty one shares nothing
+        if len(may) < 2 or not set(may) & set(written):
+            return
+        owners = self.w.constant("share_a_base", share_a_base)
+        self.draft.miss([f"{owners}({', '.join(self.draft.kept(k) for k in may)})"])

@@ -1,0 +1,238 @@
+"""The values that a compiled forward saves, kept as autograd keeps its own."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.errors import MetadataMutationError
+from aotlab.trace.history import LASTING
+
+#: Of no value.
+_NOWHERE: Mapping[int, tuple[int, ...]] = {}
+
+
+class _Keeps(torch.autograd.Function):
+    """Saves one tensor and asks for it in its backward: what autograd has to say about it, it then says itself."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, kept: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        return leaf.clone()
+
+    @staticmethod
+    @internals.unseen_by_dynamo
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors
+        return gradient, None
+
+
+def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = torch.ones((), requires_grad=True)
+        return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def _raise_for_inference_tensor(value: Tensor) -> NoReturn:
+    _keep(value)
+    raise RuntimeError("an inference tensor was to be saved for a backward")
+
+
+def _raise_for_second_backward() -> NoReturn:
+    leaf, out = _keep(torch.ones(()))
+    for _ in range(2):
+        torch.autograd.grad(out, leaf)
+    raise RuntimeError("a backward was called a second time, and what it needs has been let go")
+
+
+def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
+    node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
+    # autograd names type, sizes and versions; a stand-in of one element has them all
+    with torch.enable_grad():
+        one = torch.empty((), dtype=value.dtype, device=value.device, requires_grad=node is not None)
+        stand_in = one.expand(value.shape)
+    internals.set_version(stand_in, version)
+    leaf, out = _keep(stand_in)
+    internals.set_version(stand_in, is_at)
+    try:
+        torch.autograd.grad(out, leaf)
+    except RuntimeError as error:
+        if node is not None:  # torch 2.11 writes `MulBackward0`, later ones `Mul`
+            name = node.name() if "Backward0, is at version" in str(error) else re.sub(r"Backward\d*$", "", node.name())
+            named = f"which is output {value.output_nr} of {name}, is at version"
+            error.args = (re.sub(r"which is output \d+ of [^,]+, is at version", named, str(error)), *error.args[1:])
+        raise
+    raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
+
+
+class SavedValues:
+    """The values that one call's forward saved, kept as autograd keeps its own.
+
+    They go through the innermost ``saved_tensors_hooks``; their versions are checked when they are used; they are let
+    go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
+    that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
+    that does not goes through. What a custom function's node keeps as an attribute is never used up.
+
+    ``pending`` are the gradients that wait for a backward to come by, since they belong into its midst; ``hooked`` says
+    that there are hooks.
+
+    ``nodes`` are the autograd nodes behind results that the function's own nodes keep, by the edges of the traced
+    program; dead ones are those of results that nobody has any more.
+
+    ``views`` are results that are views and were written: nodes may keep them with their histories.
+
+    ``places`` says, by their numbers, which of the values are the caller's tensors themselves, and with which strides
+    the backward was compiled for them: one that was given other memory since is an error.
+    """
+
+    __slots__ = ("_hooks", "_places", "_starts", "_values", "_versions", "_watched", "hooked", "nodes", "pending",
+                 "released", "views")  # fmt: skip
+
+    def __init__(self, values: Sequence[Tensor], places: Mapping[int, tuple[int, ...]] = _NOWHERE) -> None:
+        hooks = internals.saved_tensor_hooks()
+        self.released = 0
+        self.hooked = hooks is not None
+        self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
+        self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
+        self.views: dict[Any, tuple[weakref.ref[Tensor], int]] | None = None
+        self._watched: list[tuple[Tensor, int, int]] = []
+        self._hooks = hooks
+        for value in values:
+            if value.is_inference():
+                _raise_for_inference_tensor(value)
+        self._versions = internals.versions_of(values)
+        self._places = places
+        self._starts = [values[n].data_ptr() for n in places]
+        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+
+    def watch(self, tensor: Tensor, mask: int) -> None:
+        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager.
+
+        What hooks have packed is not compared: it may be something else.
+        """
+        if self._hooks is None:
+            alias = tensor.detach()  # without a history, which would lead back to here
+            self._watched.append((alias, internals.version_of(alias), mask))
+
+    def noting(self, edges: Sequence[Any]) -> Callable[[Any], None]:
+        """Return what notes the autograd node behind the results at some edges; no strong reference leads back."""
+
+        def note(node: Any) -> None:
+            if self.nodes is None:
+                self.nodes = {}
+            self.nodes.update((edge, (weakref.ref(node), place)) for place, edge in enumerate(edges))
+
+        return note
+
+    def note_views(self, edges: Sequence[Any], *views: Tensor) -> None:
+        """Note the results that are behind some edges of the traced program, as long as somebody has them."""
+        self.views = {e: (weakref.ref(v), internals.version_of(v)) for e, v in zip(edges, views, strict=True)}
+
+    def views_now(self) -> dict[Any, Tensor]:
+        """Return those that are there and were not written since, by their edges."""
+        if self.views is None:
+            return {}
+        found = {edge: (view(), version) for edge, (view, version) in self.views.items()}
+        return {e: v for e, (v, version) in found.items() if v is not None and internals.version_of(v) == version}
+
+    def kept_result(self, edge: Any) -> Tensor | None:
+        """Return the result at an edge that the function's own node keeps, behind the node that was put there."""
+        reference, place = (self.nodes or {}).get(edge, (None, 0))
+        node = None if reference is None else reference()
+        return None if node is None else internals.outputs_saved_by(node)[place]
+
+    def keep(self, n: int, tensor: Tensor) -> None:
+        """Keep the caller's ``tensor`` in place of the ``n``-th value, which has been copied there."""
+        if self._values is not None and self._hooks is None:
+            self._values[n] = tensor.detach()
+
+    def remember_versions(self) -> None:
+        """Take the versions after the epilogue's own writes, which count for all that shares their target's counter."""
+        if self._values is not None and self._hooks is None:
+            self._versions = internals.versions_of(self._values)
+
+    def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
+        """Return those of the values that are needed by a backward that reaches the nodes in ``mask``.
+
+        Raises
+        ------
+        RuntimeError
+            As autograd does: when the graph has been freed, or a value was written in place.
+        MetadataMutationError
+            One of the caller's tensors was given other memory or sizes.
+        """
+        if self.released & mask or (needs and self._values is None):
+            _raise_for_second_backward()
+        for tensor, version, own in self._watched:
+            if own & mask and internals.version_of(tensor) != version:
+                _raise_for_written_value(tensor, version, internals.version_of(tensor))
+        if self._values is None:
+            return []
+        if self._hooks is not None:
+            return [self._hooks[1](self._values[n]) for n in needs]
+        now = internals.versions_of(self._values)
+        if now != self._versions:
+            for n in needs:
+                if now[n] != self._versions[n]:
+                    _raise_for_written_value(self._values[n], self._versions[n], now[n])
+        for (n, stride), start in zip(self._places.items(), self._starts, strict=True):
+            if (self._values[n].data_ptr() != start or self._values[n].stride() != stride) and n in needs:
+                raise _other_memory()
+        return list(map(self._values.__getitem__, needs))
+
+    def tensors(self) -> list[Tensor]:
+        """Return the values, as far as they are there and not packed."""
+        return [] if self._values is None or self._hooks is not None else self._values
+
+    def put_pending(self, backwards: int, edge: Any, gradient: Tensor) -> None:
+        """Keep a gradient for some backwards of the backward that is being run; at one edge they are summed."""
+        if self.pending is None:
+            self.pending = {}
+        waiting = self.pending.setdefault((backwards, internals.current_graph_task()), {})
+        waiting[edge] = waiting[edge] + gradient if edge in waiting else gradient
+
+    def take_pending(self, backwards: int) -> dict[Any, Tensor]:
+        """Hand out what waits for some backwards."""
+        if self.pending is None:
+            return {}
+        found = self.pending.pop((backwards, internals.current_graph_task()), {})
+        if not self.pending:
+            self.pending = None
+        return found
+
+    def release(self, mask: int, all_masks: Sequence[int]) -> None:
+        """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
+        if internals.keeps_graph():
+            return
+        self.released |= mask & ~LASTING
+        if not any(m & ~self.released for m in all_masks):
+            self._values = None if any(all_masks) else self._values
+            self._watched = []
+
+    def kept(self) -> tuple[Any, ...]:
+        """Say what is kept now, for `restore`."""
+        return self.released, self._values, self._watched
+
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        """Keep what was kept before a backward: it is run once more, for another sample."""
+        self.released, self._values, self._watched = kept
+
+
+def _other_memory() -> MetadataMutationError:
+    return MetadataMutationError(
+        "a tensor that was saved for the backward was given other sizes or other memory after the call",
+        why="the backward would compute with what is there now, and was compiled for the sizes that there were",
+        suggestion="run the backward first, or call the original function",
+    )
+
+
+def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Copy a tangent into the strides that the backward was traced with."""
+    dense = tangent.to_dense() if tangent.layout != torch.strided else tangent
+    return torch.empty_strided(dense.shape, stride, dtype=dense.dtype, device=dense.device).copy_(dense)

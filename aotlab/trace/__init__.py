@@ -1,0 +1,1 @@
+"""One run of the function on fake tensors: what it computes, writes and aliases; the joint graph."""

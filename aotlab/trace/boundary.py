@@ -1,0 +1,303 @@
+"""The boundary of a trace: what a program may do at Python's level that a graph cannot hold, and what is said of it.
+
+    x.numpy()                # looks at memory: the graph would see that of this one trace
+    if x.sum() > 0:          # asks for a value: a trace has none
+    time.time()              # is another one at each call
+
+Each row of a table says why, and what to do instead. `EscapeGuard` looks up what is called and raises; such a call runs
+eagerly with one notice, or is an error under ``config.fallback = "error"``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import (
+    BY_DYNAMO,
+    CapturedTensorError,
+    DataDependentError,
+    EscapeError,
+    HigherOrderOpError,
+    RandomOpError,
+    RefusedError,
+    UserLine,
+)
+from aotlab.trace.naming import called, name_of
+from aotlab.trace.places import user_line
+from aotlab.trace.tape import tensors_in
+
+_OUTSIDE = "move it out of the compiled function"
+_OR_DYNAMO = f"{_OUTSIDE}, or {BY_DYNAMO}"
+_STEP = f'{_OUTSIDE}; frontend="dynamo", or torch.compile(backend="aotlab"), runs a whole training step'
+
+
+class Row(NamedTuple):
+    """One way over the boundary: what it is called, why no graph can hold it, what to do instead."""
+
+    what: str
+    why: str = "the compiled function would see the memory of this one trace"
+    instead: str = _OR_DYNAMO
+    error: type[RefusedError] = EscapeError
+
+
+_VALUES = "a trace has no values"
+#: What may be asked of a tensor.
+OF_A_TENSOR: Mapping[Any, Row] = {
+    Tensor.numpy: Row("`numpy()`"),
+    Tensor.__array__: Row("`__array__` (numpy)"),
+    Tensor.data_ptr: Row("`data_ptr()`"),
+    Tensor.__dlpack__: Row("`__dlpack__`"),
+    Tensor.untyped_storage: Row("`untyped_storage()`"),
+    Tensor.storage: Row("`storage()`"),
+    Tensor.is_shared: Row("`is_shared()`"),
+    Tensor.is_pinned: Row("`is_pinned()`"),
+    Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace"),
+    Tensor.__deepcopy__: Row("`copy.deepcopy`"),
+    Tensor.__reduce_ex__: Row("a pickle"),
+    Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
+    internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
+    Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
+    Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
+    Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
+    Tensor.tolist: Row("`tolist()`", _VALUES, error=DataDependentError),
+    Tensor.__repr__: Row("the text", _VALUES, error=DataDependentError),
+    Tensor.__format__: Row("the text", _VALUES, error=DataDependentError),
+}  # fmt: skip
+
+_TRACE_ONLY = "that would happen while tracing only"
+#: What is called without any mode's being asked, by name; `_RANDOM_STATE` stands for all that touches a generator.
+_UNASKED = {
+    "swap_tensors": Row(
+        "`torch.utils.swap_tensors` of {} and {} was called inside the function",
+        "it would exchange a traced tensor for another behind the trace's back",
+        _OUTSIDE,
+    ),
+    "to_dlpack": Row("`to_dlpack` of {} was called inside the function"),
+}
+_RANDOM_STATE = Row(
+    "`torch.{}` was called inside the function: it seeds, sets or reads a random generator",
+    _TRACE_ONLY,
+    f"do it outside of the compiled function, or {BY_DYNAMO}",
+    RandomOpError,
+)
+
+_UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
+_ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
+#: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
+EAGER_OPS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
+    "lift_fresh": _ITSELF,
+    "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
+    # functionalization forgets it, and the graph would write where there is no memory
+    "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
+}
+
+_VALUE = "a trace has no values, and what it took for one would hold at every call"
+_BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
+_NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
+_TEXT = f"return it and print it outside, or {BY_DYNAMO}"
+_KEEPS_SIZE = f"use torch.where or masked_fill, which keep the size, or {BY_DYNAMO}"
+#: What asks for a value, by the name of what was called: what it asks of a tensor, and the way out. Torch has one op
+#: below them all, ``aten._local_scalar_dense``; the user called it `if` or `one_hot`.
+_ASKS_VALUES = {
+    "__bool__": ("`if`, `while`, `assert` or `bool()` asks for the value of {}", _BRANCH),
+    "__contains__": ("`in` asks for the values of {}", f"write `(x == value).any()`, or {BY_DYNAMO}"),
+    "item": ("`.item()` asks for the value of {}", _NUMBER),
+    "__int__": ("`int()` asks for the value of {}", _NUMBER),
+    "__float__": ("`float()` asks for the value of {}", _NUMBER),
+    "__complex__": ("`complex()` asks for the value of {}", _NUMBER),
+    "__index__": ("an index or a length asks for the value of {}", _NUMBER),
+    "__getitem__": ("an index asks for values of {}", _NUMBER),
+    "__setitem__": ("an index asks for values of {}", _NUMBER),
+    "tolist": ("`tolist()` asks for the values of {}", f"return the tensor, or {BY_DYNAMO}"),
+    "__repr__": ("`print`, `str()` or `repr()` asks for the values of {}", _TEXT),
+    "__format__": ("a text asks for the values of {}", _TEXT),
+    "equal": ("`equal` asks for the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
+    "allclose": ("`allclose` asks for the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
+    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes="),
+}
+#: What has a result whose size depends on values: the way out.
+_ASKS_SIZES = {
+    "__getitem__": _KEEPS_SIZE,
+    "__setitem__": _KEEPS_SIZE,
+    "masked_select": _KEEPS_SIZE,
+    "repeat_interleave": "pass output_size=",
+    "nonzero": f"compute with the mask itself, or {BY_DYNAMO}",
+}
+
+_CLOCKS = (
+    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
+    "process_time_ns", "thread_time", "thread_time_ns",
+)  # fmt: skip
+_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "aotlab"}
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a real one that the function found outside of its arguments."""
+    if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
+        return False
+    return not internals.is_transformed(tensor)
+
+
+def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
+    """Look a call up in `OF_A_TENSOR`; ``name`` is what the user calls ``tensor`` if it is an argument.
+
+    Raises
+    ------
+    RefusedError
+        It is there, and ``tensor`` is a traced one, or none of the arguments'.
+    """
+    row = OF_A_TENSOR.get(func)
+    if row is None:
+        return
+    of = called(tensor, "a traced tensor") if name is None else f"`{name}`"
+    if internals.is_functional(tensor):
+        raise row.error(
+            f"{row.what} of {of} was asked for", line=user_line(), why=row.why, suggestion=row.instead, argument=name
+        )
+    if is_captured(tensor):
+        raise row.error(
+            f"{row.what} of {called(tensor)}, which is not an argument, was asked for",
+            line=user_line(),
+            why="it would happen while tracing only, and what it gave would be frozen into the graph",
+            suggestion=f"pass the tensor as an argument, or {row.instead}",
+        )
+
+
+def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
+    """Stand for a function of `_UNASKED`, or for one that touches a random generator."""
+    row = _UNASKED.get(name, _RANDOM_STATE)
+    given = [called(tensor) for tensor in tensors if isinstance(tensor, Tensor)] if name in _UNASKED else [name]
+    raise row.error(row.what.format(*given), line=user_line(), why=row.why, suggestion=row.instead)
+
+
+def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
+    """Refuse what holds functions, such as ``torch.cond``."""
+    raise HigherOrderOpError(
+        f"higher-order op `{op}` has no tracing rule yet",
+        line=line or user_line(),
+        why="it holds functions, which would have to be traced on their own",
+        suggestion=_OUTSIDE,
+    )
+
+
+def leave_call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+    """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
+    if any(internals.is_functional(tensor) or is_captured(tensor) for tensor in tensors_in((args, kwargs))):
+        raise RunEagerly(
+            f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
+            suggestion="compute with whole tensors, to have it compiled",
+        )
+    return otherwise(*args, **kwargs)
+
+
+def spoken_name(func: Any) -> str:
+    """Return the name by which a user knows a function: of a property, that of the property."""
+    name = str(getattr(func, "__name__", func))
+    return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else name
+
+
+def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say of an error of torch's about the trace's own tensors what the user did.
+
+    Raises
+    ------
+    CapturedTensorError
+        A tensor that is no argument is written.
+    RunEagerly
+        A tensor's memory is read by a function that no trace can see into.
+    """
+    text = str(error)
+    if "functional tensor" in text:
+        written = next((tensor for tensor in tensors_in((args, kwargs)) if is_captured(tensor)), None)
+        if written is not None:
+            raise CapturedTensorError(
+                f"{called(written)}, which is not an argument, is written",
+                line=user_line(),
+                why="the write would happen while tracing",
+                suggestion=f"pass it as an argument, or {BY_DYNAMO}",
+            ) from error
+    if "data is not allocated yet" in text:
+        raise RunEagerly(
+            f"`{spoken_name(func)}` reads the values of a traced tensor, at {user_line()}",
+            suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
+        ) from error
+
+
+def explain_question(error: DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say of a refusal what the user asked for; ``func`` is what was called, with what."""
+    name = str(getattr(func, "__name__", "")).partition(".")[0]
+    plain = {"__getitem__": "x[…]", "__setitem__": "x[…] = …"}.get(name, name)
+    asked = _asked(name, args, kwargs)
+    known = None if asked is None else name_of(asked)
+    if asked is None and len(tensors_in((args, kwargs))) > 1:
+        text = "its arguments"
+    elif known is not None:
+        text = f"`{known}`"
+    elif 0 < len(error.inputs) <= 3:
+        text = f"a tensor computed from {' and '.join(f'`{each}`' for each in error.inputs)}"
+    else:
+        text = "a tensor"
+    if error.of_size:
+        if name:
+            error.reword(seen=f"the size of what `{plain}` returns depends on the values of {text}")
+        why = "a graph traced ahead of time has one size for each result"
+        error.reword(why=why, suggestion=_ASKS_SIZES.get(name, _OR_DYNAMO))
+    elif name:
+        seen, suggestion = _ASKS_VALUES.get(name, (f"`{plain}` asks for the values of {{}}", _OR_DYNAMO))
+        error.reword(seen=seen.format(text), why=_VALUE, suggestion=suggestion)
+    error.reword(argument=known if known in error.inputs else next(iter(error.inputs), None))
+
+
+def _asked(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the tensor whose values are asked for: of an index rather the index."""
+    if name in ("__getitem__", "__setitem__") and len(args) > 1:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        parts = [(part.start, part.stop, part.step) if isinstance(part, slice) else part for part in index]
+        return next(iter(tensors_in((parts, args))), None)
+    if name in ("repeat_interleave", "masked_select") and len(tensors_in(args)) > 1:
+        return tensors_in(args)[1]
+    tensors = tensors_in((args, kwargs))
+    return tensors[0] if len(tensors) == 1 or (tensors and name in _ASKS_VALUES) else None
+
+
+@contextmanager
+def clocks_watched() -> Iterator[None]:
+    """Leave it to eager, in a ``with`` block of this thread, when something else than a library reads a clock.
+
+    Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
+    """
+    thread = threading.get_ident()
+    before = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
+
+    def watched(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(original)
+        def read() -> Any:
+            module = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
+                raise RunEagerly(
+                    f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
+                    suggestion="pass the time as an argument",
+                )
+            return original()
+
+        return read
+
+    try:
+        for name, original in before.items():
+            setattr(time, name, watched(name, original))
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(time, name, original)

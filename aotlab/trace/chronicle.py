@@ -1,0 +1,216 @@
+"""When views of the inputs were made and when the inputs were written, where that order can be seen afterwards.
+
+    v = x[0]                         # a view of what x was before the write
+    x.mul_(2)
+    w = x[1]                         # a view of what x is after it
+    return v, w
+
+Autograd makes the history of a view anew when the memory below it has been written since: for ``v`` it starts at the
+tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
+``w`` after it. Which is which the graph does not say; the versions do.
+
+The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
+view's sizes.
+
+Of views in memory that several inputs share, it notes which of these inputs the program made them from: their gradients
+pass that one, and the graph, in which a write makes all windows anew, does not tell.
+
+A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
+``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
+
+And so are views that were made together: a hook on one of them is called when a gradient comes to another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.trace.places import user_line
+from aotlab.trace.tape import tensors_in
+
+
+class Chronicle:
+    """Notes views and writes while the traced function runs.
+
+    Parameters
+    ----------
+    storages
+        The keys of the inputs' storages.
+    owners
+        The inputs that are views in the trace only, of the memory that they share with others.
+    """
+
+    def __init__(self, storages: Collection[int] = (), owners: Sequence[Tensor] = ()) -> None:
+        self._storages = storages
+        self._owners = owners
+        self._keeping_nothing: set[Any] = set()
+        self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
+        self._used_late: set[int] = set()
+        self._detached: dict[int, int] = {}
+        self._kept_by: dict[Any, list[Tensor]] = {}
+        self._data_read: set[int] = set()
+        self._fragile: set[int] = set()
+        self._viewed_unseen: set[int] = set()
+        self._viewed: set[int] = set()
+        self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
+
+    def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
+        """Note at which version a view of an input is made, and from which of all that the op was given."""
+        if isinstance(result, tuple | list) and _are_several_views(result):
+            self._several.append((result, self._moment(result[0])))
+        found = [result] if isinstance(result, Tensor) else tensors_in(result)
+        given = tensors_in(args)
+        if found and torch.is_grad_enabled() and any(self.is_made_again(tensor) for tensor in given):
+            raise RunEagerly(f"a view is used after a write to what it is a view of, at {user_line()}")
+        for tensor in filter(internals.is_functional, found):
+            if any(tensor is each for each in given):  # an op in place or with `out=`, or one that returns its argument
+                continue
+            key = internals.storage_key(tensor)
+            if key in self._storages:
+                self._note_origin(tensor, given)
+            if internals.base_of(tensor) is None:
+                continue
+            self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+            if key in self._storages:
+                self._viewed.add(key)
+                if not torch.is_grad_enabled():
+                    self._viewed_unseen.add(key)
+                if not internals.keeps_through_writes(tensor):
+                    self._fragile.add(key)
+
+    def has_fragile_views(self, storage: int) -> bool:
+        """Tell whether views of an input were made that must not be used once its version has moved."""
+        return storage in self._fragile
+
+    def was_viewed(self, storage: int) -> bool:
+        """Tell whether views of an input were made."""
+        return storage in self._viewed
+
+    def was_viewed_unseen(self, storage: int) -> bool:
+        """Tell whether views of an input were made without autograd; they require grad if its base does."""
+        return storage in self._viewed_unseen
+
+    @property
+    def several(self) -> list[Sequence[Tensor]]:
+        """The views that were made together, where their history is still the one that they were made with."""
+        return [views for views, moment in self._several if self._moment(views[0]) == moment]
+
+    def _note_origin(self, view: Tensor, given: Iterable[Tensor]) -> None:
+        key = internals.storage_key(view)
+        below = [tensor for tensor in given if internals.is_functional(tensor) and internals.storage_key(tensor) == key]
+        origins = {id(origin): origin for origin in map(self.origin_of, below)}
+        self._origins.pop(id(view), None)
+        if len(origins) == 1:
+            self._origins[id(view)] = weakref.ref(view), weakref.ref(next(iter(origins.values())))
+
+    def origin_of(self, tensor: Tensor) -> Tensor:
+        """Return the input of which the program made a view, by one op or several; else the tensor itself."""
+        view, origin = self._origins.get(id(tensor), (None, None))
+        found = origin() if origin is not None and view is not None and view() is tensor else None
+        return tensor if found is None else found
+
+    def is_older(self, view: Tensor) -> bool:
+        """Tell whether a view was made before its memory was written, or what it is a view of detached in place."""
+        known = self._made.get(id(view))
+        return known is not None and known[0]() is view and known[1] != self._moment(view)
+
+    def is_made_again(self, view: Tensor) -> bool:
+        """Tell whether eager makes a view's history again by sizes and strides, and a trace by the view's own op.
+
+        The gradient then has other strides, unless the last write went through a view: its node copies what comes.
+        """
+        if not self.is_older(view) or not view.requires_grad:
+            return False
+        base = internals.base_of(view)
+        return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
+
+    def uses(self, given: Any) -> None:
+        """Note which views that were made before a write are used after it."""
+        if self._made:
+            late = [tensor for tensor in tensors_in(given) if self.is_older(tensor) and tensor.requires_grad]
+            self._used_late.update(map(internals.storage_key, late))
+
+    def used_late(self, storage: int) -> bool:
+        """Tell whether a view with a history was made before a write to its memory and used after it."""
+        return storage in self._used_late
+
+    def _moment(self, tensor: Tensor) -> tuple[int, int]:
+        return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
+
+    def detaches(self, tensor: Tensor) -> None:
+        """Note that an input, or a view of it, is detached in place, which moves no version."""
+        key = internals.storage_key(tensor)
+        self._detached[key] = self._detached.get(key, 0) + 1
+
+    def writes(self, written: Tensor) -> None:
+        """Look at a tensor that is about to be written."""
+        read = bool(self._data_read) and internals.is_functional(written)
+        if read and internals.storage_key(written) in self._data_read:
+            raise RunEagerly(f"a tensor whose `.data` was read is written under inference_mode, at {user_line()}")
+
+    def reads_data(self, tensor: Tensor) -> None:
+        """Note under inference_mode that somebody has ``.data`` of a tensor: writes through it count for nobody."""
+        self._data_read.add(internals.storage_key(tensor))
+
+    def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
+        """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""
+        base = internals.base_of(args[0])
+        if base is None or not base.requires_grad or not torch.is_grad_enabled():
+            return
+        kept = _kept(func, args, kwargs, required_grad=required_grad)
+        if kept:
+            self._kept_by[base.grad_fn] = kept
+        elif kept is not None and any(args[0] is owner for owner in self._owners):
+            self._keeping_nothing.add(base.grad_fn)
+
+    @property
+    def keeping_nothing(self) -> set[Any]:
+        """The nodes of writes to inputs that are no views in eager, where autograd so has nothing to let go of."""
+        return self._keeping_nothing
+
+    @property
+    def kept_by(self) -> dict[Any, list[Tensor]]:
+        """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
+        return self._kept_by
+
+
+def _are_several_views(result: Sequence[Any]) -> bool:
+    plain = len(result) > 1 and all(isinstance(each, Tensor) and internals.is_functional(each) for each in result)
+    return plain and result[0].requires_grad and internals.is_one_of_several_views(result[0])
+
+
+def _kept(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool
+) -> list[Tensor] | None:
+    """Return which of its tensors an op in place keeps for its backward, by a look at how it does elsewhere.
+
+    None if that cannot be seen.
+    """
+    twins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in twins:
+                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                wanted = required_grad if value is args[0] else value.requires_grad
+                twins[id(value)] = value, like.requires_grad_().clone() if wanted else like
+            return twins[id(value)][1]
+        if type(value) in (list, tuple):
+            return type(value)(map(twin, value))
+        return value
+
+    try:
+        with internals.outside_of_trace(), torch.enable_grad():
+            func(*map(twin, args), **{key: twin(value) for key, value in kwargs.items()})
+            keys = {internals.storage_key(kept) for kept in internals.saved_tensors_of(twin(args[0]).grad_fn)}
+            return [tensor for tensor, own in twins.values() if internals.storage_key(own) in keys]
+    except Exception:  # noqa: BLE001  # an op that has other wishes for its arguments
+        return None

@@ -1,0 +1,127 @@
+"""What the forward graph returns: the new values of written inputs, the outputs, the intermediate bases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
+from aotlab.trace.edges import Edge, edge_of
+from aotlab.trace.function import Findings
+from aotlab.trace.records import Write
+from aotlab.trace.uncounted_writes import writes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """One output of the forward graph: what it is, its value, and the wrapper to differentiate (None: nothing to)."""
+
+    source: TangentSource
+    index: int
+    value: Tensor
+    root: Tensor | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutputs:
+    """All of them, and what becomes of the inputs.
+
+    Attributes
+    ----------
+    returned
+        In the graph's order: new values first, one for each of ``writes``.
+    writes, counted
+        The writes of the epilogue, and those of which it only has to move the version counter.
+    write_back
+        (input, new value) for what the graph itself writes.
+    infos
+        What became of each input, with who writes it.
+    """
+
+    returned: list[Returned]
+    writes: list[Write]
+    counted: list[Write]
+    write_back: list[tuple[Tensor, Tensor]]
+    infos: tuple[InputAliasInfo, ...]
+
+    @property
+    def training(self) -> bool:
+        """Whether anything can be differentiated."""
+        return any(item.root is not None for item in self.returned)
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of those that can be differentiated."""
+        return [position for position, item in enumerate(self.returned) if item.root is not None]
+
+    @property
+    def roots(self) -> list[Returned]:
+        """Those that can be differentiated."""
+        return [item for item in self.returned if item.root is not None]
+
+    @property
+    def edges(self) -> list[Edge]:
+        """Where the autograd graph of each root begins."""
+        return [edge_of(item.root) for item in self.returned if item.root is not None]
+
+
+def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
+    """List what the forward graph returns.
+
+    With ``keep_input_mutations`` a graph without anything to differentiate writes the inputs itself where it can, if
+    none of its ops may raise.
+    """
+    inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
+    finals = [internals.from_functional(i.wrapper) for i in inputs]
+    every = writes_of(inputs, infos)
+    writes = [write for write in every if not write.only_counts]
+    returned: list[Returned] = []
+    for write in writes:
+        wrapper = inputs[write.index].wrapper
+        root = wrapper if write.visible and wrapper.requires_grad else None
+        label = f"mutated input {infos[write.index].name}"
+        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
+    for i, value, root in outputs.returned:
+        returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
+    for i, (value, root) in enumerate(outputs.bases):
+        returned.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
+    found = ForwardOutputs(
+        returned=returned,
+        writes=writes,
+        counted=[write for write in every if write.only_counts],
+        write_back=[],
+        infos=infos,
+    )
+    if found.training:
+        return found
+    operations = findings.recorder.tape.operations
+    if not keep_input_mutations or any(o.may_raise_late for o in operations if o.phase == "forward"):
+        return found  # what raises must leave the inputs as they were: eager has to write them, and to raise its error
+    return _written_in_graph(found, findings, finals)
+
+
+def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
+    """Leave to the graph the writes that it can do as eager does."""
+    inputs = findings.inputs
+    # views from before the write have to be made before it, and the graph runs first
+    early = [info for info in findings.outputs.infos if info.precedes_write]
+    if not all(info.requires_grad for info in early):
+        return found  # before the writes to others, too
+    viewed = {info.base_idx for info in early}
+    # a write in the graph moves the version counter; where eager's does not, the epilogue writes
+    infos = tuple(
+        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None and k not in viewed else i
+        for k, i in enumerate(found.infos)
+    )
+    kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
+    return replace(
+        found,
+        returned=[r for r in found.returned if r.source is not TangentSource.MUTATED_INPUT or r.index not in kept],
+        writes=[write for write in found.writes if write.index not in kept],
+        write_back=[(inputs[k].fake, finals[k]) for k in sorted(kept)],
+        infos=infos,
+    )

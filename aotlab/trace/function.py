@@ -1,0 +1,294 @@
+"""The one run of the user's function, and what it showed."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from aotlab import _torch as internals
+from aotlab.capture import nesting
+from aotlab.capture.call import Call
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import InferenceTensorError, LeakedTensorError
+from aotlab.guards.code_lines import line_that_changes
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.specs import StorageNumbers
+from aotlab.trace.boundary import clocks_watched
+from aotlab.trace.chronicle import Chronicle
+from aotlab.trace.containers import Places
+from aotlab.trace.escapes import EscapeGuard
+from aotlab.trace.hooked import all_outputs
+from aotlab.trace.hooks import Hook
+from aotlab.trace.inputs import Entered, input_info
+from aotlab.trace.outputs import Outputs
+from aotlab.trace.recorder import Recorder
+from aotlab.trace.reshapes import Reshapes
+from aotlab.trace.storage_looks import Ground
+from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
+from aotlab.trace.uncounted_writes import with_uncounted_writes
+from aotlab.trace.warned import Warned, WarningTape, would_raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the run showed.
+
+    Attributes
+    ----------
+    inputs, infos
+        The traced stand-ins of the kept inputs, and what became of each.
+    outputs, out_spec
+        What was returned, and how it is nested.
+    left_grad_mode
+        The grad mode that the function leaves behind; None if it is the one that it found.
+    offsets_read
+        The kept inputs whose offset in their storage the function looked at.
+    warned
+        What the function warned of.
+    hooks
+        The hooks that it registered.
+    chronicle
+        When it made views of inputs, and wrote them.
+    sets_saved_hooks
+        Whether it sets ``saved_tensors_hooks``.
+    differentiates
+        Whether it calls ``torch.autograd.grad``.
+    holder
+        What puts the traced parameters and buffers in their place again; see `Target.holder`.
+    visible
+        How many of the outputs the user gets; the others are views that gradients pass.
+    """
+
+    call: Call
+    dedupe: DedupeRecord
+    recorder: Recorder
+    inputs: list[Entered]
+    infos: tuple[InputAliasInfo, ...]
+    outputs: Outputs
+    out_spec: Any
+    left_grad_mode: bool | None
+    offsets_read: tuple[int, ...]
+    warned: tuple[Warned, ...]
+    hooks: Sequence[Hook]
+    chronicle: Chronicle
+    sets_saved_hooks: bool
+    differentiates: bool
+    holder: Callable[[], AbstractContextManager[None]]
+    visible: int
+
+
+def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:
+    """Run the function under the recorder, and ask the wrappers what happened."""
+    values = list(call.values)
+    for position, source in zip(dedupe.positions, dedupe.source, strict=True):
+        values[position] = inputs[source].wrapper
+    warned = WarningTape()
+    lifted, args, kwargs = call.rebuild(values)
+    places = Places(args, kwargs, call.target.objects())
+    grad_mode = torch.is_grad_enabled()
+    recorder.names = {id(item.fake): item.name for item in inputs}
+    with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
+        try:
+            escapes = _escape_guard(inputs)
+            with warned, escapes, clocks_watched():
+                # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
+                result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
+            recorder.states.end()
+            left_grad_mode = torch.is_grad_enabled()
+        finally:
+            torch.set_grad_enabled(grad_mode)
+        for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+            windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
+            base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
+        for item in inputs:
+            item.check_attributes()
+            if escapes.differentiates:
+                _check_differentiated(item)
+            item.take_new_edge()
+            if item.base is not None and escapes.chronicle.used_late(item.storage):
+                raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
+            if escapes.chronicle.was_viewed_unseen(item.storage) and internals.is_over_another(item.real):
+                raise RunEagerly(
+                    f"a view of `{item.name}`, a view itself, is made without autograd",
+                    suggestion="pass a tensor that is no view, to have it compiled",
+                )
+        if call.state.counters:
+            _check_siblings(inputs)
+        _check_containers(call, values, args, kwargs)
+        leaves, names, out_spec = places.read_result(result)
+        infos = _input_infos(recorder, inputs)
+        _check_others(call, dedupe, inputs, infos)
+        hooks = escapes.hooks.all
+        escapes.hooks.check()
+        outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
+        _check_counters(call, dedupe, inputs, infos, outputs, escapes)
+    if would_raise(warned.noted):
+        raise RunEagerly(
+            "a warning of the function is turned into an error", passing=True, suggestion="mend what it warns of"
+        )
+    return Findings(
+        call=call,
+        dedupe=dedupe,
+        recorder=recorder,
+        inputs=inputs,
+        infos=infos,
+        outputs=outputs,
+        out_spec=out_spec,
+        left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
+        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
+        warned=tuple(warned.noted),
+        chronicle=escapes.chronicle,
+        hooks=hooks,
+        sets_saved_hooks=escapes.sets_saved_hooks,
+        differentiates=escapes.differentiates,
+        holder=call.target.holder(lifted),
+        visible=len(leaves),
+    )
+
+
+def _check_siblings(inputs: Sequence[Entered]) -> None:
+    """Leave to eager views of one tensor that requires no grad, of which one gets a history from what it is written.
+
+    The tensor has it then, and with it all views of it. Those that share memory are windows of one base, and the trace
+    knows; of others it does not, and a function may ask.
+    """
+    for item in inputs:
+        owner = internals.base_of(item.real)
+        if owner is None or owner.requires_grad or not item.written_visibly:
+            continue
+        for other in inputs:
+            related = other.real is owner or internals.base_of(other.real) is owner
+            if other is not item and related and (item.base is None or item.base is not other.base):
+                raise RunEagerly(
+                    f"`{other.name}` is a view of the tensor that `{item.name}` is a view of, which gets a history",
+                    suggestion="pass clones, or that tensor itself, to have it compiled",
+                )
+
+
+def _check_others(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> None:
+    """Leave to eager a change of what several inputs share if one is a view of a leaf that is a view itself.
+
+    Autograd then makes its history again as one that ends at what requires no grad, and forgets that leaf.
+    """
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    together = {index[position] for pair in call.state.counters for position in pair}
+    if any(infos[k].moves_version for k in together):
+        for real, name in ((inputs[k].real, inputs[k].name) for k in together):
+            if internals.is_over_another(real) and not real.is_leaf:
+                raise RunEagerly(f"`{name}` is a view of a leaf that is a view itself, and shares memory")
+
+
+def _check_counters(
+    call: Call,
+    dedupe: DedupeRecord,
+    inputs: Sequence[Entered],
+    infos: Sequence[InputAliasInfo],
+    outputs: Outputs,
+    escapes: EscapeGuard,
+) -> None:
+    """Leave to eager a write that counts for an input in other memory where autograd looks at what was counted.
+
+        flat = torch.zeros(8)
+        a, b = flat[:4].detach().requires_grad_(), flat[4:].detach()
+        f(a, b)                        # f computes a.abs(), and writes b: the backward raises in eager
+
+    It does so for what it saved, and for views from before: those made under ``no_grad`` must not be used any more.
+    """
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    tensors = outputs.tensors.values()
+    in_grad = (
+        escapes.differentiates or any(t.requires_grad for t in tensors) or any(item.written_visibly for item in inputs)
+    )
+    for first in {first for first, _ in call.state.counters}:
+        group = [index[n] for pair in call.state.counters for n in pair if pair[0] == first]
+        memory = {inputs[k].storage for k in group}
+        viewed = any(internals.storage_key(t) in memory and internals.base_of(t) is not None for t in tensors)
+        viewed = viewed or (torch.is_grad_enabled() and any(map(escapes.chronicle.has_fragile_views, memory)))
+        if len(memory) > 1 and any(infos[k].moves_version for k in group) and (in_grad or viewed):
+            names = " and ".join(f"`{inputs[k].name}`" for k in sorted(set(group)))
+            raise RunEagerly(f"{names} count writes together, as parts of one buffer, and one is written")
+
+
+def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
+    grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+        first = inputs[base.members[0]]
+        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
+    escapes = EscapeGuard(
+        grounds,
+        Reshapes(inputs),
+        [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
+        histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
+    )
+    for ground in grounds.values():
+        if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
+            escapes.looks.is_partly_bool(ground.wrapper)
+    return escapes
+
+
+def _check_differentiated(item: Entered) -> None:
+    """Leave to eager gradients inside the function that would be others to the caller's input.
+
+    A gradient with respect to it passes its hooks, which the trace has not.
+    """
+    if item.real.requires_grad and (internals.is_hooked(item.real) or internals.is_leaf_by_its_base(item.real)):
+        raise RunEagerly(f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True)
+    if item.real.requires_grad and item.steps:
+        raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
+
+
+def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:
+    """Say what became of each input; refuse a write that the epilogue could not repeat."""
+    storages = StorageNumbers()
+    infos = tuple(input_info(k, item, recorder.tape, storages) for k, item in enumerate(inputs))
+    infos = with_uncounted_writes(inputs, infos)
+    for info, item in zip(infos, inputs, strict=True):
+        if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
+            # the epilogue, outside of the function's inference mode, could not write it
+            made = recorder.tape.producer(internals.from_functional(item.wrapper))
+            place = None if made is None else made[0].place
+            raise InferenceTensorError(
+                f"`{item.name}` was made under inference_mode and is written",
+                argument=item.name,
+                line=None if place is None else place(),
+                why="a compiled call writes it at its end, outside of the inference mode that the function was in",
+                suggestion="call the function under torch.inference_mode(), or pass a clone that was made outside",
+            )
+    return infos
+
+
+def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
+    """Refuse a function that put something into a container of the caller's, or took something out."""
+    now, spec = nesting.flatten((args, kwargs))
+    before = values[call.lifted_count :]
+    if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
+        return
+    _, given, named = call.rebuild(values)
+    heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))
+    parts = zip(heads, [*given, *named.values()], [*args, *kwargs.values()], strict=True)
+    codes = [item.expected for item in call.state.reached if isinstance(item.expected, CodeType)]
+    changes = ((head, _first_change(head, was, is_)) for head, was, is_ in parts)
+    head, path = next((head, path) for head, path in changes if path is not None)
+    raise LeakedTensorError(
+        f"the function changes the argument `{head}`" + (f" at `{path}`" if path != head else ""),
+        why="a compiled call would not",
+        suggestion="return the new value",
+        argument=head,
+        line=line_that_changes(codes, path) or line_that_changes(codes, head),
+    )
+
+
+def _first_change(name: str, before: Any, after: Any) -> str | None:
+    """Return the path of the first thing in a container that is not what it was, None if there is none."""
+    (were, old), (are, new) = nesting.flatten([before]), nesting.flatten([after])
+    then = dict(zip(nesting.paths([(name, before)]), were, strict=True))
+    now = dict(zip(nesting.paths([(name, after)]), are, strict=True))
+    changed = (path for path in {**now, **then} if path not in now or path not in then or now[path] is not then[path])
+    return next(changed, name if old != new else None)

@@ -1,0 +1,283 @@
+"""What a traced function did to its inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensorMode
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import (
+    CapturedTensorError,
+    EscapeError,
+    LeakedTensorError,
+    MetadataMutationError,
+    StorageMutationError,
+    UserLine,
+)
+from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.trace.edges import Edge, edge_of
+from aotlab.trace.tape import Tape
+from aotlab.trace.write_calls import overlaps_itself
+
+
+class NonLeaf(torch.autograd.Function):
+    """Give the traced program a non-leaf input: an identity for autograd that records no op.
+
+    The wrapper may then be mutated in place, while gradients are taken with respect to the value before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor that the program gets."""
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Pass the gradient on."""
+        return gradient, None
+
+
+#: So many inputs of one trace are told apart by the names of their nodes.
+_NAMES = 64
+_numbers = count()
+
+
+@functools.cache
+def _non_leaf(number: int) -> type[NonLeaf]:
+    return type(f"NonLeaf{number}", (NonLeaf,), {})
+
+
+def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Hang what ``make`` returns on ``leaf``, by a node whose name, in autograd's errors, tells which input it is."""
+    with torch.enable_grad():
+        made: Tensor = _non_leaf(next(_numbers) % _NAMES).apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+    return made
+
+
+@dataclass(slots=True, kw_only=True)
+class Entered:
+    """An input as it entered the trace: the caller's tensor, its fake, and the wrapper that the function gets.
+
+    ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
+    what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself; ``steps`` has what was
+    done to it other than to its values.
+    """
+
+    name: str
+    real: Tensor
+    fake: Tensor
+    wrapper: Tensor
+    edge: Edge | None
+    history: Any
+    version: int
+    storage: int
+    attributes: dict[str, Any]
+    base: Any = None
+    steps: list[MetadataStep] = field(default_factory=list)
+
+    def take_new_edge(self) -> None:
+        """Let gradients go to an input that the function made to require grad."""
+        if self.edge is None and self.wrapper.requires_grad and self.wrapper.is_leaf:
+            self.edge = edge_of(self.wrapper)
+
+    @property
+    def written_visibly(self) -> bool:
+        """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
+        return owner_of(self.wrapper).grad_fn is not self.history
+
+    @property
+    def counts_unseen(self) -> bool:
+        """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
+        return self.wrapper.is_inference() and not self.real.is_inference()
+
+    def note_history(self) -> None:
+        """Take the present history for the one without writes."""
+        self.history = owner_of(self.wrapper).grad_fn
+
+    def check_attributes(self) -> None:
+        """Refuse a function that hangs something on its argument, or swaps it for another tensor.
+
+        Raises
+        ------
+        LeakedTensorError, EscapeError
+            With the argument's name.
+        """
+        if type(self.wrapper) is not Tensor:
+            raise LeakedTensorError(
+                f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",
+                why="a compiled call would not",
+                suggestion="do it outside of the compiled function",
+                argument=self.name,
+                pattern=r"\.__class__\s*=",
+            )
+        if vars(self.wrapper) != self.attributes:
+            changed = sorted(set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes))[0]
+            raise LeakedTensorError(
+                f"the function sets the attribute `{changed}` of `{self.name}`",
+                why="a compiled call would not",
+                suggestion="return the value, or set it outside of the compiled function",
+                argument=self.name,
+                pattern=rf"\.{changed}\s*[-+*/]?=|attr\(",
+            )
+
+
+def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
+    """Make the traced stand-in of one input that has its memory to itself."""
+    fake = tape.enter(internals.enter_fake(fake_mode, real))
+    wrapper = internals.to_functional(fake)
+    if real.requires_grad:
+        wrapper.requires_grad_(True)
+        if not real.is_leaf:
+            wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
+    return entered(name, real, fake, wrapper, None)
+
+
+def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:
+    """Note what the stand-in of an input is like before the program runs."""
+    attributes = dict(vars(real))
+    if isinstance(real, torch.nn.Parameter):
+        attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
+    vars(wrapper).update(attributes)
+    return Entered(
+        name=name,
+        real=real,
+        fake=fake,
+        wrapper=wrapper,
+        edge=edge_of(wrapper) if real.requires_grad and not torch.is_inference_mode_enabled() else None,
+        history=owner_of(wrapper).grad_fn,
+        version=internals.version_of(wrapper),
+        storage=internals.storage_key(wrapper),
+        attributes=dict(vars(wrapper)),
+        base=base,
+    )
+
+
+def owner_of(wrapper: Tensor) -> Tensor:
+    """Return the tensor of which ``wrapper`` is a differentiable view, itself if it is none."""
+    base = internals.base_of(wrapper)
+    return wrapper if base is None else base
+
+
+def value_of(wrapper: Tensor, what: str) -> Tensor:
+    """Return what a wrapper holds after all writes through its aliases."""
+    if not internals.is_functional(wrapper):
+        raise CapturedTensorError(
+            f"{what} is a tensor that is not computed from the arguments",
+            why="it would be frozen into the graph",
+            suggestion="pass it as an argument",
+        )
+    internals.sync(wrapper)
+    return internals.from_functional(wrapper)
+
+
+def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) -> InputAliasInfo:
+    """Say what happened to one input, and refuse what the epilogue cannot do."""
+    wrapper = item.wrapper
+    final = value_of(wrapper, f"`{item.name}`")
+    line = _line_of(tape, final)
+    _check_steps(item, final, line)
+    grad = wrapper.grad if wrapper.is_leaf else None
+    if grad is not None:
+        raise EscapeError(
+            f"gradients were accumulated into `{item.name}` inside the function",
+            why="they would be added to the traced tensor, not to the caller's",
+            suggestion="use torch.autograd.grad inside, or call backward() outside",
+            argument=item.name,
+            pattern=r"\bbackward\(",
+        )
+    requires_grad = item.real.requires_grad
+    mutated = internals.has_data_mutation(wrapper) and final is not item.fake
+    if item.base is not None:  # a write to another window of the base is not one to this input
+        mutated = mutated and (internals.version_of(wrapper) != item.version)
+    if mutated and item.base is None and overlaps_itself(item.real):
+        raise RunEagerly(f"`{item.name}` overlaps itself and is written")
+    visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
+    # under inference_mode around the call the wrapper counts nothing, where the caller's ordinary tensor does
+    moved = moved or (mutated and item.counts_unseen)
+    in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
+    may = internals.may_be_written if item.base is None else internals.may_be_written_with_base
+    allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
+    if in_grad_mode and not allowed:
+        raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
+    if moved and not mutated and internals.is_hooked_view(item.real):
+        # what was viewed before leads past the hooks when the version has moved, but for what moved it
+        raise RunEagerly(f"`{item.name}` is a view with hooks, and a view of it is moved")
+    # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
+    hidden = requires_grad and not visible
+    under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
+    return InputAliasInfo(
+        index=index,
+        name=item.name,
+        spec=spec_of(item.real, storages),
+        is_leaf=item.real.is_leaf,
+        requires_grad=requires_grad,
+        mutates_data=mutated,
+        mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
+        mutations_under_no_grad_or_inference_mode=under_no_grad,
+        moves_version=moved,
+        requires_grad_after=wrapper.requires_grad,
+        mutates_metadata=internals.has_metadata_mutation(wrapper)
+        or final.shape != item.fake.shape
+        or any(step.method != "detach_" for step in item.steps),
+        metadata_steps=tuple(item.steps),
+        requires_grad_set=_requires_grad_set(item),
+    )
+
+
+def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
+    """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
+    wrapper, real = item.wrapper, item.real
+    if internals.was_storage_changed(wrapper):
+        raise StorageMutationError(
+            f"`{item.name}` is given another storage, or its storage another size",
+            line=line,
+            why="a compiled call gives no tensor other memory",
+            suggestion=f"copy the values with `{item.name}.copy_(…)`, or return the new tensor",
+            argument=item.name,
+        )
+    if final.dtype != real.dtype or (
+        not item.steps and (final.shape != real.shape or internals.has_metadata_mutation(wrapper))
+    ):
+        raise MetadataMutationError(
+            f"`{item.name}` changes its sizes or strides in place",
+            line=line,
+            why="it does so in a way that the trace cannot follow",
+            suggestion="use the out-of-place form, as t() for t_()",
+            argument=item.name,
+        )
+    requires = _requires_grad_set(item) is not None
+    if requires and item.base is not None:
+        raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
+    if requires and item.steps:
+        raise RunEagerly(f"`{item.name}` gets other sizes, and is made to require grad or not to")
+    if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
+        raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
+
+
+def _requires_grad_set(item: Entered) -> bool | None:
+    """Return what `requires_grad_` made of an input, None if it is as it would be without."""
+    wrapper = item.wrapper
+    if not wrapper.is_leaf:
+        return None
+    detached = any(step.method == "detach_" for step in item.steps)
+    without = item.real.requires_grad and not detached
+    if wrapper.requires_grad == without:
+        return None
+    if wrapper.requires_grad and (detached or not item.real.is_leaf):
+        raise RunEagerly(f"`{item.name}` is detached in place and made to require grad again")
+    return wrapper.requires_grad
+
+
+def _line_of(tape: Tape, value: Tensor) -> UserLine | None:
+    made = tape.producer(value)
+    return made[0].place() if made is not None and made[0].place is not None else None

@@ -1,0 +1,435 @@
+"""How the outputs of a traced function relate to its inputs and to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.errors import OutputError, SymbolicShapeError
+from aotlab.guards.call_state import extent_bytes
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
+from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.trace.chronicle import Chronicle
+from aotlab.trace.containers import is_constant
+from aotlab.trace.inputs import Entered, value_of
+from aotlab.trace.tape import Tape
+from aotlab.trace.views import (
+    call_of_several,
+    canonical_base,
+    common_base,
+    covers_storage,
+    is_new_leaf,
+    is_view_of,
+    or_else,
+    reaches,
+    views_between,
+    views_past_detaches,
+    with_detach,
+    with_several,
+)
+from aotlab.trace.write_calls import overlaps_itself
+
+_OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
+_LAZY = ("aten._conj.default", "aten._neg_view.default")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outputs:
+    """The outputs as read off, and what the forward graph must return for them."""
+
+    infos: list[OutputAliasInfo] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
+    bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
+
+
+def read_outputs(
+    tape: Tape,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    inputs: Sequence[Entered],
+    chronicle: Chronicle,
+) -> Outputs:
+    """Classify every output.
+
+    ``chronicle`` tells what views were made of, and when inputs were written.
+    """
+    return _Reader(tape, leaves, names, inputs, chronicle).run()
+
+
+class _Reader:
+    """Classifies the outputs of one trace."""
+
+    def __init__(
+        self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
+    ) -> None:
+        self.tape = tape
+        self.leaves = leaves
+        self.names = names
+        self.inputs = inputs
+        self.chronicle = chronicle
+        self.read = Outputs()
+        self.values: dict[int, Tensor] = {}
+        self._infos: dict[int, OutputAliasInfo] = {}
+        self._storages = StorageNumbers()
+        self._first_of: dict[int, int] = {}
+        self._calls: dict[Any, int] = {}
+
+    def run(self) -> Outputs:
+        """Classify the outputs by the memory that they have."""
+        windows: dict[int, list[int]] = {}
+        for k, item in enumerate(self.inputs):
+            windows.setdefault(internals.storage_key(item.wrapper), []).append(k)
+        groups: dict[int, list[int]] = {}
+        for i, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                self._enter(i, leaf)
+                groups.setdefault(internals.storage_key(leaf), []).append(i)
+            else:
+                self._constant(i, leaf)
+        for key, members in groups.items():
+            if key not in windows:
+                self._intermediates(members)
+                continue
+            by_input: dict[int, list[int]] = {}
+            for i in members:
+                by_input.setdefault(self._made_from(i, windows[key]), []).append(i)
+            for k, own in by_input.items():
+                self._aliases(own, k, self.inputs[k])
+        self.read.infos = [self._infos[i] for i in range(len(self.leaves))]
+        return self.read
+
+    def _constant(self, i: int, leaf: Any) -> None:
+        """Take an output that is no tensor."""
+        name, kind = self.names[i], type(leaf)
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
+        if not is_constant(leaf):
+            raise OutputError(
+                f"`{name}` is a `{kind.__module__}.{kind.__qualname__}`",
+                why="a compiled call would return the same object each time, holding traced tensors perhaps",
+                suggestion="return tensors, plain values and containers of them",
+            )
+        self.read.constants[i] = leaf
+        self._infos[i] = OutputAliasInfo(
+            index=i, name=name, output_type=OutputType.NON_ALIAS, raw_type=kind.__qualname__, spec=None
+        )
+
+    def _enter(self, i: int, leaf: Tensor) -> None:
+        """Take an output that is a tensor."""
+        self.values[i] = value_of(leaf, f"`{self.names[i]}`")
+        self.read.tensors[i] = leaf
+        if vars(leaf) and not any(leaf is item.wrapper for item in self.inputs):
+            raise OutputError(
+                f"`{self.names[i]}` has the attribute `{next(iter(vars(leaf)))}`",
+                why="a compiled call would return a tensor without it",
+                suggestion="return the value",
+            )
+
+    def _info(
+        self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None
+    ) -> None:
+        """Write down what an output is."""
+        leaf = self.leaves[i]
+        item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
+        several = call_of_several(leaf)
+        first = self._first_of.setdefault(id(leaf), i)
+        self._infos[i] = OutputAliasInfo(
+            index=i,
+            name=self.names[i],
+            output_type=kind,
+            raw_type="torch.Tensor",
+            spec=spec_of(leaf, self._storages),
+            base_idx=base,
+            requires_grad=leaf.requires_grad,
+            views=with_several(views, leaf),
+            same_as=None if first == i else first,
+            under_no_grad=views != () and not (leaf.requires_grad and not leaf.is_leaf),
+            is_detached=views is None and not leaf.requires_grad and internals.base_of(leaf) is None,
+            made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaf),
+            is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
+            made_by=_name_of(leaf.grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
+            precedes_write=item is not None and self._precedes_write(i, item),
+            is_inference=_is_inference(leaf),
+            made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
+        )
+
+    def _precedes_write(self, i: int, item: Entered) -> bool:
+        """Tell whether an output is a view of an input from before a write, which the epilogue makes before its own."""
+        output = self.leaves[i]
+        if output is item.wrapper or not self.chronicle.is_older(output):
+            return False
+        if not output.requires_grad:  # the caller may let its base require grad, which then asks for its history
+            differentiable = output.is_floating_point() or output.is_complex()
+            if item.wrapper.requires_grad or not differentiable:
+                return False
+        if item.base is not None or item.steps or internals.is_one_of_several_views(output):
+            raise RunEagerly(f"`{self.names[i]}` is a view of `{item.name}` from before that was changed")
+        return True
+
+    # --- views of inputs
+
+    def _made_from(self, i: int, windows: Sequence[int]) -> int:
+        """Return the input that an output is to be made from: the one of those in its memory that the program took.
+
+        Raises
+        ------
+        NeedsInputsApart
+            It cannot be made from that.
+        """
+        if len(windows) == 1:
+            return windows[0]
+        output, value = self.leaves[i], self.values[i]
+        origin = self.chronicle.origin_of(output)
+        for k in (k for k in windows if self.inputs[k].wrapper is origin):
+            window = internals.from_functional(origin)
+            if output is origin or self._views(window, value, past_detaches=not output.requires_grad) is not None:
+                return k
+            if not output.requires_grad and _contains(origin, output):
+                return k
+        raise NeedsInputsApart(
+            "an output shares memory with several inputs and is an ordinary view of none of them",
+            suggestion="return a clone, to have it compiled",
+        )
+
+    def _views(self, window: Tensor, value: Tensor, *, past_detaches: bool) -> tuple[ViewStep, ...] | None:
+        """Return the view ops that lead from an input to a value; None if there is no such way."""
+        views = views_between(self.tape, window, value)
+        if views is None and past_detaches:
+            views = views_past_detaches(self.tape, window, value)
+        return views
+
+    def _aliases(self, members: Sequence[int], k: int, item: Entered) -> None:
+        """Classify outputs that live in the storage of input ``k``."""
+        base_value = internals.from_functional(item.wrapper)
+        made: list[int] = []
+        for i in sorted(members, key=lambda i: not internals.is_lone_function_result(self.leaves[i])):
+            output, name = self.leaves[i], self.names[i]
+            if output is item.wrapper:
+                self._info(i, OutputType.IS_INPUT, k, ())
+                continue
+            if output.requires_grad and _ends_nowhere(output):
+                raise RunEagerly(f"`{name}` is a view of a view that was made under no_grad")
+            if output.requires_grad and not is_view_of(output, item.wrapper):
+                if item.base is None and self._function_view(i, k, item, made):
+                    continue
+                raise OutputError(
+                    f"`{name}` shares memory with `{item.name}` but has an autograd history of its own",
+                    why="the epilogue can make views of an input only by ordinary view ops",
+                    suggestion="return a clone",
+                    argument=item.name,
+                )
+            if (
+                output.requires_grad
+                and overlaps_itself(item.real)
+                and item.version != internals.version_of(item.wrapper)
+            ):
+                # autograd makes the history again by sizes and strides, which share gradients out among equal places
+                raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
+            past_detaches = item.base is not None and not output.requires_grad
+            between = self._views(base_value, self.values[i], past_detaches=past_detaches)
+            views = with_detach(between, output, item.wrapper)
+            if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
+                raise OutputError(
+                    f"`{name}` is a part of a lazy conjugate or negative of `{item.name}`",
+                    why="its views cannot be replayed",
+                    suggestion="call resolve_conj() or resolve_neg() first",
+                    argument=item.name,
+                )
+            if views is None and _reads_otherwise(self.values[i], base_value):
+                raise OutputError(
+                    f"`{name}` views `{item.name}` as another dtype, conjugate or negative",
+                    why="its views cannot be replayed",
+                    suggestion="return a clone",
+                    argument=item.name,
+                )
+            self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+    def _function_view(self, i: int, k: int, item: Entered, made: list[int]) -> bool:
+        """Classify a view of input ``k`` that a custom Function made, or a view of that; tell whether it is one.
+
+        ``made`` are the outputs that such functions made; the function may return nothing else, since autograd has
+        other rules for views of several at once.
+        """
+        output, value = self.leaves[i], self.values[i]
+        for j in made:
+            again = output is self.leaves[j]
+            views = () if again else views_between(self.tape, self.values[j], value)
+            if again or (views and is_view_of(output, self.leaves[j])):
+                self._info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, j, views)
+                return True
+        views = views_between(self.tape, internals.from_functional(item.wrapper), value)
+        if views is None or _owner(output) is not _owner(item.wrapper) or not internals.is_lone_function_result(output):
+            return False
+        self._info(i, OutputType.CUSTOM_FUNCTION_VIEW, k, views)
+        self.read.returned.append((i, value, output))
+        made.append(i)
+        return True
+
+    # --- intermediates
+
+    def _intermediates(self, members: Sequence[int]) -> None:
+        """Classify outputs that share the storage of one intermediate."""
+        leaves, values, names = self.leaves, self.values, self.names
+        distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
+        self._check_intermediates(distinct)
+        lone = leaves[distinct[0]]
+        new_leaf = is_new_leaf(lone)  # it is the only one then
+        if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not self._is_made_by_views(distinct[0]):
+            i = distinct[0]
+            made = self.tape.producer(values[i])
+            unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
+            if not new_leaf and lone.requires_grad and internals.is_view_by_custom_function(lone):
+                self._info(i, OutputType.CUSTOM_FUNCTION_VIEW)
+            else:
+                self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+            self.read.returned.append((i, values[i], lone if lone.requires_grad and not new_leaf else None))
+            for again in members[1:]:
+                self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
+            return
+        base, root = self._common_base(distinct)
+        owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
+        if owner is not None:
+            self._info(owner, OutputType.NON_ALIAS)
+            self.read.returned.append((owner, base, root))
+            where, first = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
+            following = first
+        else:
+            where = len(self.read.bases)
+            self.read.bases.append((base, root))
+            first, following = OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE
+        for i in members:
+            if i == owner:
+                continue
+            views = views_between(self.tape, base, values[i])
+            if views is None and leaves[i].requires_grad:
+                raise OutputError(
+                    f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
+                    why="its views cannot be replayed",
+                    suggestion="use the out-of-place form, as t() for t_()",
+                )
+            if views is None and _reads_otherwise(values[i], base):
+                raise OutputError(
+                    f"`{names[i]}` views an intermediate as another dtype, conjugate or negative",
+                    why="its views cannot be replayed",
+                    suggestion="return a clone",
+                )
+            if self.chronicle.is_made_again(leaves[i]):
+                raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
+            self._info(i, first, where, with_detach(views, leaves[i], root))
+            first = following
+
+    def _check_intermediates(self, distinct: Sequence[int]) -> None:
+        """Refuse outputs on one intermediate that a compiled call cannot make."""
+        made_there = [i for i in distinct if _is_inference(self.leaves[i])]
+        if made_there and len(made_there) < len(distinct):
+            raise OutputError(
+                f"`{self.names[made_there[0]]}` was made under inference_mode inside the function, and shares memory",
+                why="a compiled call can make inference tensors of whole results and their views only",
+                suggestion="use no_grad inside, or inference_mode around the call",
+            )
+        new_leaf = next((i for i in distinct if is_new_leaf(self.leaves[i])), None)
+        roots = [t for t in (*self.read.tensors.values(), *(i.wrapper for i in self.inputs)) if t.requires_grad]
+        if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, self.leaves[new_leaf]) for o in roots)):
+            raise OutputError(
+                f"`{self.names[new_leaf]}` is a leaf that the function made to require grad, and uses or views",
+                why="its gradient would be accumulated inside the graph, out of reach",
+                suggestion="create it outside and pass it in",
+            )
+
+    def _is_made_by_views(self, i: int) -> bool:
+        """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
+
+        What the caller's later write makes of its history and hooks is another thing for a view. One that may not be
+        written in place is made by the very view, so that autograd says so again; nor can a view be detached in place,
+        or one that was made under ``no_grad`` be written.
+        """
+        output, base = self.leaves[i], internals.base_of(self.leaves[i])
+        if is_new_leaf(output):
+            return False
+        if output.requires_grad:
+            by_function = internals.is_view_by_custom_function(output)
+            several = internals.is_one_of_several_views(output)
+            return output.is_leaf or several or (base is not None and (not by_function or _ends_nowhere(output)))
+        if base is None or output.is_inference():
+            return False
+        top, value = canonical_base(self.tape, value_of(base, "a base")), self.values[i]
+        return top is not value and (
+            views_between(self.tape, top, value) is not None or not _reads_otherwise(value, top)
+        )
+
+    def _common_base(self, distinct: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
+        leaves, values, names = self.leaves, self.values, self.names
+        differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and not is_new_leaf(leaves[i])]
+        root = next((_owner(output) for output in differentiable), None)
+        if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
+            raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")
+        for i in distinct:
+            if leaves[i].requires_grad and internals.base_of(leaves[i]) is not None and _ends_nowhere(leaves[i]):
+                raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad")
+        starts = [canonical_base(self.tape, value_of(_owner(leaves[i]), f"`{names[i]}`")) for i in distinct]
+        base = common_base(self.tape, starts)
+        top = None if root is None else value_of(root, "a base")
+        if (
+            base is not None
+            and top is not None
+            and all(views_between(self.tape, top, values[i]) is not None for i in distinct)
+        ):
+            base = top  # also where it is an alias of something else, or was made a part of its memory in place
+        connected = root is None or all(is_view_of(output, root) for output in differentiable)
+        if base is None or not connected or (top is not None and top is not base):
+            raise OutputError(
+                f"the outputs {', '.join(f'`{names[i]}`' for i in distinct)} share memory",
+                why="they do so in a way that cannot be made again from one tensor",
+                suggestion="return clones",
+            )
+        return base, root
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    return or_else(internals.base_of(tensor), tensor)
+
+
+def _name_of(node: Any) -> str:
+    """Return the name by which autograd's errors call what made a node."""
+    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
+
+
+def _contains(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.dtype != other.dtype or not internals.is_dense(tensor):
+        return False
+
+    def span(t: Tensor) -> tuple[int, int]:
+        start = int(t.storage_offset()) * t.element_size()
+        return start, start + extent_bytes(tuple(t.shape), tuple(t.stride()), t.element_size())
+
+    (a, b), (c, d) = span(tensor), span(other)
+    return a <= c and d <= b
+
+
+def _ends_nowhere(output: Tensor) -> bool:
+    """Tell whether the gradient of ``output`` ends at a view that was made under ``no_grad``."""
+    node = output.grad_fn
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+        if node is None:
+            return True
+    return False
+
+
+def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
+    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
+    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
+    return ways[0] != ways[1]
+
+
+def _is_inference(output: Tensor) -> bool:
+    return output.is_inference() and not torch.is_inference_mode_enabled()

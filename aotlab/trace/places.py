@@ -1,0 +1,131 @@
+"""Where in the user's program an op comes from."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from aotlab.errors import UserLine
+from aotlab.guards.by_code import ByCode
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = Path(__file__).parents[1]
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+#: Everything but the programs that aotlab brings with it: models of benchmarks, the demo, verification.
+_ENGINE = tuple(
+    str(_HERE / name)
+    for name in (
+        *("_torch", "api.py", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook"),
+        *("partition", "pipeline.py", "runtime", "trace"),
+    )
+)
+#: The files that call what is traced.
+_CALLERS = tuple(str(_HERE / name) for name in ("trace/function.py", "trace/live.py", "derivatives", "runtime"))
+
+
+class Place:
+    """A place in running code, kept as code object and instruction, symbolised only when asked for."""
+
+    __slots__ = ("code", "instruction")
+
+    def __init__(self, code: CodeType, instruction: int) -> None:
+        self.code = code
+        self.instruction = instruction
+
+    def __call__(self) -> UserLine:
+        """Look the line up."""
+        number = self.code.co_firstlineno
+        for start, end, line in self.code.co_lines():
+            if start <= self.instruction < end and line is not None:
+                number = line
+        return UserLine(
+            file=self.code.co_filename,
+            line=number,
+            function=self.code.co_name,
+            code=linecache.getline(self.code.co_filename, number).strip(),
+        )
+
+
+_traces: ByCode[dict[int, str]] = ByCode()
+
+
+def stack_trace(place: Place) -> str:
+    """Write a place as one frame of a traceback, as fx graphs carry it; each place is looked up once."""
+    known = _traces.get(place.code)
+    if known is None:
+        known = _traces.put(place.code, {})
+    if place.instruction not in known:
+        line = place()
+        known[place.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
+    return known[place.instruction]
+
+
+_is_user_code: ByCode[bool] = ByCode()
+
+
+def user_place() -> Place | None:
+    """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code):
+            return Place(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def is_users(code: CodeType) -> bool:
+    """Tell whether code belongs to neither torch, the engine nor the standard library."""
+    known = _is_user_code.get(code)
+    if known is None:
+        file = code.co_filename
+        known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
+        if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
+            known = False
+        _is_user_code.put(code, known)
+    return known
+
+
+def starts_traces(code: CodeType) -> bool:
+    """Tell whether code is the engine's that calls what is traced: the frames around it are not."""
+    return code.co_filename.startswith(_CALLERS)
+
+
+def line_of_error(error: BaseException) -> UserLine | None:
+    """Return the innermost line of the user's that an error came through."""
+    if _known_line() is not None:
+        return _known_line()
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code):
+            line = Place(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    return None if line is None else line()
+
+
+_located = threading.local()
+
+
+def located(place: Callable[[], UserLine | None] | None) -> None:
+    """Say where the running op comes from, for frontends that know better than the stack; None: ask the stack."""
+    _located.place = place
+
+
+def user_line() -> UserLine | None:
+    """Return the user's line that is running, for an error."""
+    line = _known_line()
+    if line is not None:
+        return line
+    place = user_place()
+    return None if place is None else place()
+
+
+def _known_line() -> UserLine | None:
+    known: Callable[[], UserLine | None] | None = getattr(_located, "place", None)
+    return known() if known is not None else None

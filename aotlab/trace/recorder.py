@@ -1,0 +1,478 @@
+"""The dispatch mode that writes the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import (
+    BY_DYNAMO,
+    CapturedTensorError,
+    DataDependentError,
+    EscapeError,
+    HigherOrderOpError,
+    RandomOpError,
+    SubclassError,
+    UserLine,
+)
+from aotlab.ir.graphs import Phase
+from aotlab.ir.random_state import state_size
+from aotlab.trace.boundary import refuse_higher_order
+from aotlab.trace.draws import order_of_draws
+from aotlab.trace.fakes import LAID_OUT, as_in_eager
+from aotlab.trace.layouts import laid_out, needs_look
+from aotlab.trace.memo import NoKey, memo_key, memo_value, remake, settings_in_key
+from aotlab.trace.naming import called, name_of
+from aotlab.trace.places import user_line, user_place
+from aotlab.trace.running import here
+from aotlab.trace.states import States, draws
+from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
+
+_ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
+_LIFTS = frozenset(
+    (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
+)
+
+
+#: Ops whose fake results do not say that the real ones are quantized.
+_QUANTIZES = internals.quantizing_ops()
+_QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
+
+
+#: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
+_TWINS_OF_RANDOM_WRITES = frozenset(
+    getattr(getattr(torch.ops.aten, packet), overload)
+    for packet, overload in (
+        ("bernoulli", "p"), ("bernoulli", "Tensor"), ("uniform", "default"), ("normal_functional", "default"),
+        ("exponential", "default"), ("geometric", "default"), ("log_normal", "default"), ("cauchy", "default"),
+        ("random", "default"), ("random", "from"), ("random", "to"),
+    )
+    if hasattr(getattr(torch.ops.aten, packet, None), overload)
+)  # fmt: skip
+
+
+_RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
+
+
+#: What kernels look at when they run and the graph does not say.
+_SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        internals.matmul_precision(),
+    )
+
+
+class Recorder(TorchDispatchMode):
+    """Run each op on fake tensors and append it to the tape.
+
+    Parameters
+    ----------
+    tape
+        Where ops go.
+    fake_mode
+        The mode that made the inputs.
+    decompositions
+        Ops that are replaced by what their function calls.
+    functional
+        Whether random ops take the state of their generator as an argument, and return the next one.
+
+    Attributes
+    ----------
+    exact
+        Whether the graphs are to compute bit for bit what eager does.
+
+    Raises
+    ------
+    CapturedTensorError, HigherOrderOpError, SubclassError, DataDependentError
+        From inside the traced program, at the op concerned.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        tape: Tape,
+        fake_mode: FakeTensorMode,
+        decompositions: dict[Any, Callable[..., Any]] | None = None,
+        *,
+        functional: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.tape = tape
+        self.fake_mode = fake_mode
+        self.decompositions = decompositions or {}
+        self.phase: Phase = "forward"
+        self.place: Callable[[], UserLine | None] | None = None
+        self.meta: dict[str, Any] | None = None
+        self._settings = _settings()
+        self._inference = torch.is_inference_mode_enabled()
+        self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
+        self.values_only = False
+        self.ordinary = False
+        self._original: OpOverload | None = None
+        self._decomposes: dict[Any, Callable[..., Any] | None] = {}
+        self._memo: dict[Any, Any] = {}
+        self.states = States(self._append_on_state, functional=functional)
+        self.has_checkpoints = False
+        self.exact = False
+        self._unmemoisable: set[OpOverload] = set()
+        self._places: dict[int, Callable[[], UserLine | None]] = {}
+        self._metas: dict[int, dict[str, Any]] = {}
+        self._likes: dict[int, Tensor] = {}  # what took its strides from which tensor, where the tape does not say so
+
+    def __enter__(self) -> Recorder:
+        """Start recording."""
+        here.active.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop recording."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+        here.active.pop()
+
+    def _decomposition(self, op: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        if op not in self._decomposes:
+            found = self.decompositions.get(op)
+            first = next(iter(tensors_in(args)), None)
+            device = "cpu" if first is None else first.device.type
+            if found is None and internals.has_composite_kernel_only(op, device):
+                found = op.decompose
+            self._decomposes[op] = found
+        return self._decomposes[op]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record one op."""
+        if (
+            not self._inference
+            and torch.is_inference_mode_enabled()
+            and (self.ordinary or _is_ordinary_view(func, args))
+        ):
+            # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
+            with torch.inference_mode(False):
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        if self.phase == "backward":
+            # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
+            with internals.disable_torch_function():
+                return self._record(func, types, args, kwargs or {})
+        return self._record(func, types, args, kwargs or {})
+
+    def _record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = _ANSWERED_BY_THE_FAKE.get(func)
+        if answer is not None:
+            return answer(*args)
+        if not isinstance(func, OpOverload):
+            if isinstance(func, HigherOrderOperator):
+                refuse_higher_order(func, self._line())
+            return func(*args, **kwargs)
+        if self.values_only and func in internals.VECTORS_FLAG:
+            args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
+        decomposition = self._decomposition(func, args)
+        if decomposition is not None:
+            outermost = self._original is None
+            if outermost:
+                self._original = func
+            try:
+                with self:
+                    result = decomposition(*args, **kwargs)
+                if outermost and result is not NotImplemented and func in self.decompositions:
+                    result = self._laid_out(func, types, args, kwargs, result)
+            finally:
+                if outermost:
+                    self._original = None
+            if result is not NotImplemented:
+                if func is torch.ops.aten.empty_like.default and not kwargs.get("memory_format"):
+                    self._likes[id(result)] = args[0]
+                return result
+        if func in _LIFTS and not isinstance(args[0], FakeTensor):
+            return self._lift(args[0])
+        if func is internals.ONEDNN_RNN_LAYER and torch.is_grad_enabled():
+            func = torch.ops.aotlab.onednn_rnn_layer.default  # see `aotlab.trace.recurrent`
+        tape = self.tape
+        for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
+            if not tape.knows(tensor):
+                self._refuse_foreign(func, tensor)
+        if func._schema.is_mutable:
+            self._refuse_mutation(func)
+        if func in _TWINS_OF_RANDOM_WRITES and (order := order_of_draws(tape, func, args[0], self._likes)) is not None:
+            return self._record_permuted(func, types, args, kwargs, order)
+        if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
+            line = self._line()
+            raise RunEagerly(
+                f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
+                + ("" if line is None else f", at {line}"),
+                suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
+            )
+        if func is _RANDOM_BETWEEN and args[2] is not None and not (kwargs and kwargs.get("generator")):
+            # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
+            like = {"dtype": args[0].dtype, "device": args[0].device}
+            return self._record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
+        if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
+            raise RandomOpError(
+                f"`{func}` draws from a generator of its own",
+                line=self._line(),
+                why="a graph cannot hold a generator",
+                suggestion="use the default generator, or draw outside of the compiled function",
+            )
+        self._check_settings(func)
+        if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
+            # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
+            return self._record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
+        try:
+            result = self._run_on_fakes(func, types, args, kwargs)
+        except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
+            if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
+                return self._ask_constants(func, args, kwargs)
+            raise self._no_values(func, (args, kwargs), error) from error
+        if draws(func):
+            result = self._append_draw(func, args, kwargs, result)
+            return self._by_mask(types, result) if func is torch.ops.aten.bernoulli.p else result
+        if func in LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
+            # a backend that decomposes lays out what it computes as torch's own fakes say
+            promised = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+            self._append(func, args, kwargs, promised)
+            return laid_out(promised, result, self._recording(types))
+        self._append(func, args, kwargs, result)
+        return result
+
+    def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Append a random op, by the form that takes a state if it is not to draw from the generator as it is."""
+        if self.states.is_unknown(result):
+            raise RandomOpError(
+                f"a checkpoint draws random numbers by `{func}` on a GPU",
+                line=self._line(),
+                why="to draw them again takes the state of its generator, which only eager keeps so far",
+                suggestion="keep it out of the checkpoint",
+            )
+        by_state = self.states.draw(func, args, kwargs, result)
+        if by_state is None:
+            self._append(func, args, kwargs, result)
+            return result
+        op, args, kwargs, before = by_state
+        state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
+        self._append(op, args, kwargs, (*([result] if isinstance(result, Tensor) else result), state))
+        self.states.drew(result, state)
+        return result
+
+    def _by_mask(self, types: Sequence[type], drawn: Tensor) -> Tensor:
+        """Compute zeros and ones from the bools of them, which are a fraction to save for the backward."""
+        if not (drawn.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
+            return drawn
+        mask = self._record(torch.ops.aten.ne.Scalar, types, (drawn, 0), {})
+        result: Tensor = self._record(internals.CAST, types, (mask,), {"dtype": drawn.dtype})
+        return result
+
+    def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
+        """Append an op that reads or sets the state of a generator."""
+        with internals.outside_of_trace():
+            size = state_size(args[-1])
+            state = internals.new_fake(self.fake_mode, (size,), (1,), torch.uint8, torch.device("cpu"))
+        index = len(self.tape.operations)
+        self.tape.append(Operation(index, op, args, {}, state, self.phase, None, None, None, op))
+        return state
+
+    def _laid_out(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        """Give what a decomposition of ``func`` computed the strides of the op itself."""
+        if func._schema.is_mutable or not needs_look(func, args, kwargs):
+            return result
+        try:
+            fake = self._run_on_fakes(func, types, args, kwargs)
+        except (internals.DataDependentOutputException, internals.DynamicOutputShapeException, NotImplementedError):
+            return result  # the op has no fake result of its own
+        return laid_out(result, fake, self._recording(types))
+
+    def _recording(self, types: Sequence[type]) -> Callable[..., Any]:
+        return lambda op, args, kwargs: self._record(op, types, args, kwargs)
+
+    def _record_permuted(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        order: tuple[int, ...],
+    ) -> Any:
+        """Record a random op for the dimensions in another order, and put its result's back."""
+        permute = torch.ops.aten.permute.default
+        first = self._record(permute, types, (args[0], list(order)), {})
+        drawn = self._record(func, types, (first, *args[1:]), kwargs)
+        return self._record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
+
+    def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
+        """Make the error for an op that asks for values; see `aotlab.trace.boundary` for its final words."""
+        of_size = isinstance(error, internals.DynamicOutputShapeException)
+        made = DataDependentError(
+            f"`{func}` {'has a result whose size depends on' if of_size else 'asks for'} the values of a tensor",
+            line=self._line(),
+            why="a graph traced ahead of time has no values and one size for each result",
+            suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
+        )
+        made.of_size = of_size
+        outside = self.tape.needed(tensors_in(arguments), set())[1]
+        made.inputs = tuple(self.names[id(fake)] for fake in outside if id(fake) in self.names)
+        return made
+
+    def _run_on_fakes(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
+        key = None
+        if func not in self._unmemoisable:
+            try:
+                key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, *settings_in_key())
+            except NoKey:
+                key = None
+        known = self._memo.get(key) if key is not None else None
+        if known is not None:
+            if len(known) == 5:
+                return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
+            return remake(self.fake_mode, known)
+        result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        for tensor in tensors_in(result):
+            if (
+                func in _QUANTIZES
+                or tensor.layout != torch.strided
+                or tensor.dtype in _QUANTIZED
+                or tensor.device.type == "meta"
+            ):
+                if internals.forward_ad_active():
+                    raise Untraceable(
+                        "forward-mode differentiation takes a number, or a tensor without a tangent, for a tensor of "
+                        f"zeros without memory, which a trace cannot represent, at {self._line()}; differentiate "
+                        "backwards (vjp, jacrev), or outside of the compiled function"
+                    )
+                raise Untraceable(
+                    f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
+                    f"{self._line()}; do that outside of the compiled function"
+                )
+        result = as_in_eager(func, args, result, self.fake_mode)
+        if key is not None:
+            description = memo_value(result, args, kwargs)
+            if description is None:
+                self._unmemoisable.add(func)
+            else:
+                self._memo[key] = description
+        return result
+
+    def _check_settings(self, func: Any) -> None:
+        """Refuse an op under another setting than the call's: the graph will run under the call's."""
+        now = _settings()
+        if now != self._settings and self.phase == "forward":
+            name = next(name for name, a, b in zip(_SETTINGS, now, self._settings, strict=True) if a != b)
+            raise EscapeError(
+                f"the function changes a global setting, {name}, before it calls `{func}`",
+                line=self._line(),
+                why="the graph runs under the setting of the call",
+                suggestion="change it outside of the compiled function",
+            )
+
+    def _is_constant(self, arguments: Any) -> bool:
+        """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
+        needed, outside = self.tape.needed(tensors_in(arguments), set())
+        return not outside and not any(self.tape.operations[index].draws_as for index in needed)
+
+    def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question about the values of constants by computing them."""
+        module = self.tape.graph("Constants", [], tensors_in((args, kwargs)))
+        values = iter(internals.forward_of(module)())
+
+        def real(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return next(values)
+            if isinstance(value, list | tuple):
+                return type(value)([real(item) for item in value])
+            return value
+
+        return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
+
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        tape = self.tape
+        place, meta = self.place, self.meta
+        if self.phase == "forward":
+            sequence: int | None = internals.sequence_number() - 1
+            if place is None:
+                place = user_place()
+            if place is not None:
+                self._places.setdefault(sequence, place)  # type: ignore[arg-type]  # an int on this branch
+            if meta is not None:
+                self._metas.setdefault(sequence, meta)  # type: ignore[arg-type]  # an int on this branch
+        else:
+            node = internals.current_node()
+            sequence = None if node is None else internals.sequence_of(node)
+            if sequence is not None:
+                place = self._places.get(sequence)
+                meta = self._metas.get(sequence)
+        original = self._original or func
+        index = len(tape.operations)
+        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+
+    def _line(self) -> UserLine | None:
+        if self.phase == "backward":
+            sequence = internals.current_node_sequence()
+            place = None if sequence is None else self._places.get(sequence)
+            return None if place is None else place()
+        return self.place() if self.place is not None else user_line()
+
+    def _lift(self, real: Tensor) -> Tensor:
+        """Take a tensor that Python data was just turned into as a constant of the graph."""
+        copy = real.detach().clone()
+        constant = self.tape.add_constant(copy, self.fake_mode.from_tensor(copy, static_shapes=True))
+        # the program gets a copy at each call, as it makes the tensor anew at each call
+        # made of a real tensor, so that the fake mode knows its values; of another one, so that it is another fake
+        another = real.detach().clone()
+        with self.fake_mode:
+            fake: Tensor = torch.ops.aten.lift_fresh_copy.default(another)
+        self._append(torch.ops.aten.clone.default, (constant,), {}, fake)
+        return fake
+
+    def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
+        if isinstance(tensor, FakeTensor):
+            raise Untraceable(
+                f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
+                f"that is made inside the function, at {self._line()}; make it outside, and pass it in or compile the "
+                "module"
+            )
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            raise SubclassError(
+                f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it",
+                line=self._line(),
+                why="tensor subclasses are not supported yet",
+                suggestion="compute with the plain tensors that it consists of",
+            )
+        name = name_of(tensor)
+        raise CapturedTensorError(
+            f"`{func}` was given {'' if name is None else f'`{name}`, '}"
+            f"a tensor of shape {tuple(tensor.shape)} that is not an argument",
+            line=self._line(),
+            why="its values, or a write to it, would be frozen into the graph",
+            suggestion='pass it as an argument; for a model, compile the model, or take frontend="dynamo"',
+        )
+
+    def _refuse_mutation(self, func: Any) -> NoReturn:
+        raise HigherOrderOpError(
+            f"`{func}` changes its arguments and functionalization has no rule for it",
+            line=self._line(),
+            why="the write would be lost or done at the wrong time",
+            suggestion="call it outside of the compiled function, or use an op that returns its result",
+        )
+
+
+def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
+    if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
+        return False
+    first = func._schema.arguments[0].alias_info
+    return first is not None and not first.is_write and any(r.alias_info is not None for r in func._schema.returns)

@@ -1,0 +1,157 @@
+"""What is asked of the recorder that is running, by those that have it not at hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.errors import UserLine
+from aotlab.trace.places import located
+from aotlab.trace.strides import are_certain
+from aotlab.trace.tape import Operation
+
+if TYPE_CHECKING:
+    from aotlab.trace.recorder import Recorder
+
+#: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
+#: it, too, and does not see whether it is on.)
+_CAST_INSIDE = frozenset((internals.TRILINEAR,))
+
+
+#: What functionalization puts for a write to a window: the memory as it is with other values there.
+_SCATTERS = frozenset(
+    (
+        torch.ops.aten.as_strided_scatter.default, torch.ops.aten.diagonal_scatter.default,
+        torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default,
+    )
+)  # fmt: skip
+
+
+class _Here(threading.local):
+    """The recorders that are running in this thread, the innermost last: another thread's calls are none of theirs."""
+
+    def __init__(self) -> None:
+        self.active: list[Recorder] = []
+
+
+here = _Here()
+
+
+@contextmanager
+def _set(name: str, value: Any) -> Iterator[None]:
+    """Let the running recorder, if there is one, have another attribute in the block."""
+    recorder = here.active[-1] if here.active else None
+    if recorder is None:
+        yield
+        return
+    before = getattr(recorder, name)
+    setattr(recorder, name, value)
+    try:
+        yield
+    finally:
+        setattr(recorder, name, before)
+
+
+def values_only() -> AbstractContextManager[None]:
+    """Let decompositions in the block compute no vectors: what is called there does not look at them."""
+    return _set("values_only", value=True)
+
+
+def ordinary_values() -> AbstractContextManager[None]:
+    """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
+    return _set("ordinary", value=True) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
+    """Let the running recorder write ``meta`` with the ops in the block."""
+    return _set("meta", meta)
+
+
+def operations_so_far() -> int:
+    """Count what the running recorder has written."""
+    return len(here.active[-1].tape.operations) if here.active else 0
+
+
+def operations_since(count: int) -> list[Operation]:
+    """Return what the running recorder has written after so many."""
+    return here.active[-1].tape.operations[count:] if here.active else []
+
+
+def casts_inside(operations: Iterable[Operation]) -> bool:
+    """Tell whether there is an op whose kernel casts under autocast."""
+    return any(operation.target in _CAST_INSIDE for operation in operations)
+
+
+def are_cast(operations: Iterable[Operation]) -> bool:
+    """Tell whether there is an op whose arguments autocast casts."""
+    return any(internals.autocast_knows(operation.target) for operation in operations)
+
+
+def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
+    """Return the dtypes of what functionalization has since cast so that it could take the place of ``written``.
+
+    It casts whatever an op in place results in; eager casts some, and refuses the rest.
+    """
+    return [
+        operation.args[0].dtype
+        for operation in (here.active[-1].tape.operations[count:] if here.active else ())
+        if operation.target is internals.CAST
+        and operation.result.dtype == written.dtype != operation.args[0].dtype
+        and operation.result.shape == written.shape
+    ]
+
+
+def _written_below(operation: Operation) -> Tensor | None:
+    """Return what a view looks at, or what an op of functionalization's puts into a window; None for other ops."""
+    place = 1 if operation.target in _SCATTERS else 0
+    arguments = operation.target._schema.arguments
+    if len(operation.args) <= place or (place == 0 and arguments[0].alias_info is None):
+        return None
+    found = operation.args[place]
+    return found if isinstance(found, Tensor) else None
+
+
+def strides_are_certain(wrapper: Tensor) -> bool:
+    """Tell whether a traced tensor has eager's strides; see `aotlab.trace.strides`."""
+    return not here.active or are_certain(here.active[-1].tape, internals.from_functional(wrapper), _written_below)
+
+
+def note_random_state(name: str, state: Tensor) -> None:
+    """Note that torch's checkpoint took or set the random generator's state, by the function ``name``."""
+    if not here.active:
+        return
+    recorder = here.active[-1]
+    if name == "get_rng_state":
+        recorder.states.taken(state, in_forward=recorder.phase == "forward")
+    elif name == "set_rng_state" and recorder.phase == "backward":
+        recorder.states.set(state)
+
+
+def note_checkpoint() -> None:
+    """Note that torch's checkpoint begins to run its function."""
+    if here.active:
+        here.active[-1].has_checkpoints = True
+
+
+def is_exact() -> bool:
+    """Tell whether the running recorder's graphs are to compute bit for bit what eager does."""
+    return bool(here.active) and here.active[-1].exact
+
+
+def is_tracing() -> bool:
+    """Tell whether a recorder is running."""
+    return bool(here.active)
+
+
+def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
+    """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
+    located(place)
+    if here.active:
+        here.active[-1].place = place
+        here.active[-1].meta = meta

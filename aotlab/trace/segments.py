@@ -1,0 +1,268 @@
+"""The autograd graph of a trace, cut where the caller can see it.
+
+    def f(x, w):
+        y = x * w
+        return y, y.exp().sum()
+
+In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees
+what comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are
+divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to
+another it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it
+(a *carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
+
+A program whose outputs do not hang on each other, and reach the same inputs, has a single segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotlab import _torch as internals
+from aotlab.trace.edges import Edge, next_edges
+
+#: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
+_MOST_PARTS = 64
+
+#: A stop, and if it is no input the node that sends a gradient there and in which place; None where all is summed.
+Exit = tuple[Edge, Any, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the traced program's autograd graph.
+
+    ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
+    differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave, ``inputs`` those
+    of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
+    itself, so that autograd sums as it does in eager. ``nodes`` are what lies between; None if the segment is the only
+    one. ``lost`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
+    ``apart`` are stops at which several segments' gradients are summed: there too, each goes on by itself.
+    """
+
+    roots: tuple[int, ...]
+    entries: tuple[Edge, ...]
+    stops: tuple[Edge, ...]
+    inputs: frozenset[Edge]
+    nodes: frozenset[Any] | None = field(repr=False)
+    lost: frozenset[Any] = field(default=frozenset(), repr=False)
+    apart: frozenset[Edge] = frozenset()
+
+    def sums(self, edge: Edge) -> bool:
+        """Tell whether the segment sums its gradients for a stop."""
+        return edge in self.inputs and edge not in self.apart
+
+    @property
+    def exits(self) -> tuple[Exit, ...]:
+        """The ways out: inputs, and for other stops each node's way there."""
+        if self.nodes is None:
+            return tuple((edge, None, 0) for edge in self.stops)
+        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if self.sums(edge)}
+        for edge in self.entries:
+            if edge in self.stops and not self.sums(edge) and not self.has(edge[0]):
+                found[edge, None, 0] = None
+        for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
+            for i, edge in enumerate(node.next_functions):
+                if edge in self.stops and not self.sums(edge):
+                    found[edge, node, i] = None
+        return tuple(found)
+
+    def has(self, node: Any) -> bool:
+        """Tell whether the node is of this segment."""
+        return self.nodes is None or node in self.nodes
+
+    def runs(self, node: Any) -> bool:
+        """Tell whether eager would run the node in a backward through this segment."""
+        return self.has(node) or node in self.lost
+
+
+def segments(
+    roots: Sequence[Edge],
+    inputs: Sequence[Edge],
+    seen: Mapping[Edge, tuple[int, ...]],
+    *,
+    nested: bool = False,
+    cuts: Collection[Edge] = (),
+    alone: Collection[Edge] = (),
+) -> list[Segment]:
+    """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
+
+    Parameters
+    ----------
+    roots
+        The edges of the differentiable forward outputs.
+    inputs
+        The edges of the inputs, where the graph ends.
+    seen
+        The edges of tensors that the caller gets as views, with the roots that each is made from; none where it is made
+        from an input.
+    cuts
+        Edges that are to be carriers.
+    alone
+        Those of the roots whose nodes are to be segments of their own.
+    nested
+        Whether the gradient of one input may go on to another, of which it is a view.
+    """
+    whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
+    cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in inputs}
+    if len(roots) < 2 and not seen and not nested and not cuts and not alone:
+        return [whole] if roots else []
+    ends = set(inputs)
+    visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
+    order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
+    own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
+    shared = _keys(order, visible, seen, ends, roots, cuts)
+    key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
+    useful = _useful(order, visible, seen, ends)
+    lost = frozenset(order) - useful
+    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
+    through = [n for n, edge in enumerate(roots) if edge in ends]
+    if through and not keys:
+        keys = [(0, 0, 0)]
+    made = []
+    for own_key in keys:
+        nodes = frozenset(node for node in order if key[node] == own_key)
+        own = [n for n, edge in enumerate(roots) if edge not in ends and edge[0] in nodes]
+        if own_key == keys[0]:
+            own = sorted([*own, *through])
+        carriers = dict.fromkeys(
+            edge
+            for node in order
+            for edge in next_edges(node)
+            if edge[0] in nodes
+            and (key[node] != own_key or edge in cuts)
+            and edge not in visible
+            and edge not in seen
+            and edge not in ends
+        )
+        stops: dict[Edge, None] = {roots[n]: None for n in own if roots[n] in ends}
+        for node in order:
+            if node in nodes:
+                stops.update(
+                    (edge, None)
+                    for edge in next_edges(node)
+                    if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
+                )
+        entries = (*(roots[n] for n in own), *carriers)
+        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful, lost))
+    made = [segment for segment in made if segment.entries]
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
+        return [whole]
+    return made
+
+
+def _keys(
+    order: Sequence[Any],
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, tuple[int, ...]],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+    cuts: Collection[Edge],
+) -> dict[Any, tuple[int, int]]:
+    """Say for each node to which segment it belongs.
+
+    First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it, as
+    bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not, a
+    backward from the latter would hand that input None, which its hooks would see, and which would use up the graph
+    behind it. So it is with what the caller can see in the middle. Where all roots reach all of that, nothing is gained
+    by telling them apart.
+    """
+    depth = dict.fromkeys(order, 0)
+    reached_by = dict.fromkeys(order, 0)
+    for n, edge in enumerate(roots):
+        if edge not in ends:
+            reached_by[edge[0]] |= 1 << n
+    arrived: dict[Edge, int] = {}
+    leaves: dict[int, dict[Edge, int]] = {}
+    for node in order:
+        for target, crossing in _following(node, visible, seen, ends, roots, cuts):
+            depth[target] = max(depth[target], depth[node] + crossing)
+            reached_by[target] |= reached_by[node]
+        for edge in next_edges(node):
+            if edge in ends or edge in cuts:
+                arrived[edge] = arrived.get(edge, 0) | reached_by[node]
+    for node in order:
+        for edge in next_edges(node):
+            goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
+            if goes_on or edge in ends or edge in cuts or edge in visible or edge in seen:
+                own = leaves.setdefault(depth[node], {})
+                own[edge] = own.get(edge, 0) | reached_by[node]
+    every = (1 << len(roots)) - 1
+    alike = all(bits == every for bits in arrived.values()) and len({edge for edge in roots if edge in ends}) == 0
+    alike = alike and all(len(set(own.values())) < 2 for own in leaves.values())
+    if alike or len(set(reached_by.values())) > _MOST_PARTS:
+        return {node: (depth[node], 0) for node in order}
+    return {node: (depth[node], reached_by[node]) for node in order}
+
+
+def _following(
+    node: Any,
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, tuple[int, ...]],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+    cuts: Collection[Edge],
+) -> list[tuple[Any, int]]:
+    """Return the nodes behind ``node``, each with 1 if the way there passes something that the caller can see."""
+    found = []
+    for edge in next_edges(node):
+        if edge in ends:
+            continue
+        if edge in seen:
+            others = [roots[root] for root in seen[edge] if roots[root] not in ends]
+            found += [(start, 1) for start, _ in others if node not in _views_behind(start, visible, seen, ends)]
+        if edge in visible:
+            found.append((edge[0], 1))
+        elif edge not in seen:
+            found.append((edge[0], int(edge in cuts)))
+    return found
+
+
+def _views_behind(
+    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
+) -> set[Any]:
+    """Return the nodes from ``node`` to the first edge that the caller can see, as far as there is only one way.
+
+    Those of a view lead to what it is a view of, and need not wait for the write through the view.
+    """
+    found = {node}
+    while len(edges := next_edges(node)) == 1 and not any(edges[0] in known for known in (visible, seen, ends)):
+        node = edges[0][0]
+        found.add(node)
+    return found
+
+
+def _topological(
+    starts: Sequence[Any],
+    visible: Mapping[Edge, int],
+    seen: Mapping[Edge, tuple[int, ...]],
+    ends: set[Edge],
+    roots: Sequence[Edge],
+    cuts: Collection[Edge],
+) -> list[Any]:
+    """List all nodes behind ``starts``, each before those that it sends gradients to."""
+    done: dict[Any, None] = {}
+    entered: set[Any] = set()
+    for start in starts:
+        stack: list[tuple[Any, bool]] = [(start, False)]
+        while stack:
+            node, left = stack.pop()
+            if left:
+                done[node] = None
+            elif node not in entered:
+                entered.add(node)
+                stack.append((node, True))
+                stack += [(target, False) for target, _ in _following(node, visible, seen, ends, roots, cuts)]
+    return list(done)[::-1]
+
+
+def _useful(
+    order: Sequence[Any], visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
+) -> set[Any]:
+    """Return the nodes from which a gradient can get to an input or to something that the caller can see."""
+    useful: set[Any] = set()
+    for node in reversed(order):
+        if any(e in ends or e in visible or e in seen or e[0] in useful for e in next_edges(node)):
+            useful.add(node)
+    return useful

@@ -1,0 +1,198 @@
+"""What stands at run time for the ends and cuts of the traced autograd graph.
+
+A gradient that arrives at an edge of the traced graph goes on, at run time, to something that the caller can see: an
+input, what an input is a view of, an output. `divide` says to what, and cuts the graph there; `place_hooks` puts the
+function's own hooks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.ir.metadata import OutputType, TangentSource
+from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.trace.forward_outputs import ForwardOutputs, Returned
+from aotlab.trace.function import Findings
+from aotlab.trace.hooks import Hook, HookKind
+from aotlab.trace.inputs import Entered
+from aotlab.trace.outputs import Outputs
+from aotlab.trace.records import Source
+from aotlab.trace.segments import Segment, segments
+from aotlab.trace.sums import summed_apart, to_be_cut
+from aotlab.trace.uncounted_writes import changed_bases
+
+#: What an edge of the traced graph is that nobody else knows.
+_CARRIER = Source("carrier", -1)
+
+
+def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
+    """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there.
+
+    With ``exact`` it is divided also where several segments' gradients are to be summed in eager's order.
+    """
+    inputs, outputs = findings.inputs, findings.outputs
+    edges = forward.edges
+    written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
+    stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
+    seen = _seen(outputs, inputs, forward.roots)
+    known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
+    for n, edge in reversed(list(enumerate(edges))):
+        known.setdefault(edge, Source("root", n))
+    number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
+    changed: dict[Edge, tuple[int, ...]] = {}
+    for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
+        # after a write to what it is a view of, or a move of it, a view's own edge is another; of several writes each
+        # makes it anew
+        in_changed = id(item.base) in written
+        if (info.metadata_steps or in_changed) and item.wrapper.grad_fn is not None:
+            edge = edge_of(item.wrapper)
+            if edge not in known:
+                known[edge] = Source("changed", k)
+            elif known[edge].kind != "root" or not in_changed:
+                continue
+            changed[edge] = tuple(number[m] for m in _moved_by(inputs, k) if m in number) if in_changed else ()
+    cuts = {hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward)
+
+    def divided(also: Collection[Edge]) -> list[Segment]:
+        return segments(
+            edges,
+            list(stands_for),
+            {**{edge: base for edge, (_, base) in seen.items()}, **changed},
+            cuts=cuts.union(also),
+            alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
+            nested=any(_is_nested(i, inputs, written) for i in inputs),
+        )
+
+    parts = divided(())
+    if exact:
+        also: set[Edge] = set()
+        while new := to_be_cut(parts) - also:
+            also |= new
+            parts = divided(also)
+        apart = summed_apart(parts, {*edges, *seen})
+        parts = [replace(part, apart=apart.intersection(part.stops)) for part in parts] if apart else parts
+    _check_order(parts, known, inputs, written)
+    return known, parts
+
+
+def _moved_by(inputs: Sequence[Entered], k: int) -> Sequence[int]:
+    """Return the inputs on the same memory to which a write may give the input ``k`` another history.
+
+    A tensor that is no view keeps its history when an alias is written of which autograd does not know, as ``x`` does
+    when ``x.detach()`` is written.
+    """
+    item = inputs[k]
+    assert item.base is not None
+    members: Sequence[int] = item.base.members
+    if internals.base_of(item.real) is not None:
+        return members
+    return [m for m in members if m == k or internals.base_of(inputs[m].real) is item.real]
+
+
+def _check_order(
+    parts: Sequence[Segment], known: Mapping[Edge, Source], inputs: Sequence[Entered], written: Collection[int]
+) -> None:
+    """Leave to eager a graph in which a segment would need the history that one after it makes."""
+    later = {edge for part in parts for edge in part.entries}
+    for part in parts:
+        for edge in part.stops:
+            if edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier"):
+                names = ", ".join(f"`{item.name}`" for item in inputs if id(item.base) in written)
+                raise RunEagerly(f"writes to tensors that share memory give each other's histories: {names or 'views'}")
+        later.difference_update(part.entries)
+
+
+def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
+    """Return the edges at which gradients come into the node of an output, or of a hook, beside it.
+
+    Whatever comes in there, the node calls the hooks that are on any of its results, the caller's too.
+    """
+    edges = forward.edges
+    own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
+    own.update(hook.edge[0] for hook in hooks if hook.kind == "hook")
+    return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
+
+
+def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:
+    """Tell whether the gradient of an input may go on to another end of the graph: to what it is a view of."""
+    owner = internals.base_of(item.wrapper) if item.base is not None else None
+    return owner is not None and (id(item.base) in written or any(other.wrapper is owner for other in inputs))
+
+
+def _seen(
+    outputs: Outputs, inputs: Sequence[Entered], roots: Sequence[Returned]
+) -> dict[Edge, tuple[int, tuple[int, ...]]]:
+    """Return the edges of outputs that the epilogue makes by views: (output, roots that it is made from)."""
+    number = {(item.source, item.index): n for n, item in enumerate(roots)}
+    found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
+    for info in outputs.infos:
+        leaf = outputs.tensors.get(info.index)
+        if leaf is None or not info.is_made_by_views or info.under_no_grad or leaf.grad_fn is None:
+            continue
+        if info.is_function_view_of_input:
+            continue
+        kind = {
+            OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
+        }.get(info.output_type, TangentSource.INTERMEDIATE_BASE)
+        assert info.base_idx is not None
+        sources = [info.base_idx]
+        if kind is TangentSource.MUTATED_INPUT and inputs[info.base_idx].base is not None:
+            sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
+        made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
+        found.setdefault(edge_of(leaf), (info.index, made_from))
+    return found
+
+
+def made_through(outputs: Outputs) -> dict[int, int]:
+    """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
+    views = {
+        i: t
+        for i, t in outputs.tensors.items()
+        if outputs.infos[i].views and t.grad_fn and not outputs.infos[i].is_function_view_of_input
+    }
+    if len(views) < 2:
+        return {}
+    at = {edge_of(t): i for i, t in reversed(views.items())}
+    found: dict[int, int] = {}
+    for i, tensor in views.items():
+        own = outputs.infos[i]
+        node = tensor.grad_fn
+        while node is not None:
+            edges = next_edges(node)
+            if len(edges) != 1:
+                break
+            j = at.get(edges[0])
+            if j is not None and j != i:
+                other = outputs.infos[j]
+                assert own.views is not None
+                assert other.views is not None
+                same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
+                    other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
+                )
+                if same and len(other.views) < len(own.views) and own.views[: len(other.views)] == other.views:
+                    found[i] = j
+                break
+            node = edges[0][0]
+    return found
+
+
+def place_hooks(
+    hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
+) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
+    """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
+    found: list[tuple[HookKind, Source, Callable[..., Any] | None]] = []
+    for hook in hooks:
+        if hook.kind == "retain_grad":
+            source = next((Source("input", k) for k, i in enumerate(inputs) if i.wrapper is hook.tensor), None)
+            if source is None:
+                source = next((Source("output", i) for i, t in outputs.tensors.items() if t is hook.tensor), None)
+        else:
+            source = known.get(hook.edge)
+        if source is not None:
+            found.append((hook.kind, source, hook.function))
+    return found

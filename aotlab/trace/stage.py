@@ -1,0 +1,108 @@
+"""Stage 4, trace: ONE run of the function says what it computes, what it mutates and what aliases what.
+
+    def f(x, y):
+        x.mul_(2)              # x is mutated
+        z = x * y              # an intermediate
+        return x.t(), z[0], z  # a view of an input, a view of an intermediate, the intermediate
+
+The function runs on fake tensors inside functional wrappers, which are torch's own (its functionalization, in C++).
+A wrapper behaves like the tensor that it stands for,
+mutation included, but passes on only pure ops, which the recorder below writes down::
+
+    mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
+    z   = mul * y
+
+When the function returns, the wrappers are asked what happened: which inputs were written, and how; which outputs
+are inputs, or share their storage, or share an intermediate's. An output that shares memory with something else is
+not returned by the graph: its *base* is, and the views that lead from the base to it are noted
+(``x -> t()``, ``z -> select(0, 0)``), so that the epilogue can make a true alias.
+
+Only now it is known what can receive a gradient: each mutated input, fresh output and intermediate base that requires
+grad gets a *tangent*, and `torch.autograd.grad` runs under the same recorder. What stands on the tape then is the
+joint graph::
+
+    joint(primals, tangents) = (mutated inputs, outputs, bases, gradients of the primals)
+
+The autograd graph of the wrappers is kept: when later a backward starts from some of the outputs only, its graph is
+derived in the same way, and an input that those do not reach gets None, as in eager.
+
+In order: `inputs` (the wrappers), `function` (the run, inside `surroundings`), `writes` and `forward_outputs` (what the
+forward graph returns), `edges` (where gradients leave the graph), `joint` with `gradients` (the joint graph). `records`
+and `live` hold what is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aotlab._torch import FakeTensorMode, settle_without_gpus
+from aotlab.capture.call import Call
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.synthetic_bases import Base
+from aotlab.trace.entering import enter_inputs
+from aotlab.trace.function import run_function
+from aotlab.trace.joint import make_joint
+from aotlab.trace.live import Trace
+from aotlab.trace.recorder import Recorder
+from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
+from aotlab.trace.tangent_layouts import does_the_same
+from aotlab.trace.tape import Tape
+
+__all__ = [
+    "Pattern",
+    "Source",
+    "Trace",
+    "TraceFailed",
+    "TraceRecord",
+    "Write",
+    "does_the_same",
+    "is_full",
+    "run",
+]
+
+settle_without_gpus()
+
+
+def run(
+    call: Call,
+    dedupe: DedupeRecord,
+    *,
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    keep_input_mutations: bool,
+    static_inputs: int,
+    bases: Sequence[Base] = (),
+    exact: bool = False,
+    functional_draws: bool = False,
+) -> tuple[TraceRecord, Trace]:
+    """Run the function once on fake tensors and differentiate it.
+
+    Parameters
+    ----------
+    call, dedupe
+        From the stages before.
+    decompositions
+        Ops to replace while recording.
+    keep_input_mutations
+        Let an inference graph write mutated inputs itself.
+    static_inputs
+        How many of the first inputs are parameters and buffers.
+    bases
+        The inputs that share memory.
+    exact
+        Have gradients summed in eager's order everywhere.
+    functional_draws
+        Let random ops take and return states of generators.
+
+    Raises
+    ------
+    RefusedError
+        The program cannot be compiled faithfully.
+    RunEagerly, TraceFailed
+        Eager has to run this call.
+    """
+    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws)
+    recorder.exact = exact
+    inputs = enter_inputs(recorder, call, dedupe, bases)
+    findings = run_function(call, dedupe, recorder, inputs)
+    return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs, exact=exact)

@@ -1,0 +1,163 @@
+"""What a traced function learns of the place of its inputs in the caller's storages.
+
+    x = buffer[2:]
+    x.storage_offset()               # 2
+    x.as_strided((2,), (1,))         # a window that reaches no memory but that of x
+
+The trace has memory of its own for each input, at the caller's offset as long as nobody writes it. So an entry whose
+function looked at an offset is guarded to be for inputs with that offset; what is written, or shares memory with
+another input, is looked at eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.trace.places import user_line
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return where the elements of a tensor begin in its storage, and where they end, in bytes."""
+    size = tensor.element_size()
+    start = int(tensor.storage_offset()) * size
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * size if tensor.numel() else start
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Memory that inputs have in the trace.
+
+    ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
+    several; ``span`` says in bytes where that began and ended.
+    """
+
+    members: tuple[int, ...]
+    name: str
+    wrapper: Tensor
+    is_base: bool = False
+    span: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", _span(self.wrapper))
+
+
+class StorageLooks:
+    """Answers for one trace; ``offsets_read`` has the inputs whose offset mattered."""
+
+    def __init__(self, grounds: Mapping[int, Ground]) -> None:
+        self.grounds = grounds
+        self.offsets_read: set[int] = set()
+        self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
+        self._pinned: list[Tensor] = []  # so that the key of such memory does not become another's
+        self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
+
+    def offset(self, tensor: Tensor) -> int:
+        """Return the offset of a tensor in its storage."""
+        self._look(tensor, "the offset")
+        return int(tensor.storage_offset())
+
+    def as_strided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a window of a tensor, if that is in memory that the graph sees.
+
+        Raises
+        ------
+        RunEagerly
+            It is not.
+        """
+        ground = self._look(args[0], "`as_strided`")
+        result = func(*args, **kwargs)
+        start, stop = _span(result)
+        first, last = (0, args[0].untyped_storage().nbytes()) if ground is None else ground.span
+        has_gaps = ground is not None and not internals.is_dense(ground.wrapper)
+        if start < stop and (has_gaps or start < first or last < stop):  # fake tensors do not look
+            raise RunEagerly(f"`as_strided` reaches memory that the tensor itself does not show, at {user_line()}")
+        if ground is not None or (result.requires_grad and not internals.is_dense(args[0])):
+            # of an intermediate with gaps, its history would be made again by other sizes and strides
+            self._fix(result, "is viewed by `as_strided`")
+        return result
+
+    def as_dtype(self, tensor: Tensor, view: Any) -> None:
+        """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
+
+        A write through the one would put bytes other than 0 and 1 into a bool tensor, and copies of it take them for 1.
+
+        Raises
+        ------
+        RunEagerly
+            The elements of the other dtype are larger, and do not begin where eager wants them to.
+        """
+        if not isinstance(view, Tensor):
+            return
+        ground = self.grounds.get(internals.storage_key(tensor))
+        if ground is not None and view.element_size() > tensor.element_size():
+            if ground.is_base or ground.span[0] % view.element_size():
+                raise NeedsInputsApart(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
+            self.offsets_read.update(ground.members)
+        if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
+            self.is_partly_bool(view)
+
+    def is_partly_bool(self, tensor: Tensor) -> None:
+        """Note that some of the tensors in a memory are of bools."""
+        self._fix(tensor, "is seen as bool and as another dtype")
+
+    def note_writes(self, written: Sequence[Tensor]) -> None:
+        """Note which bytes of a base were written."""
+        for tensor in filter(internals.is_functional, written):
+            key = internals.storage_key(tensor)
+            if key in self.grounds and self.grounds[key].is_base:
+                self._writes.setdefault(key, []).append((tensor.detach(), *_span(tensor)))
+
+    def writes_to(self, key: int, windows: Sequence[tuple[Tensor, int]]) -> list[tuple[int, int]] | None:
+        """Return the bytes of a base that were written; None if its ``windows`` count more writes than were noted.
+
+        Each window comes with its version at the beginning.
+        """
+        noted = self._writes.get(key, [])
+        for window, version in windows:
+            counted = sum(tensor is window or internals.share_version(tensor, window) for tensor, _, _ in noted)
+            if window.is_inference() or internals.version_of(window) - version != counted:
+                return None
+        return [(start, stop) for _, start, stop in noted]
+
+    def check_writes(self, written: Sequence[Tensor]) -> None:
+        """Leave to eager a write after which a window would not be what it was.
+
+        Raises
+        ------
+        RunEagerly
+            It would not.
+        """
+        for tensor in filter(internals.is_functional, written):
+            for way in ("expand", "unfold"):
+                if internals.is_seen_through(tensor, way):
+                    # functionalization adds the difference to what was there, which rounds, or has zeros beside it
+                    raise RunEagerly(f"a part of an {way}ed tensor is written, at {user_line()}")
+            key = internals.storage_key(tensor)
+            if key in self._fixed:
+                ground = self.grounds.get(key)
+                name = "an intermediate" if ground is None else f"`{ground.name}`"
+                raise RunEagerly(f"{name} {self._fixed[key]} and is written, at {user_line()}")
+
+    def _fix(self, view: Tensor, why: str) -> None:
+        self._fixed[internals.storage_key(view)] = why
+        self._pinned.append(view)
+
+    def _look(self, tensor: Tensor, what: str) -> Ground | None:
+        """Return the input's memory that a tensor lies in, which has to be as the caller has it."""
+        ground = self.grounds.get(internals.storage_key(tensor))
+        if ground is None:
+            return None
+        if ground.is_base:
+            raise NeedsInputsApart(f"{what} of an input that shares memory is asked for, at {user_line()}")
+        if internals.has_data_mutation(ground.wrapper) or internals.has_metadata_mutation(ground.wrapper):
+            raise RunEagerly(f"{what} of `{ground.name}`, which is written, is asked for, at {user_line()}")
+        self.offsets_read.update(ground.members)
+        return ground

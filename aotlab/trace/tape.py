@@ -1,0 +1,356 @@
+"""The tape: the ops of one trace in order, and the fx graphs that can be written from it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
+from aotlab.errors import GraphInvariantError, UserLine
+from aotlab.ir.graphs import STAYS, Phase
+from aotlab.ir.random_state import SET_STATE, STATE_OF, original
+from aotlab.trace.places import Place, stack_trace
+from aotlab.trace.raising import may_raise, may_raise_late
+
+
+class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it says why eager has to run it
+    """Raised in a trace by a program that eager runs and a graph cannot hold."""
+
+
+_AROUND = "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
+
+
+class Operation:
+    """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
+
+    ``original`` is the op that was being decomposed when this one was called, else this one; kernels are named by it.
+    """
+
+    __slots__ = ("args", "index", "kwargs", "meta", "original", "phase", "place", "result", "sequence", "target")
+
+    def __init__(
+        self,
+        index: int,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        phase: Phase,
+        place: Callable[[], UserLine | None] | None,
+        sequence: int | None,
+        meta: dict[str, Any] | None,
+        original: OpOverload,
+    ) -> None:
+        self.original = original
+        self.index = index
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+        self.result = result
+        self.phase = phase
+        self.place = place
+        self.sequence = sequence
+        self.meta = meta
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws from a random generator, or reads or sets its state."""
+        return self.draws(self.target)
+
+    @property
+    def draws_as(self) -> OpOverload | None:
+        """The random op that it is, or that it does with a state; None if it draws nothing."""
+        if self.target in (STATE_OF, SET_STATE):
+            return None
+        return self.target if self.is_random else original(self.target)
+
+    @staticmethod
+    def draws(target: Any) -> bool:
+        """Tell whether an op draws from a random generator, or reads or sets its state."""
+        return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+    @property
+    def is_impure(self) -> bool:
+        """Whether it must stay although nobody uses its result."""
+        return (self.is_random and self.target is not STATE_OF) or self.may_raise
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether its kernel may refuse what its fake took."""
+        target = original(self.target) or self.target
+        return target in internals.ASSERTIONS or may_raise(target, tensors_in((self.args, self.kwargs)))
+
+    @property
+    def may_raise_late(self) -> bool:
+        """Whether its kernel may refuse some values of what it takes."""
+        target = original(self.target) or self.target
+        return target in internals.ASSERTIONS or may_raise_late(target, tensors_in((self.args, self.kwargs)))
+
+
+#: Where a value comes from: an input or constant by name, or an op's result at a path.
+_Origin = tuple[Operation, tuple[int, ...]] | str
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """List the tensors in an op's arguments or results, which nest in lists and tuples only."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    return []
+
+
+class Tape:
+    """The ops of one trace in order, and the fx graphs that can be written from them."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.constants: dict[str, Tensor] = {}
+        self.constant_fakes: dict[str, Tensor] = {}
+        self._origin: dict[int, _Origin] = {}
+        self._entered: list[Tensor] = []
+
+    def enter(self, fake: Tensor) -> Tensor:
+        """Make ``fake`` known as a value from outside; graphs that use it must name it among their inputs."""
+        self._entered.append(fake)
+        self._origin[id(fake)] = ""
+        return fake
+
+    def add_constant(self, real: Tensor, fake: Tensor) -> Tensor:
+        """Make ``fake`` stand for ``real``, which graphs carry as an attribute."""
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = real
+        self.constant_fakes[name] = fake
+        self._origin[id(fake)] = name
+        return fake
+
+    def knows(self, fake: Tensor) -> bool:
+        """Tell whether ``fake`` is a value of this tape."""
+        return id(fake) in self._origin
+
+    def constant(self, fake: Tensor) -> Tensor | None:
+        """Return the tensor that ``fake`` stands for as a constant; None for other values."""
+        origin = self._origin.get(id(fake))
+        return self.constants.get(origin) if isinstance(origin, str) else None
+
+    def producer(self, fake: Tensor) -> tuple[Operation, tuple[int, ...]] | None:
+        """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
+        origin = self._origin.get(id(fake))
+        if origin is None:
+            raise Untraceable(_AROUND)
+        return None if isinstance(origin, str) else origin
+
+    def append(self, operation: Operation) -> None:
+        """Add an op; results that are also arguments keep their first origin."""
+        self.operations.append(operation)
+        result = operation.result
+        if isinstance(result, Tensor):
+            self._origin.setdefault(id(result), (operation, ()))
+        else:
+            self._register(operation, result, ())
+
+    def _register(self, operation: Operation, value: Any, path: tuple[int, ...]) -> None:
+        if isinstance(value, Tensor):
+            self._origin.setdefault(id(value), (operation, path))
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                self._register(operation, item, (*path, i))
+
+    def draws(self, phase: Phase) -> set[torch.device]:
+        """Return the devices of the generators that the ops of a phase draw from."""
+        drawing = (operation for operation in self.operations if operation.phase == phase and operation.is_random)
+        return {tensor.device for operation in drawing for tensor in tensors_in(operation.result)}
+
+    def needed(self, outputs: Sequence[Tensor | None], stop: set[int]) -> tuple[set[int], list[Tensor]]:
+        """Return the indices of the ops that ``outputs`` need, and the values from outside that those use.
+
+        The walk ends at values whose ``id`` is in ``stop``.
+        """
+        found: set[int] = set()
+        outside: dict[int, Tensor] = {}
+        todo = [o for o in outputs if o is not None]
+        while todo:
+            value = todo.pop()
+            if id(value) in stop:
+                continue
+            origin = self._origin.get(id(value))
+            if origin is None:
+                raise Untraceable(_AROUND)
+            if isinstance(origin, str):
+                if not origin:
+                    outside[id(value)] = value
+                continue
+            operation = origin[0]
+            if operation.index in found:
+                continue
+            found.add(operation.index)
+            todo.extend(tensors_in(operation.args))
+            if operation.kwargs:
+                todo.extend(tensors_in(operation.kwargs))
+        return found, list(outside.values())
+
+    def graph(
+        self,
+        name: str,
+        inputs: Sequence[tuple[str, Tensor]],
+        outputs: Sequence[Tensor | None],
+        *,
+        keep_impure: Phase | None = None,
+        write_back: Sequence[tuple[Tensor, Tensor]] = (),
+        same: Sequence[tuple[Tensor, Tensor]] = (),
+        keep: Collection[int] = (),
+    ) -> fx.GraphModule:
+        """Write the graph that computes ``outputs`` from ``inputs``.
+
+        Parameters
+        ----------
+        name
+            The class name of the module.
+        inputs
+            Placeholder names and the fake tensors that they stand for; may be any values of the tape.
+        outputs
+            Fake tensors of the tape; None stays None.
+        keep_impure
+            Keep random and asserting ops of that phase, and those that may raise, even if nobody uses them.
+        write_back
+            Pairs of an input and the value that the graph writes into it at its end.
+        same
+            Pairs of a value and the input that stands for it.
+        keep
+            The indices of further ops to keep even if nobody uses them.
+
+        Raises
+        ------
+        GraphInvariantError
+            An output needs a value from outside that is not among the inputs.
+        """
+        stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
+        unused: set[int] = set()
+        wanted, outside = self.needed([*outputs, *(value for _, value in write_back)], stop)
+        if keep_impure is not None or keep:
+            stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
+            impure = [self.operations[i] for i in sorted(stays) if i not in wanted]
+            more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
+            unused = {o.index for o in impure} - more
+            wanted |= more | unused
+            outside += further
+        if outside:
+            raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
+
+        graph = fx.Graph()
+        root = torch.nn.Module()
+        nodes: dict[int, fx.Node] = {}
+        for placeholder, fake in inputs:
+            node = graph.placeholder(placeholder)
+            _describe(node, fake)
+            if placeholder.startswith("tangents"):
+                node.meta["phase"] = "backward"
+            nodes[id(fake)] = node
+        nodes.update((id(fake), nodes[id(standing)]) for fake, standing in same)
+
+        def use(fake: Tensor) -> fx.Node:
+            node = nodes.get(id(fake))
+            if node is not None:
+                return node
+            origin = self._origin[id(fake)]
+            if isinstance(origin, str):
+                setattr(root, origin, self.constants[origin])
+                node = graph.get_attr(origin)
+            else:
+                operation, path = origin
+                node = results[operation.index]
+                for item in path:
+                    node = graph.create_node("call_function", operator.getitem, (node, item), {})
+                    _inherit(node, operation)
+            _describe(node, fake)
+            nodes[id(fake)] = node
+            return node
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return use(value)
+            if type(value) is list or isinstance(value, torch.Size):
+                return [convert(item) for item in value]
+            if type(value) is tuple:
+                return tuple([convert(item) for item in value])
+            if type(value) is complex and 0.0 in (value.real, value.imag):
+                # written as `-0j` it would come back with another sign
+                return graph.call_function(complex, (value.real, value.imag))
+            return value
+
+        # all items that are used of a result stand right behind it, where partitioners look for them
+        items: dict[int, dict[int, Tensor]] = {}
+        used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
+        for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
+            origin = self._origin[id(fake)]
+            if not isinstance(origin, str) and origin[1] and id(fake) not in stop:
+                items.setdefault(origin[0].index, {})[id(fake)] = fake
+
+        results: dict[int, fx.Node] = {}
+        for index in sorted(wanted):
+            operation = self.operations[index]
+            args = tuple([convert(arg) for arg in operation.args])
+            kwargs = {key: convert(arg) for key, arg in operation.kwargs.items()}
+            node = graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
+            _inherit(node, operation)
+            if index in unused:
+                node.meta[STAYS] = True
+            results[index] = node
+            if isinstance(operation.result, Tensor):
+                _describe(node, operation.result)
+                nodes.setdefault(id(operation.result), node)
+            else:
+                node.meta["val"] = operation.result
+                for fake in items.get(index, {}).values():
+                    use(fake)
+        returned = [None if o is None else use(o) for o in outputs]
+        for target, value in write_back:
+            node = graph.call_function(torch.ops.aten.copy_.default, (use(target), use(value)))
+            node.meta["val"] = target
+            node.meta["phase"] = "forward"
+        graph.output(tuple(returned))
+        return internals.graph_module(root, graph, name)
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return str(target.overloadpacket.__name__)
+    return str(getattr(target, "__name__", "call"))
+
+
+def _inherit(node: fx.Node, operation: Operation) -> None:
+    meta = node.meta
+    meta["phase"] = operation.phase
+    meta["operation"] = operation.index
+    meta["original_aten"] = operation.original
+    if operation.place is not None:
+        meta["user_line"] = operation.place
+        if isinstance(operation.place, Place):
+            meta["stack_trace"] = stack_trace(operation.place)
+    if operation.sequence is not None:
+        meta["seq_nr"] = operation.sequence
+    # by this tag upstream's partitioners know which half a node belongs to
+    meta["partitioner_tag"] = f"is_{operation.phase}"
+    if operation.meta:
+        meta.update(operation.meta)
+
+
+#: The ``tensor_meta`` of each kind of tensor; they hold no tensors and are few.
+_tensor_metas: dict[Any, Any] = {}
+
+
+def _describe(node: fx.Node, fake: Tensor) -> None:
+    node.meta["val"] = fake
+    key = (fake.shape, fake.stride(), fake.dtype)
+    known = _tensor_metas.get(key)
+    if known is None:
+        known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
+    node.meta["tensor_meta"] = known
+    node.meta.setdefault("phase", "forward")
