@@ -25,7 +25,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -130,8 +130,6 @@ def compile_call(
             if live.training and live.is_whole:
                 options.backend.prepare(traced.module, live.fake_mode)
             split_record, split = partition.run(traced, live, options.partitioner)
-            live.metadata = replace(live.metadata, donated_buffers=split_record.donated)
-            journal.records["trace"] = replace(traced, metadata=live.metadata)
         journal.announce("partition", split_record, _size(split_record))
 
         context = compile.CompilationContext(model_name="model", number=number, shared={}, detailed=observe.listening())
@@ -141,7 +139,7 @@ def compile_call(
                 live,
                 options.backend,
                 context,
-                lazy_backward=config.lazy_backward or not live.is_whole or live.backward_draws,
+                lazy_backward=config.lazy_backward or not live.is_whole or bool(live.deriver.draws),
                 output_labels=[f"`{label}`" for label in traced.outputs],
                 gradient_labels=live.gradient_labels(0) if live.training else (),
             )
@@ -154,7 +152,7 @@ def compile_call(
             ]
             settings = internals.SettingsGuard()
             generated, run = runtime.run(
-                _parts(options, call, deduped, live, split_record, forward, backward, settings, number)
+                _parts(options, call, deduped, live, split_record, split, forward, backward, settings, number)
             )
         journal.announce("runtime", generated)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
@@ -180,7 +178,7 @@ def compile_call(
         state=state,
         settings=settings,
         mutates=mutates,
-        offsets=tuple(deduped.kept[k] for k in live.offsets_read),
+        offsets=tuple(deduped.kept[k] for k in live.inputs.offsets_read),
         records=journal.records,
         reason=reason,
         printed=printed,
@@ -329,7 +327,7 @@ def _backward(
 
     def compile_pattern(pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.Compiled:
         started = time.perf_counter_ns()
-        usual = trace.is_full(pattern) and live.is_whole and not live.backward_draws
+        usual = trace.is_full(pattern) and live.is_whole and not live.deriver.draws
         if usual and record.backward is not None and not internals.any_autocast_enabled():
             return compile_module(record.backward, pattern, started), tuple(range(len(split.saved_names)))
         with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
@@ -355,7 +353,7 @@ def _backward(
 
     def does_the_same(pattern: trace.Pattern) -> bool:
         with internals.no_dispatch_modes():
-            return trace.does_the_same(live, segment, pattern)
+            return trace.does_the_same(live.deriver, segment, pattern)
 
     def make_higher(backward: runtime.Backward) -> Higher:
         return Higher(
@@ -392,6 +390,7 @@ def _parts(
     deduped: dedupe.DedupeRecord,
     live: trace.Trace,
     record: partition.PartitionRecord,
+    split: partition.Split,
     forward: Boxed,
     backward: Sequence[runtime.Backward],
     settings: internals.SettingsGuard,
@@ -402,6 +401,7 @@ def _parts(
         dedupe=deduped,
         trace=live,
         partition=record,
+        split=split,
         forward=forward,
         backward=backward,
         settings_hold=settings.holds,

@@ -156,12 +156,13 @@ def test_num_params_buffers():
 
 
 def test_donated_buffers():
-    """Of what is kept, the metadata names what is neither an input's memory nor an output's."""
+    """Of what is kept, the partition names what is neither an input's memory nor an output's."""
     f = aotlab.aot_function(lambda w, x: ((w * x).sin(), w.exp()), aotlab.nop)
     f(leaf(2), torch.ones(2))
-    saved = record(f, "partition").saved
+    partition = record(f, "partition")
+    saved = partition.saved
     assert [(s.is_input, s.is_output) for s in saved if s.line is not None] == [(False, False), (False, True)]
-    assert [saved[n].is_input or saved[n].is_output for n in metadata(f).donated_buffers] == [False]
+    assert [saved[n].is_input or saved[n].is_output for n in partition.donated] == [False]
     assert metadata(f).backward_mutated_indices == ()
 
 

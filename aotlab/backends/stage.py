@@ -128,7 +128,7 @@ def compile_graph(
     devices = with_states(module)
     inputs = placeholders(module.graph)
     if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
-        callers = {internals.storage_key(fake) for _, fake in trace.placeholders if fake.layout == torch.strided}
+        callers = {internals.storage_key(fake) for _, fake in trace.inputs.placeholders if fake.layout == torch.strided}
         static: Sequence[int] = [
             i
             for i, node in enumerate(inputs)

@@ -16,7 +16,7 @@ values of the forward, as for any backward. A level is differentiated like the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.errors import RandomOpError
+from aotlab.trace.deriver import tangent_like
 from aotlab.trace.differentiate import differentiate
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.history import kept_entries, node_bits, reachable, state_masks
@@ -67,7 +68,7 @@ class Level:
     part: Segment
     slots: Sequence[Exit | None]
     tangents: Sequence[Tensor]
-    bits: dict[Any, int]
+    bits: Mapping[Any, int]
     masks: Sequence[int]
     known: set[Any]
     saved: Sequence[Tensor]
@@ -165,7 +166,7 @@ class Level:
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
-        with trace.recording_backward(autocast=autocast), torch.set_grad_enabled(create_graph):
+        with trace.deriver.recording(autocast=autocast), torch.set_grad_enabled(create_graph):
             if everything:
                 _raise_errors(part, tangents)
             found = differentiate(part, tangents, create_graph=create_graph)
@@ -180,8 +181,8 @@ class Level:
                 above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
-        if trace.drawn:
-            operation = trace.tape.operations[trace.drawn[0]]
+        if trace.deriver.drawn:
+            operation = trace.tape.operations[trace.deriver.drawn[0]]
             raise RandomOpError(
                 f"a backward under create_graph=True, or one of its gradients, draws random numbers by "
                 f"`{operation.target}`",
@@ -190,7 +191,7 @@ class Level:
                 suggestion="call the original function where higher derivatives are needed",
             )
         if above is not None:  # not above, where what is made is a wrapper
-            above.tangents = [_tangent_like(trace, value) for i in roots if (value := values[i]) is not None]
+            above.tangents = [tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None]
         return Derived(
             gradients=values,
             given=given,
@@ -240,12 +241,12 @@ def first_level(trace: Trace, segment: int) -> Level:
         trace=trace,
         part=part,
         slots=trace.slots[segment],
-        tangents=[trace.tangents[n] for n in trace.entry_tangents[segment]],
-        bits=trace.bits,
-        masks=trace.state_masks[segment],
+        tangents=[trace.tangents.fakes[n] for n in trace.tangents.of_entries[segment]],
+        bits=trace.saving.bits,
+        masks=trace.saving.masks[segment],
         known={edge[0] for edge in (*stops, *behind) if not _is_own_leaf(trace, edge)},
         saved=(),
-        own=kept_entries(part, trace.bits),
+        own=kept_entries(part, trace.saving.bits),
     )
 
 
@@ -294,15 +295,6 @@ def _level_above(
         wrappers=wrappers,
     )
     return made, tuple(given.get(way[0], way[0]) for way in part.exits)
-
-
-def _tangent_like(trace: Trace, value: Tensor) -> Tensor:
-    """Make what stands for the gradient of ``value``; it has memory for each of its elements."""
-    with trace.fake_mode:
-        shared = may_overlap_itself(value.shape, value.stride())
-        stride = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
-        fake = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
-    return trace.tape.enter(fake)
 
 
 def _new_nodes(starts: Sequence[Edge], level: Level, ends: Collection[Edge]) -> tuple[list[Any], list[Edge]]:

@@ -290,9 +290,6 @@ class ViewAndMutationMeta:
         Inputs whose address will not change: parameters and buffers.
     num_tokens
         Effect tokens before the inputs; always 0 so far.
-    donated_buffers
-        The numbers of the saved values whose memory is nobody else's, so that a backward may use it again if the graph
-        is not kept. Compilers are not told: they would write into it in a backward that keeps the graph, too.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -304,7 +301,6 @@ class ViewAndMutationMeta:
     deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
     num_tokens: int = 0
-    donated_buffers: tuple[int, ...] = ()
 
     @property
     def mutated_inp_runtime_indices(self) -> tuple[int, ...]:

@@ -87,7 +87,10 @@ class PartitionRecord:
 
     @property
     def donated(self) -> tuple[int, ...]:
-        """The numbers of the saved values that share memory with no input and no output."""
+        """The numbers of the saved values that share memory with no input and no output.
+
+        Compilers are not told: they would write into them in a backward that keeps the graph, too.
+        """
         return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
 
 
@@ -101,6 +104,8 @@ class Split:
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The numbers of those that are copies to compute again with.
     copies: frozenset[int] = frozenset()
+    #: What the forward graph hands on to be saved, None for a clone; a compiler may put others into the graph's nodes.
+    graph_values: tuple[Tensor | None, ...] = ()
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -116,10 +121,12 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     if not trace.training or len(output_args(trace_record.module.graph)) == count:
         module = trace_record.module
         if trace.training:  # nothing could be differentiated: the forward alone
-            module = trace.tape.graph("Forward", trace.placeholders, trace.forward_outputs, keep_impure="forward")
+            module = trace.tape.graph(
+                "Forward", trace.inputs.placeholders, trace.forward_outputs, keep_impure="forward"
+            )
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split(saved_values=[], saved_names=[])
-    joint_inputs = ([fake for _, fake in trace.placeholders], list(trace.tangents))
+    joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
     for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     held = hold_unused(trace_record.module, count)
@@ -155,7 +162,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         split.saved_names.append(node.meta.get("saved_name", node.name))
         if value is not None and n not in split.copies:
             split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
-    trace.saved_values = _own_values(forward, count)
+    split.graph_values = _own_values(forward, count)
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
@@ -182,7 +189,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
     for saved in output_args(forward.graph)[count:]:
         if saved is not None and COPY not in saved.meta:
             known.update(id(value) for value in (saved.meta.get("val"), *saved.meta.get("stands_for", ())))
-    inputs = {id(fake) for _, fake in trace.placeholders}
+    inputs = {id(fake) for _, fake in trace.inputs.placeholders}
     written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
     more: list[fx.Node] = []
 
@@ -191,7 +198,9 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
         if id(value) in nodes and id(value) not in written:
             more.append(nodes[id(value)])
 
-    kept = [value for value in trace.kept_by(trace.bits, of_torch=True) if root_among(tape, value, known) is None]
+    kept = [
+        value for value in trace.kept_by(trace.saving.bits, of_torch=True) if root_among(tape, value, known) is None
+    ]
     for value in kept:
         root = root_among(tape, value, inputs)
         if root is not None and id(root) not in known:
@@ -205,7 +214,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
 
 
 def _own_values(forward: fx.GraphModule, count: int) -> tuple[Tensor | None, ...]:
-    """Return the trace's saved values; None for a clone. A compiler may put other values into the graph's nodes."""
+    """Return what a forward graph hands on to be saved; None for a clone."""
     saved = output_args(forward.graph)[count:]
     values = [None if node is None or "saved_value" in node.meta else node.meta.get("val") for node in saved]
     return tuple(value if isinstance(value, Tensor) else None for value in values)
@@ -239,11 +248,11 @@ def derive_backward(
     PartialBackwardError
         Something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
-    drawn = trace.drawn
+    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
+    drawn = trace.deriver.drawn
     defined = [
         (f"tangents_{n + 1}", given[0])
-        for n, given in zip(trace.entry_tangents[segment], trace.given(segment, pattern), strict=True)
+        for n, given in zip(trace.tangents.of_entries[segment], trace.deriver.given(segment, pattern), strict=True)
         if given is not None
     ]
     found = write_backward(trace, split, gradients, defined, drawn)
@@ -294,7 +303,7 @@ def _write_backward(
         if value is not None and n not in split.copies:
             first[id(value)] = name, value
     results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
-    for name, value in (*(results if by_copies else ()), *(trace.placeholders if split.copies else ())):
+    for name, value in (*(results if by_copies else ()), *(trace.inputs.placeholders if split.copies else ())):
         first.setdefault(id(value), (f"{name}{_MISSING}", value))
     same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
@@ -314,7 +323,9 @@ def _write_backward(
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
-    pairs = zip(placeholders(forward.graph), trace.placeholders, strict=False)  # a joint graph has tangents besides
+    pairs = zip(
+        placeholders(forward.graph), trace.inputs.placeholders, strict=False
+    )  # a joint graph has tangents besides
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
@@ -350,7 +361,7 @@ def _describe_saved(
         for node, name in zip(returned[: len(mutated)], mutated, strict=True)
         if node is not None
     }
-    names = {id(fake): i.name for fake, i in zip(trace.input_fakes, trace.metadata.input_info, strict=True)}
+    names = {id(fake): i.name for fake, i in zip(trace.inputs.fakes, trace.metadata.input_info, strict=True)}
     records = []
     for n, (node, placeholder) in enumerate(zip(returned[count:], inputs, strict=False)):
         assert node is not None

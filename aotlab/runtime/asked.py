@@ -41,7 +41,7 @@ class Askers:
         if asked not in self._masks:
             part, ways = self._trace.segments[self._segment], self._trace.slots[self._segment]
             nodes = leading_to(part, [way for i in asked if (way := ways[i]) is not None])
-            bits = self._trace.bits
+            bits = self._trace.saving.bits
             own = {1 << bits[node] for node in nodes if node in bits}  # several may have the same
             self._masks[asked] = sum(own, LASTING)
         return self._masks[asked]

@@ -55,9 +55,9 @@ class Backward:
         self._name = name
         self._exact = exact
         self._does_the_same = does_the_same
-        self.masks = trace.state_masks[segment]
-        self.all_masks = [mask for masks in trace.state_masks for mask in masks]
-        self.strides = [tuple(trace.tangents[n].stride()) for n in trace.entry_tangents[segment]]
+        self.masks = trace.saving.masks[segment]
+        self.all_masks = [mask for masks in trace.saving.masks for mask in masks]
+        self.strides = [tuple(trace.tangents.fakes[n].stride()) for n in trace.tangents.of_entries[segment]]
         self.wanted = trace.through(segment)
         self._askers = Askers(trace, segment, self.wanted)
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
@@ -186,7 +186,7 @@ class Backward:
             pattern = self._with_strides(pattern, inputs, casting)
         # eager runs, and lets draw and let go, what is on the way to the gradients that are asked for; where nothing is
         # drawn and there is one entry all nodes go together; else this takes time for each edge
-        draws = self._trace.backward_draws
+        draws = self._trace.deriver.draws
         several = len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph())
         asked = self._askers.slots() if draws or several else None
         if asked is not None:

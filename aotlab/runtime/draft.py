@@ -10,7 +10,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import InputAliasInfo, OutputAliasInfo, OutputType
-from aotlab.partition.stage import PartitionRecord
+from aotlab.partition.stage import PartitionRecord, Split
 from aotlab.runtime.backward import Backward
 from aotlab.runtime.writer import Writer
 from aotlab.trace.live import Trace
@@ -30,6 +30,7 @@ class Parts:
     dedupe: DedupeRecord
     trace: Trace
     partition: PartitionRecord
+    split: Split
     forward: Boxed
     backward: Sequence[Backward]
     settings_hold: Callable[[], bool]
@@ -101,7 +102,7 @@ class Draft:
 
     def base_with(self, k: int) -> Base | None:
         """Return the synthetic base of which the kept input ``k`` is a window."""
-        for source in self.trace.placeholder_sources:
+        for source in self.trace.inputs.sources:
             if isinstance(source, Base) and k in source.members:
                 return source
         return None

@@ -67,7 +67,7 @@ class Edges:
     def register_hooks(self, *kinds: str) -> None:
         """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
         draft, trace = self._draft, self._draft.trace
-        for n, (kind, source, function) in enumerate(trace.hooks):
+        for n, (kind, source, function) in enumerate(trace.effects.hooks):
             if n in self._hooked or source.kind not in kinds:
                 continue
             if source.kind == "carrier" and f"carrier_{source.index}" not in draft.carriers:

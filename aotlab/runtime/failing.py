@@ -39,7 +39,7 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
 
     ``writes_last`` says that a graph which writes inputs itself does so when nothing can raise any more.
     """
-    if trace.write_back and not writes_last:
+    if trace.effects.write_back and not writes_last:
         return False
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:

@@ -144,13 +144,13 @@ def hung_on(trace: Trace, segment: int) -> tuple[int, ...] | None:
     takes memory; then there has to be another result, without any.
     """
     part = trace.segments[segment]
-    own = kept_entries(part, trace.bits)
+    own = kept_entries(part, trace.saving.bits)
     if own:
         return own
     carriers = range(len(part.roots), len(part.entries))  # without memory
     if carriers:
         return (carriers[0],)
-    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(trace.tangents[n] for n in part.roots)]
+    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(trace.tangents.fakes[n] for n in part.roots)]
     size, smallest = min(sizes)
     return (smallest,) if size <= _SMALL else None
 
@@ -182,7 +182,7 @@ def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None)
 def graph_inputs(draft: Draft) -> list[str]:
     """Return the expressions of the graph's inputs; write what makes synthetic bases."""
     listed = []
-    for source in draft.trace.placeholder_sources:
+    for source in draft.trace.inputs.sources:
         if isinstance(source, Base):
             name = draft.w.local("base")
             maker = draft.w.constant("memory_of", _base_maker(source))
@@ -228,9 +228,9 @@ class OwnNodes:
         self._draft = draft
         self._entries = entries
         trace = draft.trace
-        kept = kept_entries(trace.segments[segment], trace.bits)
+        kept = kept_entries(trace.segments[segment], trace.saving.bits)
         self._kept = {entries[n][0] for n in kept}
-        passes_by = not kept and any(value is not None for value in trace.saved_values)
+        passes_by = not kept and any(value is not None for value in draft.parts.split.graph_values)
         self._is_shared = len(entries) > 1 or passes_by
         #: The outputs in need of nodes, by their numbers; those of one node of the traced program's together.
         self._groups = self._grouped()
@@ -240,7 +240,7 @@ class OwnNodes:
         draft, trace = self._draft, self._draft.trace
         first = len(trace.writes)
         last = first + len(trace.returned_outputs)
-        hooked = {trace.roots[source.index] for _, source, _ in trace.hooks if source.kind == "root"}
+        hooked = {trace.roots[source.index] for _, source, _ in trace.effects.hooks if source.kind == "root"}
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):

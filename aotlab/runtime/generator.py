@@ -53,14 +53,14 @@ class Generator:
             w.add("# epilogue: what the caller can see")
             self._mutations.write(draft.results)
         self._keeping.remember()
-        if draft.trace.warned:  # not before the graph ran: where that raises, eager warns
-            noted = w.constant("noted", draft.trace.warned)
+        if draft.trace.effects.warned:  # not before the graph ran: where that raises, eager warns
+            noted = w.constant("noted", draft.trace.effects.warned)
             w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
         outputs = self._outputs.write()
         self._keeping.watch(edges)
         edges.register_hooks("input", "changed", "root", "output")
         self._leave_grad_mode()
-        w.add(f"return {write_result(w, draft.trace.out_spec, outputs[: draft.trace.visible_outputs])}")
+        w.add(f"return {write_result(w, draft.trace.outputs.spec, outputs[: draft.trace.outputs.visible])}")
         source = "\n".join([*draft.heads, "def run(args, kwargs):", *body]) + "\n"
         return source, w.namespace
 

@@ -36,7 +36,7 @@ class Keeping:
         count = len(trace.forward_outputs)
         reshapes = any(info.is_changed or info.mutates_metadata for info in infos)
         detached = [s.is_returned or (s.is_input and reshapes) for s in partition.saved]
-        values = {n: trace.saved_values[n] for n in partition.own if not detached[n]}
+        values = {n: self._draft.parts.split.graph_values[n] for n in partition.own if not detached[n]}
         places = {n: v.stride() for n, v in values.items() if v is not None and v.layout == torch.strided}
         named = f", {self._draft.w.constant('places', places)}" if places else ""
         if not any(detached):
@@ -79,7 +79,13 @@ class Keeping:
             real = self._draft.parts.call.values[self._draft.parts.dedupe.kept[write.index]]
             if not info.metadata_steps and self._draft.base_with(write.index) is None and real.device.type == "cpu":
                 fits = _lie_alike(final, real)
-                found.update({n: write.index for n, value in enumerate(trace.saved_values) if value is final and fits})
+                found.update(
+                    {
+                        n: write.index
+                        for n, value in enumerate(self._draft.parts.split.graph_values)
+                        if value is final and fits
+                    }
+                )
         return found
 
     def watch(self, edges: Edges) -> None:
@@ -107,13 +113,13 @@ class Keeping:
         A saved value that is the caller's tensor, or shares its memory and version counter, notices itself.
         """
         trace = self._draft.trace
-        saved = {internals.storage_key(value) for value in trace.saved_values if value is not None}
+        saved = {internals.storage_key(value) for value in self._draft.parts.split.graph_values if value is not None}
         written = {write.index for write in trace.writes}
         found = {}
         bases: dict[int, int] = {}
-        for source, mask in trace.watch.items():
+        for source, mask in trace.saving.watch.items():
             if source.kind == "input":
-                own = trace.input_fakes[source.index]
+                own = trace.inputs.fakes[source.index]
                 noticed = source.index not in written and self._draft.base_with(source.index) is None
             elif (n := self._intermediate(source)) is not None:
                 mask &= ~bases.get(n, 0)  # one of its views notices what is written to any

@@ -74,7 +74,7 @@ class Mutations:
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
-        found = dict.fromkeys(self.draft.trace.counted)
+        found = dict.fromkeys(self.draft.trace.effects.counted)
         for info in self.draft.meta.input_info:
             # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH

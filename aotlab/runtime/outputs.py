@@ -60,8 +60,8 @@ class Outputs:
 
     def _make(self, output: OutputAliasInfo) -> str:
         trace = self.draft.trace
-        if output.index in trace.out_constants:
-            value = trace.out_constants[output.index]
+        if output.index in trace.outputs.constants:
+            value = trace.outputs.constants[output.index]
             plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
             return repr(value) if plain else self.w.constant("constant", value)
         if output.same_as is not None:
@@ -84,7 +84,7 @@ class Outputs:
         base, base_requires = self._base(output)
         if output.views == ():
             return base
-        through = self.draft.trace.made_through.get(output.index)
+        through = self.draft.trace.outputs.made_through.get(output.index)
         if through is not None:
             other = self.meta.output_info[through]
             assert other.views is not None

@@ -47,8 +47,8 @@ class Prologue:
             self._may_be_changed(info)
         self._offsets()
         self._overlaps()
-        if self.draft.trace.warned:
-            noted = self.w.constant("noted", self.draft.trace.warned)
+        if self.draft.trace.effects.warned:
+            noted = self.w.constant("noted", self.draft.trace.effects.warned)
             self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
 
     def _surroundings(self) -> None:
@@ -67,7 +67,7 @@ class Prologue:
             conditions.append(f"{w.constant('anomaly_mode', torch.is_anomaly_enabled)}()")
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
             conditions.append(f"{w.constant('transforms_active', internals.transforms_active)}()")
-        if self.draft.trace.sets_saved_hooks:
+        if self.draft.trace.effects.sets_saved_hooks:
             conditions.append(f"{w.constant('hooks_disabled', internals.saved_tensor_hooks_disabled)}()")
         function = getattr(target, "function", None)
         if isinstance(function, FunctionType):
@@ -124,7 +124,7 @@ class Prologue:
             facts = state.leaves[i]
             if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
-            if isinstance(facts, TensorFacts) and facts.requires_grad and draft.trace.differentiates:
+            if isinstance(facts, TensorFacts) and facts.requires_grad and draft.trace.effects.differentiates:
                 leaves.append(f"{self.w.constant('is_hooked', internals.is_hooked)}({draft.expressions[i]})")
                 by_base = self.w.constant("is_leaf_by_its_base", internals.is_leaf_by_its_base)
                 leaves.append(f"{by_base}({draft.expressions[i]})")
@@ -141,12 +141,12 @@ class Prologue:
             together = {k for k in together if not self.parts.call.values[self.parts.dedupe.kept[k]].is_leaf}
         else:
             together = set()
-        for k in sorted(trace.viewed_unseen | trace.viewed_late | together):
+        for k in sorted(trace.effects.viewed_unseen | trace.effects.viewed_late | together):
             position = self.parts.dedupe.kept[k]
             facts, tensor = self.state.leaves[position], self.draft.kept(k)
             if not (isinstance(facts, TensorFacts) and facts.requires_grad):
                 continue
-            if facts.is_leaf and k in trace.viewed_late and not facts.is_view:
+            if facts.is_leaf and k in trace.effects.viewed_late and not facts.is_view:
                 self.draft.miss([f"{tensor}._base is not None"])
             else:
                 self.draft.miss([f"{w.constant('is_over_another', internals.is_over_another)}({tensor})"])
@@ -170,7 +170,7 @@ class Prologue:
             draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
 
     def _offsets(self) -> None:
-        for k in self.draft.trace.offsets_read:
+        for k in self.draft.trace.inputs.offsets_read:
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
@@ -183,7 +183,7 @@ class Prologue:
         if not written:
             self._counters()  # a step that changes no values moves a version as well
             return
-        bases = [source for source in self.draft.trace.placeholder_sources if isinstance(source, Base)]
+        bases = [source for source in self.draft.trace.inputs.sources if isinstance(source, Base)]
         several = len(self.parts.dedupe.kept) > 1
         if bases:  # such an entry is for calls that share memory in the very same way
             if several:
@@ -200,8 +200,8 @@ class Prologue:
         Those saved before it are spoilt, and so are views of some kinds.
         """
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
-        kept = {source.index for source in self.draft.trace.watch if source.kind == "input"}
-        kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.fragile
+        kept = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
+        kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.effects.fragile
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
         order = sorted(moved | kept | self.together if moved and kept else self.together)
         if len(order) > 1:

@@ -83,7 +83,7 @@ class ViewCalls:
         assert output.spec is not None
         assert output.base_idx is not None
         if output.output_type is OutputType.ALIAS_OF_INPUT:
-            here = self.draft.trace.final_offsets[output.base_idx]
+            here = self.draft.trace.inputs.final_offsets[output.base_idx]
             assert isinstance(output.spec.offset, int)
             return f"{base}.storage_offset() + {output.spec.offset - here}"
         return str(output.spec.offset)

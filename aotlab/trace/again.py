@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.live import Trace
+from aotlab.trace.deriver import Deriver
 from aotlab.trace.tape import Operation, Tape
 
 
-def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None]) -> None:
+def check_again(deriver: Deriver, segment: int, first: Sequence[Tensor | None]) -> None:
     """Derive a segment's backward once more, if checkpoints run functions again for it; ``first`` came of it before.
 
     Raises
@@ -38,11 +38,11 @@ def check_again(trace: Trace, segment: int, first: Sequence[Tensor | None]) -> N
     RunEagerly
         Now it is something else.
     """
-    if not trace.recorder.has_checkpoints:
+    if not deriver.recorder.has_checkpoints:
         return
     try:
-        second = trace.derive(segment, [True] * len(trace.entry_tangents[segment]), again=True)
-        is_same, raises = are_same(trace.tape, first, second), ""
+        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries), again=True)
+        is_same, raises = are_same(deriver.recorder.tape, first, second), ""
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
         is_same, raises = False, f": the next time it raises {type(error).__name__}"
     if not is_same:

@@ -9,37 +9,36 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import HigherOrderOpError, RefusedError
+from aotlab.ir.metadata import InputAliasInfo
 from aotlab.trace.again import check_again
+from aotlab.trace.deriver import Deriver
 from aotlab.trace.history import Survey, reachable
 from aotlab.trace.inputs import Entered
-from aotlab.trace.live import Trace
 from aotlab.trace.records import TraceFailed
 from aotlab.trace.tape import Untraceable
 
 
-def differentiate_all(trace: Trace) -> list[Tensor | None]:
-    """Return the gradients for all tangents together.
+def differentiate_all(deriver: Deriver) -> list[list[bool]]:
+    """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it.
 
     Raises
     ------
     RunEagerly
         The backward raises, of itself or since the function is wrong: eager says so when it is asked for.
     """
-    if not trace.training:
-        return []
-    gradients: list[Tensor | None] = []
-    for number, part in enumerate(trace.segments):
+    connected = []
+    for number, part in enumerate(deriver.segments):
         try:
-            found = trace.derive(number, [True] * len(part.entries))
-            check_again(trace, number, found)
+            found = deriver.derive(number, [True] * len(part.entries))
+            check_again(deriver, number, found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
-            trace.connected[number] = [
-                gradient is not None or (way is not None and way[0] in reached)
-                for gradient, way in zip(found, trace.slots[number], strict=True)
-            ]
-            trace.full[number] = found
-            gradients += found
+            connected.append(
+                [
+                    gradient is not None or (way is not None and way[0] in reached)
+                    for gradient, way in zip(found, deriver.slots[number], strict=True)
+                ]
+            )
         except (RefusedError, RunEagerly):
             raise
         except Untraceable as error:  # the trace's shortcoming, not an error that eager's backward raises
@@ -57,12 +56,12 @@ def differentiate_all(trace: Trace) -> list[Tensor | None]:
                 f"the backward raises {type(error).__name__}{': ' * bool(text)}{text}",
                 suggestion="call it under torch.no_grad() where nothing is to be differentiated",
             ) from error
-    return gradients
+    return connected
 
 
-def check_histories(trace: Trace, inputs: Sequence[Entered]) -> None:
+def check_histories(infos: Sequence[InputAliasInfo], inputs: Sequence[Entered]) -> None:
     """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
-    for info, item in zip(trace.metadata.input_info, inputs, strict=True):
+    for info, item in zip(infos, inputs, strict=True):
         if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
         if info.changes_history_twice and item.real.retains_grad:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.trace.backward_writes import unwritten
+from aotlab.trace.deriver import Deriver, Tangents, tangent_like
 from aotlab.trace.edges import Edge
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
@@ -22,153 +24,157 @@ from aotlab.trace.gradients import check_histories, check_out_of_sight, differen
 from aotlab.trace.history import node_bits, read_by_themselves, state_masks, survey, watches
 from aotlab.trace.hooked import check_partners, check_passed
 from aotlab.trace.inputs import value_of
-from aotlab.trace.live import Trace
+from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.nodes import autograd_nodes
 from aotlab.trace.owners import check_owners
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Source, TraceRecord
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.sources import divide, made_through, place_hooks
-from aotlab.trace.write_calls import may_overlap_itself
 
 
 def make_joint(
     findings: Findings, *, keep_input_mutations: bool, static_inputs: int, exact: bool
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
+    recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    placeholders, placeholder_sources = placeholders_of(findings, forward.writes, training=forward.training)
-    known, parts = divide(findings, forward, exact=exact)
-    tangents = _Tangents(findings.recorder, forward.roots, parts)
-    known.update(tangents.carriers)
-    through = made_through(findings.outputs)
-    slots = _slots(parts, known, placeholder_sources, findings.dedupe.kept)
+    inputs = _graph_inputs(findings, forward)
+    sources, parts = divide(findings, forward, exact=exact)
+    tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
+    sources.update(carriers)
+    through = made_through(outputs)
+    check_partners(findings.hooks, outputs, findings.inputs)
+    check_passed(findings.hooks, outputs, findings.inputs, through)
+    effects = _effects(findings, forward, sources)
+    slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
+    holder = findings.holder if recorder.has_checkpoints else nullcontext
+    deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts, findings.chronicle.keeping_nothing)
-    check_partners(findings.hooks, findings.outputs, findings.inputs)
-    check_passed(findings.hooks, findings.outputs, findings.inputs, through)
-    metadata = ViewAndMutationMeta(
-        input_info=forward.infos,
-        output_info=tuple(findings.outputs.infos),
-        intermediate_bases=tuple(spec_of(value) for value, _ in findings.outputs.bases),
-        tangents=tuple(tangents.infos),
-        keep_input_mutations=keep_input_mutations and not forward.training,
-        grad_enabled_mutation=findings.left_grad_mode,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-        static_input_indices=tuple(range(static_inputs)),
-    )
-    chronicle, visible = findings.chronicle, _visible(findings)
-    masks = watches(bits, list(visible.values()), chronicle.kept_by)
+    connected, watch = _differentiate(findings, forward, deriver, bits)
     trace = Trace(
-        tape=findings.recorder.tape,
-        recorder=findings.recorder,
-        fake_mode=findings.recorder.fake_mode,
         call_name=findings.call.target.name,
-        input_fakes=[i.fake for i in findings.inputs],
-        placeholders=placeholders,
-        placeholder_sources=placeholder_sources,
+        recorder=recorder,
+        metadata=ViewAndMutationMeta(
+            input_info=forward.infos,
+            output_info=tuple(outputs.infos),
+            intermediate_bases=tuple(spec_of(value) for value, _ in outputs.bases),
+            tangents=tangent_infos,
+            keep_input_mutations=keep_input_mutations and not forward.training,
+            grad_enabled_mutation=findings.left_grad_mode,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            static_input_indices=tuple(range(static_inputs)),
+        ),
+        inputs=inputs,
+        outputs=ProgramOutputs(
+            spec=findings.out_spec, constants=outputs.constants, visible=findings.visible, made_through=through
+        ),
+        effects=effects,
         forward_outputs=[item.value for item in forward.returned],
+        returned_outputs=[i for i, _, _ in outputs.returned],
         writes=forward.writes,
-        counted=[write.index for write in forward.counted],
-        write_back=forward.write_back,
         roots=forward.positions,
         root_wrappers=[item.root for item in forward.returned if item.root is not None],
         segments=parts,
-        entry_tangents=tangents.of_entries,
-        tangents=tangents.fakes,
-        tangent_wrappers=[internals.to_functional(tangent) for tangent in tangents.fakes],
         slots=slots,
-        connected=[[way is not None for way in own] for own in slots],
-        sources=known,
-        full={},
-        bits=bits,
-        state_masks=state_masks(parts, bits),
-        watch={s: mask for s, mask in zip(visible, masks, strict=True) if mask},
-        fragile=frozenset(k for k, item in enumerate(findings.inputs) if chronicle.has_fragile_views(item.storage)),
-        viewed_unseen=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.was_viewed_unseen(i.storage)),
-        viewed_late=frozenset(k for k, i in enumerate(findings.inputs) if chronicle.used_late(i.storage)),
-        out_spec=findings.out_spec,
-        out_constants=findings.outputs.constants,
+        connected=connected,
+        sources=sources,
+        tangents=tangents,
+        saving=SavingNodes(bits=bits, masks=state_masks(parts, bits), watch=watch),
+        deriver=deriver,
+    )
+    if trace.training or torch.is_grad_enabled():
+        check_owners(trace, findings)
+    return _record(trace, forward), trace
+
+
+def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
+    placeholders, sources = placeholders_of(findings, forward.writes, training=forward.training)
+    return GraphInputs(
+        fakes=[item.fake for item in findings.inputs],
+        placeholders=placeholders,
+        sources=sources,
         offsets_read=findings.offsets_read,
+        final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
+    )
+
+
+def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
+    chronicle = findings.chronicle
+
+    def inputs_of(is_so: Callable[[int], bool]) -> frozenset[int]:
+        return frozenset(k for k, item in enumerate(findings.inputs) if is_so(item.storage))
+
+    return Effects(
+        counted=[write.index for write in forward.counted],
+        write_back=forward.write_back,
+        hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
         warned=findings.warned,
-        returned_outputs=[i for i, _, _ in findings.outputs.returned],
-        made_through=through,
-        final_offsets=[int(i.wrapper.storage_offset()) for i in findings.inputs],
-        visible_outputs=findings.visible,
-        hooks=place_hooks(findings.hooks, known, findings.outputs, findings.inputs),
         sets_saved_hooks=findings.sets_saved_hooks,
         differentiates=findings.differentiates,
-        holder=findings.holder if findings.recorder.has_checkpoints else nullcontext,
-        metadata=metadata,
+        fragile=inputs_of(chronicle.has_fragile_views),
+        viewed_unseen=inputs_of(chronicle.was_viewed_unseen),
+        viewed_late=inputs_of(chronicle.used_late),
     )
+
+
+def _differentiate(
+    findings: Findings, forward: ForwardOutputs, deriver: Deriver, bits: Mapping[Any, int]
+) -> tuple[list[list[bool]], dict[Source, int]]:
+    """Differentiate all segments; say which slots a gradient can reach, and what nodes keep of the caller's tensors."""
+    parts, has_checkpoints = deriver.segments, findings.recorder.has_checkpoints
     seen = survey(parts)
-    has_checkpoints = findings.recorder.has_checkpoints
-    reads_by_itself = trace.training and (bool(seen.custom) or has_checkpoints)
+    reads_by_itself = forward.training and (bool(seen.custom) or has_checkpoints)
     if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
         raise RunEagerly("a custom Function or a checkpoint may keep an inference tensor, which autograd does not save")
-    with unwritten(_callers(findings, trace), seen.custom, has_checkpoints=has_checkpoints):
-        gradients = differentiate_all(trace)
-    if sum(map(bool, trace.drawn_of_full.values())) > 1:
+    callers = _callers(findings, deriver.tangents)
+    visible = _visible(findings)
+    masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
+    with unwritten(callers, seen.custom, has_checkpoints=has_checkpoints):
+        connected = differentiate_all(deriver)
+    if len(deriver.draws) > 1:
         raise RunEagerly(
             "several parts of the backward draw random numbers, each in its turn, where eager may draw by turns",
             suggestion="return results together, as one tensor, to have it compiled",
         )
-    if trace.training:
-        callers = [tensor for _, tensor in _callers(findings, trace)]
-        check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
-        check_histories(trace, findings.inputs)
-        if reads_by_itself:
-            read = read_by_themselves(trace.tape, [*seen.custom, *bits], bits)
-            for source, tensor in visible.items():
-                key = internals.storage_key(value_of(tensor, "a result")) if internals.is_functional(tensor) else 0
-                if mask := read.get(key, 0):
-                    trace.watch[source] = trace.watch.get(source, 0) | mask
-    if trace.training or torch.is_grad_enabled():
-        check_owners(trace, findings)
-    return _record(trace, forward, gradients), trace
+    if forward.training:
+        check_out_of_sight(seen, [tensor for _, tensor in callers], hooked=bool(findings.hooks))
+        check_histories(forward.infos, findings.inputs)
+    if reads_by_itself:
+        read = read_by_themselves(findings.recorder.tape, [*seen.custom, *bits], bits)
+        for n, tensor in enumerate(visible.values()):
+            if internals.is_functional(tensor):
+                masks[n] |= read.get(internals.storage_key(value_of(tensor, "a result")), 0)
+    return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
 
 
-class _Tangents:
-    """The fake tangents: one for each root, then one for each carrier, which goes from one segment to another.
+def _make_tangents(
+    recorder: Recorder, roots: Sequence[Returned], parts: Sequence[Segment]
+) -> tuple[Tangents, tuple[TangentInfo, ...], dict[Edge, Source]]:
+    """Make a tangent for each root, then one for each carrier; return with them the carriers, by their edges."""
+    fakes: list[Tensor] = []
+    infos: list[TangentInfo] = []
+    carriers: dict[Edge, Source] = {}
 
-    Attributes
-    ----------
-    fakes, infos
-        Each with what it is.
-    of_entries
-        For each segment, the numbers of the tangents that come into it.
-    carriers
-        The carrier at each edge where one segment ends and another begins.
-    """
+    def add(fake: Tensor, source: TangentSource, index: int) -> None:
+        fakes.append(fake)
+        infos.append(TangentInfo(source=source, index=index, spec=spec_of(fake)))
 
-    def __init__(self, recorder: Recorder, roots: Sequence[Returned], parts: Sequence[Segment]) -> None:
-        self.fakes: list[Tensor] = []
-        self.infos: list[TangentInfo] = []
-        self.of_entries: list[list[int]] = []
-        self.carriers: dict[Edge, Source] = {}
-        tape, fake_mode = recorder.tape, recorder.fake_mode
-        for item in roots:
-            value = item.value
-            with fake_mode:
-                # the gradient of something expanded or unfolded has memory for each of its elements
-                shared = may_overlap_itself(value.shape, value.stride())
-                like = torch.empty(value.shape, device="meta") if shared else value
-                tangent = torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device)
-            self._add(tape.enter(tangent), item.source, item.index)
-        for part in parts:
-            numbers = list(part.roots)
-            for edge in part.entries[len(part.roots) :]:
-                shape, dtype, device = internals.edge_metadata(*edge)
-                with fake_mode:
-                    tangent = tape.enter(torch.empty(shape, dtype=dtype, device=device))
-                carrier = len(self.fakes) - len(roots)
-                self.carriers[edge] = Source("carrier", carrier)
-                numbers.append(len(self.fakes))
-                self._add(tangent, TangentSource.CARRIER, carrier)
-            self.of_entries.append(numbers)
-
-    def _add(self, fake: Tensor, source: TangentSource, index: int) -> None:
-        self.fakes.append(fake)
-        self.infos.append(TangentInfo(source=source, index=index, spec=spec_of(fake)))
+    for item in roots:
+        add(tangent_like(recorder, item.value), item.source, item.index)
+    of_entries = []
+    for part in parts:
+        numbers = list(part.roots)
+        for edge in part.entries[len(part.roots) :]:
+            shape, dtype, device = internals.edge_metadata(*edge)
+            with recorder.fake_mode:
+                tangent = recorder.tape.enter(torch.empty(shape, dtype=dtype, device=device))
+            carriers[edge] = Source("carrier", len(carriers))
+            numbers.append(len(fakes))
+            add(tangent, TangentSource.CARRIER, carriers[edge].index)
+        of_entries.append(numbers)
+    wrappers = [internals.to_functional(fake) for fake in fakes]
+    return Tangents(fakes=fakes, wrappers=wrappers, of_entries=of_entries), tuple(infos), carriers
 
 
 def _slots(
@@ -189,25 +195,26 @@ def _visible(findings: Findings) -> dict[Source, Tensor]:
     return {**visible, **{Source("output", i): tensor for i, tensor in findings.outputs.tensors.items()}}
 
 
-def _callers(findings: Findings, trace: Trace) -> list[tuple[str, Tensor]]:
+def _callers(findings: Findings, tangents: Tangents) -> list[tuple[str, Tensor]]:
     """List the wrappers of what the caller can see: inputs, outputs, and the gradients that come in."""
     infos = findings.outputs.infos
     named = [(f"`{item.name}`", item.wrapper) for item in findings.inputs]
     named += [(f"`{infos[i].name}`", tensor) for i, tensor in findings.outputs.tensors.items()]
-    return named + [("the gradient that it is given", wrapper) for wrapper in trace.tangent_wrappers]
+    return named + [("the gradient that it is given", wrapper) for wrapper in tangents.wrappers]
 
 
-def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | None]) -> TraceRecord:
+def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
     """Write the joint graph, and what a reader of the trace wants to know."""
     tape, training = trace.tape, trace.training
-    backward_draws = {index for drawn in trace.drawn_of_full.values() for index in drawn}
-    tangents = [(f"tangents_{n + 1}", t) for n, t in enumerate(trace.tangents)]
+    gradients = [gradient for segment in sorted(trace.deriver.full) for gradient in trace.deriver.full[segment]]
+    backward_draws = {index for drawn in trace.deriver.draws for index in drawn}
+    tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]
     module = tape.graph(
         "Joint" if training else "Forward",
-        [*trace.placeholders, *tangents],
+        [*trace.inputs.placeholders, *tangents],
         [*trace.forward_outputs, *gradients],
         keep_impure="forward",
-        write_back=trace.write_back,
+        write_back=trace.effects.write_back,
         keep=backward_draws,
     )
     return TraceRecord(
@@ -215,7 +222,7 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         module=module,
         metadata=trace.metadata,
         training=training,
-        inputs=tuple(name for name, _ in trace.placeholders),
+        inputs=tuple(name for name, _ in trace.inputs.placeholders),
         outputs=tuple(item.label for item in forward.returned),
         random_ops=tuple(
             str(o.draws_as)
@@ -224,5 +231,5 @@ def _record(trace: Trace, forward: ForwardOutputs, gradients: Sequence[Tensor | 
         ),
         operations=len(tape.operations),
         autograd_nodes=autograd_nodes(trace, forward.roots),
-        bases=tuple(tuple(source.members) for source in trace.placeholder_sources if isinstance(source, Base)),
+        bases=tuple(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),
     )

@@ -53,7 +53,7 @@ def check_owners(trace: Trace, findings: Findings) -> None:
             raise RunEagerly(
                 f"a view that was made before `{info.name}`, of the same memory, got a history is returned"
             )
-        unseen = item.base is not None and item.base not in trace.placeholder_sources
+        unseen = item.base is not None and item.base not in trace.inputs.sources
         if unseen and item.wrapper.requires_grad:
             raise RunEagerly(f"a view of `{info.name}`, which shares a history with another tensor, is changed")
 

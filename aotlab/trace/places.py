@@ -27,7 +27,7 @@ _ENGINE = tuple(
     )
 )
 #: The files that call what is traced.
-_CALLERS = tuple(str(_HERE / name) for name in ("trace/function.py", "trace/live.py", "derivatives", "runtime"))
+_CALLERS = tuple(str(_HERE / name) for name in ("trace/function.py", "trace/deriver.py", "derivatives", "runtime"))
 
 
 class Place:

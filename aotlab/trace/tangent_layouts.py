@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.trace.deriver import Deriver
 from aotlab.trace.differentiate import run_one
 from aotlab.trace.edges import next_edges
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import value_of
-from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern
 from aotlab.trace.segments import Segment
 from aotlab.trace.surroundings import tracing
@@ -33,34 +33,34 @@ from aotlab.trace.tape import Operation
 _MOST_NODES = 24
 
 
-def does_the_same(trace: Trace, number: int, pattern: Pattern) -> bool:
+def does_the_same(deriver: Deriver, number: int, pattern: Pattern) -> bool:
     """Tell whether the backward for a pattern's tangents consists of the same ops as for those of the usual strides.
 
     Parameters
     ----------
-    trace, number
-        The trace, and which of its segments.
+    deriver, number
+        Of the trace, and which of its segments.
     pattern
         Some of its strides are not the usual.
     """
-    if trace.backward_draws:
+    if deriver.draws:
         return False  # each run draws
-    part = trace.segments[number]
-    usual = trace.given(number, [bool(way) for way in pattern])
+    part = deriver.segments[number]
+    usual = deriver.given(number, [bool(way) for way in pattern])
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]] = {}
-    for edge, way, first, second in zip(part.entries, pattern, usual, trace.given(number, pattern), strict=True):
+    for edge, way, first, second in zip(part.entries, pattern, usual, deriver.given(number, pattern), strict=True):
         if not isinstance(way, tuple) or first is None or second is None:
             continue
         if not part.has(edge[0]) or edge in part.inputs or edge[1] in arriving.setdefault(edge[0], {}):
             return False
         arriving[edge[0]][edge[1]] = first[1], second[1]
     senders = _senders(part, [edge for edge, way in zip(part.entries, pattern, strict=True) if way])
-    trace.recorder.phase = "backward"
+    deriver.recorder.phase = "backward"
     try:
-        with trace.holder(), tracing(trace.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
-            return _walk(trace, part, arriving, senders)
+        with deriver.holder(), tracing(deriver.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
+            return _walk(deriver, part, arriving, senders)
     finally:
-        trace.recorder.phase = "forward"
+        deriver.recorder.phase = "forward"
 
 
 def _senders(part: Segment, starts: Sequence[tuple[Any, int]]) -> dict[Any, int]:
@@ -83,7 +83,7 @@ def _senders(part: Segment, starts: Sequence[tuple[Any, int]]) -> dict[Any, int]
 
 
 def _walk(
-    trace: Trace,
+    deriver: Deriver,
     part: Segment,
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]],
     senders: dict[Any, int],
@@ -101,11 +101,11 @@ def _walk(
             return False
         found, ops = [], []
         for which in (0, 1):
-            first = len(trace.tape.operations)
+            first = len(deriver.recorder.tape.operations)
             own = {slot: pair[which] for slot, pair in given.items()}
             found.append(run_one(node, own, part))
             names = {id(internals.from_functional(wrapper)): ("given", slot) for slot, wrapper in own.items()}
-            ops.append(_spelled(trace.tape.operations[first:], names))
+            ops.append(_spelled(deriver.recorder.tape.operations[first:], names))
         if ops[0] != ops[1] or found[0].keys() != found[1].keys():
             return False
         for i, left in found[0].items():

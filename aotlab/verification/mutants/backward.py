@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from aotlab.runtime import stage as runtime
-from aotlab.trace import stage as trace
+from aotlab.trace.deriver import Deriver
 from aotlab.verification.mutants.mutant import Mutant, skip
 
 
@@ -69,7 +69,7 @@ BACKWARD: tuple[Mutant, ...] = (
     Mutant(
         name="dropped tangent",
         breaks="The last of several outputs contributes nothing to the gradients.",
-        changes=((trace.Trace, "derive", _drop_tangent),),
+        changes=((Deriver, "derive", _drop_tangent),),
     ),
     Mutant(
         name="swapped gradients",
