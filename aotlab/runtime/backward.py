@@ -19,6 +19,7 @@ from aotlab.partition.stage import Split
 from aotlab.runtime.asked import Askers
 from aotlab.runtime.batches import for_each_sample, is_transformed
 from aotlab.runtime.saved import SavedValues, restride
+from aotlab.trace.history import kept_entries
 from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern
 
@@ -59,6 +60,7 @@ class Backward:
         self.all_masks = [mask for masks in trace.saving.masks for mask in masks]
         self.strides = [tuple(trace.tangents.fakes[n].stride()) for n in trace.tangents.of_entries[segment]]
         self.wanted = trace.through(segment)
+        self.anchors = _anchors(trace, segment)
         self._askers = Askers(trace, segment, self.wanted)
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
         #: tried, whether the one for the usual strides does the same.
@@ -207,3 +209,24 @@ class Backward:
         else:
             gradients = compiled(arguments)
         return [gradients[i] for i in self.wanted]
+
+
+#: A result of so many bytes, as a loss, may be kept only for what hangs on it.
+_SMALL = 64
+
+
+def _anchors(trace: Trace, segment: int) -> tuple[int, ...]:
+    """Choose the results of a segment's node on which those of derivatives of derivatives hang.
+
+    They are those that eager keeps, else the smallest. None if that takes memory; then an empty result is added.
+    """
+    part = trace.segments[segment]
+    own = kept_entries(part, trace.saving.bits)
+    if own:
+        return own
+    carriers = range(len(part.roots), len(part.entries))  # without memory
+    if carriers:
+        return (carriers[0],)
+    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(trace.tangents.fakes[n] for n in part.roots)]
+    size, smallest = min(sizes)
+    return (smallest,) if size <= _SMALL else ()

@@ -49,7 +49,7 @@ class Draft:
     parts
         What the function is made of; ``trace``, ``meta`` and ``state`` are parts of it.
     w
-        The lines of ``run``, and ``heads``, those of the classes that stand before it.
+        The lines of ``run``.
     grad_on
         Whether grad mode is on when the function is called.
     expressions
@@ -69,7 +69,6 @@ class Draft:
         self.meta = parts.trace.metadata
         self.state = parts.call.state
         self.w = Writer()
-        self.heads: list[str] = []
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
         self.expressions: dict[int, str] = {}
         self.results: dict[int, str] = {}
@@ -168,12 +167,9 @@ class Draft:
         self.w.add(f"if {' or '.join(conditions)}:")
         self.w.add("    return MISS")
 
-    def in_context(self, line: str, *, grad_mode: bool | None, autocast_off: bool = False) -> None:
-        """Write a line that runs in this grad mode (None: the one that is on), perhaps without autocast."""
+    def in_context(self, line: str, *, grad_mode: bool | None) -> None:
+        """Write a line that runs in this grad mode (None: the one that is on)."""
         w = self.w
-        if autocast_off:
-            w.add("with disable_autocast():")
-            w.depth += 1
         if grad_mode is None:
             w.add(line)
         else:
@@ -182,8 +178,6 @@ class Draft:
             w.add("    " + line)
             w.add("finally:")
             w.add(f"    set_grad_mode({not grad_mode})")
-        if autocast_off:
-            w.depth -= 1
 
     def with_grad(self, line: str) -> None:
         """Write a line that runs with grad mode on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.history import history_of
+from aotlab.runtime.nodes import pass_on
 from aotlab.runtime.outputs import Outputs
 from aotlab.trace.records import Source
 
@@ -60,7 +60,7 @@ class Edges:
                     continue
                 source = trace.sources[way[0]]
                 if source.kind == "input" and (source.index in first or self._is_written(source, done)):
-                    keep = draft.w.constant("history_of", history_of)
+                    keep = draft.w.constant("pass_on", pass_on)
                     draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
 

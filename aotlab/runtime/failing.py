@@ -6,18 +6,18 @@
 
 The graph is pure, and the epilogue writes ``x`` after it. So a kernel that raises leaves ``x`` as it was, which eager
 does not, and its error may be of another type and text than eager's. Both are cured by running the very call eagerly:
-the generated function raises `ForwardFailed`, and whoever called it has the user's function and the arguments.
+the forward raises `ForwardFailed`, and whoever called the generated function has the user's function and the arguments.
 Random numbers that the graph has drawn by then are given back to their generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
+from aotlab import _torch as internals
+from aotlab.backends.base import Boxed
 from aotlab.errors import AotlabError
 from aotlab.ir.random_state import noted
-from aotlab.runtime.draft import Draft
 from aotlab.trace.live import Trace
 
 
@@ -27,11 +27,6 @@ class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.error = error
-
-
-def failed(error: Exception) -> Exception:
-    """Return what to raise for an error of a compiled forward: itself, if it is one of ours and no kernel's."""
-    return error if isinstance(error, AotlabError) else ForwardFailed(error)
 
 
 def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
@@ -50,23 +45,43 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
     return raises and kinds <= {"cpu", "cuda"}
 
 
-@contextmanager
-def watched(draft: Draft, lines: list[str], indent: str) -> Iterator[str]:
-    """Write what surrounds the call of the compiled forward; give the indent of the lines in between.
+def repeatable(forward: Boxed, trace: Trace) -> Boxed:
+    """Make a compiled forward raise `ForwardFailed` if a kernel raises, with the generators as they were."""
+    devices = trace.tape.draws("forward")
+    random_state = noted(devices) if devices else None
 
-    ``lines`` are the ones so far, and ``indent`` is theirs.
-    """
-    if not draft.parts.repeatable:
-        yield indent
-        return
-    names, devices = draft.w.namespace, draft.trace.tape.draws("forward")
-    names["failed"] = failed
-    if devices:
-        names["random_state"] = noted(devices)
-        lines.append(f"{indent}put_back = random_state()")
-    lines.append(f"{indent}try:")
-    yield indent + "    "
-    lines.append(f"{indent}except Exception as error:")
-    if devices:
-        lines.append(f"{indent}    put_back()")
-    lines.append(f"{indent}    raise failed(error)  # eager runs the call: nothing has changed yet")
+    def call(inputs: list[Any]) -> Any:
+        put_back = None if random_state is None else random_state()
+        try:
+            return forward(inputs)
+        except AotlabError:  # ours, and no kernel's
+            raise
+        except Exception as error:
+            if put_back is not None:
+                put_back()
+            raise ForwardFailed(error) from error
+
+    return call
+
+
+def without_grad(forward: Boxed) -> Boxed:
+    """Make a forward run without grad mode, where that is on."""
+
+    def call(inputs: list[Any]) -> Any:
+        try:
+            internals.set_grad_mode(False)  # in here, since an interrupt may come behind it
+            return forward(inputs)
+        finally:
+            internals.set_grad_mode(True)
+
+    return call
+
+
+def without_autocast(forward: Boxed) -> Boxed:
+    """Make a forward run without autocast: the graph has its casts."""
+
+    def call(inputs: list[Any]) -> Any:
+        with internals.disable_autocast():
+            return forward(inputs)
+
+    return call

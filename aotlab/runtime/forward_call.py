@@ -1,11 +1,18 @@
-"""The call of the compiled forward, where it is called once and its backward is at most one autograd node.
+"""The call of the compiled forward, and of the autograd nodes that stand behind its results.
 
-In training the graph runs inside an `torch.autograd.Function`. Inputs that can get a gradient go through ``apply``; the
-others pass by it in a list, in which results that cannot be differentiated come back::
+The graph runs without autograd. Then each segment of the traced program's autograd graph becomes one node, which takes
+what the graph returned for it as its results, and the inputs that can get a gradient. Most programs have one segment::
 
-    box = [mask]
-    out_0 = Compiled.apply(box, x, w)
-    new_running_mean, = box
+    out = forward([x, w])
+    saved = SavedValues(out[1:])
+    y, = Compiled.apply(backward, saved, (out[0],), w)
+
+Where the caller can get hold of a tensor in the middle of the graph, by a view of an input that is then written for
+instance, one node for the whole call would hide its history. So there are several, and what stands between them::
+
+    new_x, = Compiled.apply(backward, saved, (out[0],), x)
+    x.copy_(new_x)
+    out_0, = Compiled.apply(backward_2, saved, (out[1],), x, y)      # from the x that the caller sees
 """
 
 from __future__ import annotations
@@ -18,191 +25,185 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.synthetic_bases import Base
+from aotlab.runtime import failing
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
-from aotlab.runtime.failing import watched
 from aotlab.runtime.keeping import Keeping
 from aotlab.runtime.mutations import Mutations
-from aotlab.runtime.saved import SavedValues
-from aotlab.trace.edges import Edge, edge_of
+from aotlab.runtime.nodes import Compiled, pass_on
+from aotlab.runtime.outputs import Outputs
+from aotlab.trace.edges import Edge
 from aotlab.trace.history import kept_entries
-from aotlab.trace.live import Trace
+from aotlab.trace.segments import Exit
+from aotlab.trace.sums import in_order_of_nodes
 
 
 class ForwardCall:
-    """Writes the call, and the autograd.Function that makes it."""
+    """Writes the call and the nodes, with what stands between.
 
-    def __init__(self, draft: Draft, edges: Edges, mutations: Mutations, keeping: Keeping) -> None:
+    A segment's node takes what the caller can see of the segments before it: their outputs as they are returned,
+    and inputs as they are after their write.
+    """
+
+    def __init__(self, draft: Draft, edges: Edges, outputs: Outputs, mutations: Mutations, keeping: Keeping) -> None:
         self.draft = draft
         self.trace = draft.trace
         self.w = draft.w
         self._edges = edges
+        self._outputs = outputs
         self._mutations = mutations
         self._keeping = keeping
+        self._passing: dict[Exit, str] = {}
 
     def write(self) -> None:
-        """Write the call; note the expression for each forward output."""
-        self.w.add("# compiled forward")
+        """Write all of it; note the expression for each forward output."""
+        trace, w = self.trace, self.w
+        w.add("# compiled forward")
         self._mutations.note_versions()
-        inputs = graph_inputs(self.draft)
-        if self.trace.training:
-            self._apply(inputs)
+        inputs = self._graph_inputs()
+        if not trace.training:
+            # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
+            self._edges.register_hooks("input")
+        w.namespace["forward"] = self._forward()
+        w.add(f"out = forward([{self.draft.star(inputs)}])")
+        if trace.training:
+            saved = w.constant("SavedValues", self._keeping.saved_values())
+            w.add(f"saved = {saved}({self._keeping.expression()})")
+            self._mutations.require_grad()
+        if not trace.training or trace.is_whole:
+            self._note_results()
+            if trace.training:
+                self._segment(0)
+                self._edges.register_hooks("input")
+            self._begin_epilogue()
+            self._mutations.write(self.draft.results)
         else:
-            self._infer(inputs)
+            self._segments()
+            self._begin_epilogue()
 
-    def _infer(self, inputs: Sequence[str]) -> None:
-        """Write the call for a function of which nothing can be differentiated."""
-        draft, count = self.draft, len(self.trace.forward_outputs)
-        # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
+    def _begin_epilogue(self) -> None:
+        self.w.add()
+        self.w.add("# epilogue: what the caller can see")
+
+    def _forward(self) -> Callable[..., Any]:
+        """Return what runs the compiled forward under the settings that it needs."""
+        draft = self.draft
+        forward = draft.parts.forward
+        differentiable = self.trace.training or any(info.requires_grad for info in draft.meta.input_info)
+        if draft.grad_on and differentiable:
+            forward = failing.without_grad(forward)
+        if draft.casts:
+            forward = failing.without_autocast(forward)
+        return failing.repeatable(forward, self.trace) if draft.parts.repeatable else forward
+
+    def _graph_inputs(self) -> list[str]:
+        """Return the expressions of the graph's inputs; write what makes synthetic bases."""
+        listed = []
+        for source in self.trace.inputs.sources:
+            if isinstance(source, Base):
+                name = self.w.local("base")
+                maker = self.w.constant("memory_of", _base_maker(source))
+                self.w.add(f"{name} = {maker}({self.draft.kept(source.members[0])})")
+                listed.append(name)
+            else:
+                listed.append(self.draft.expressions[source])
+        return listed
+
+    def _note_results(self) -> None:
+        """Note the forward outputs that cannot be differentiated."""
+        draft = self.draft
+        for i in range(len(self.trace.forward_outputs)):
+            if i not in self.trace.roots:
+                draft.results[i] = f"out[{i}]"
+                if draft.needs_detach(i):
+                    draft.results[i] = self.w.local(draft.label(i))
+                    self.w.add(f"{draft.results[i]} = out[{i}].detach()")
+
+    # --- autograd nodes
+
+    def _segments(self) -> None:
+        """Write the nodes of several segments, each followed by the writes that it has the values for."""
         self._edges.register_hooks("input")
-        requires = any(i.requires_grad for i in draft.meta.input_info)
-        call_forward(draft, inputs, grad_mode=False if draft.grad_on and requires else None)
-        draft.results.update({i: f"out[{i}]" for i in range(count)})
-        for i in filter(draft.needs_detach, range(count)):
-            draft.results[i] = self.w.local(draft.label(i))
-            self.w.add(f"{draft.results[i]} = out[{i}].detach()")
+        self._edges.keep_old_histories()
+        self._mutations.without_writes()
+        self._note_results()
+        in_order = in_order_of_nodes(self.trace.segments) if self.draft.parts.exact else {}
+        for edge in in_order:
+            source = self.trace.sources[edge]
+            if source.kind == "input" and not self._edges.is_written(source):
+                self._pass_on(in_order[edge], self._edges.through(source, ()))
+        self._mutations.write(self.draft.results)
+        for number in range(len(self.trace.segments)):
+            self.w.add()
+            self.w.add(f"# segment {number + 1} of {len(self.trace.segments)}: an autograd node of its own")
+            for edge, name in self._segment(number):
+                self._pass_on(in_order.get(edge, ()), name)
+            self._mutations.write(self.draft.results)
+            self._edges.register_hooks("root", "carrier")
 
-    def _apply(self, inputs: Sequence[str]) -> None:
+    def _segment(self, number: int) -> list[tuple[Edge, str]]:
+        """Write the node of one segment; return the edges at which others send gradients to it, with their names."""
         draft, trace, w = self.draft, self.trace, self.w
-        slots, connected = trace.slots[0], trace.connected[0]
-        ways = [slots[i] for i in trace.through(0)]
-        through = [self._edges.through(trace.sources[way[0]], ()) for way in ways if way]
-        beside = [e for e, c in zip(inputs, connected, strict=False) if not c]
-        names = draft.results
-        for i in range(len(trace.forward_outputs)):
-            names[i] = w.local(draft.label(i))
-        w.add(f"box = [{', '.join(beside)}]")
-        anchored = not through
-        if anchored:  # the outputs require grad, but no input gets any; something has to say so
-            through = [anchor(draft)]
-        hanging = hung_on(trace, 0)
-        results = ", ".join([*(names[i] for i in trace.roots), *(["_"] if hanging is None else [])])
-        with self._mutations.requiring_grad():
-            draft.with_grad(f"{results} = Compiled.apply(box, {draft.star(through)})")
-        entries = [(edge_of(wrapper), i) for wrapper, i in zip(trace.root_wrappers, trace.roots, strict=True)]
-        nodes = OwnNodes(draft, 0, entries)
-        told = self._keeping.is_told or nodes.are_noted
-        others = [names[i] for i in self._others()] + ["saved"] * told
-        if others:
-            w.add(f"{', '.join(others)}{',' if len(others) == 1 else ''} = box")
-        nodes.write([names[i] for i in trace.roots])
-        self._function_class(len(inputs), hanging, anchored=anchored, told=told)
+        part = trace.segments[number]
+        ways = [way for i in trace.through(number) if (way := trace.slots[number][i])]
+        done = set(draft.written)
+        through = [self._passing.get(way) or self._edges.through(trace.sources[way[0]], done) for way in ways]
+        if not through:  # the results require grad, but no input gets any; something has to say so
+            through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
+        positions = [trace.roots[n] for n in part.roots]
+        carried = part.entries[len(part.roots) :]
+        names = [w.local(draft.label(i)) for i in positions]
+        carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
+        values = [*map(self._value, positions), *map(self._like, carried)]
+        backward = draft.parts.backward[number]
+        results = ", ".join([*names, *carriers, *([] if backward.anchors else ["_"])])
+        w.namespace["Compiled"] = Compiled
+        arguments = f"{w.constant('backward', backward)}, saved, ({', '.join(values)},), {draft.star(through)}"
+        comma = "," if "," not in results else ""
+        draft.with_grad(f"{results}{comma} = Compiled.apply({arguments})")
+        draft.results.update(zip(positions, names, strict=True))
+        draft.carriers.update(carriers)
+        entries = list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True))
+        OwnNodes(draft, number, entries).write([*names, *carriers])
+        returned = [
+            (edge, name)
+            for edge, i, name in zip(part.entries, positions, names, strict=False)
+            if i >= len(trace.writes) and (source := trace.sources.get(edge)) is not None and source.kind == "root"
+            if trace.roots[source.index] == i
+        ]
+        return [*zip(carried, carriers, strict=True), *returned]
 
-    def _others(self) -> list[int]:
-        """Return the forward outputs that cannot be differentiated."""
-        return [i for i in range(len(self.trace.forward_outputs)) if i not in self.trace.roots]
+    def _pass_on(self, ways: Sequence[Exit], name: str) -> None:
+        """Write a node for each gradient that several segments send to one place.
 
-    def _function_class(self, inputs: int, hanging: tuple[int, ...] | None, *, anchored: bool, told: bool) -> None:
-        """Write the autograd.Function; ``hanging`` is as `hung_on` says; ``told``: its saved values come back."""
-        draft, trace = self.draft, self.trace
-        (backward,) = draft.parts.backward
-        draft.w.namespace.update(Function=torch.autograd.Function, SavedValues=SavedValues, backward=backward)
-        listed, boxed_inputs = self._graph_arguments(inputs)
-        lines = ["class Compiled(Function):", "    @staticmethod", "    def forward(ctx, box, *inputs):"]
-        lines.append("        ctx.set_materialize_grads(False)")
-        with watched(draft, lines, "        ") as indent:
-            if draft.casts:
-                lines += [f"{indent}with disable_autocast():", f"{indent}    out = forward({listed})"]
-            else:
-                lines.append(f"{indent}out = forward({listed})")
-        lines.append(f"        ctx.values = SavedValues({self._keeping.expression()})")
-        boxed = [f"out[{i}]{'.detach()' if draft.needs_detach(i) else ''}" for i in self._others()]
-        boxed += ["ctx.values"] * told
-        if boxed_inputs or boxed:
-            lines.append(f"        box[:] = [{', '.join(boxed)}]")
-        returned = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in trace.roots]
-        lines += hang(draft, returned, hanging, "ctx.values")
-        lines.append(f"        return {', '.join(returned)}")
-        lines += ["", "    @staticmethod", "    def backward(ctx, *tangents):"]
-        tangents = "tangents[:-1]" if hanging is None else "tangents"
-        lines.append(f"        return None{', None' if anchored else ''}, *backward(ctx.values, {tangents})")
-        draft.heads += [*lines, "", ""]
+        They are made in the order of the traced program's own nodes, before any node that sends something there. So
+        autograd runs them when all of those are done, and sums in eager's order.
+        """
+        for way in ways:
+            self._passing[way] = self.w.local("passing")
+            self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', pass_on)}({name})")
 
-    def _graph_arguments(self, inputs: int) -> tuple[str, int]:
-        """Write the list of the graph's inputs inside the Function; say how many of them come in the box."""
-        through = self.trace.through(0)
-        order, box_index = [], 0
-        for i in range(inputs):
-            if i in through:
-                order.append(f"inputs[{through.index(i)}]")
-            else:
-                order.append(f"box[{box_index}]")
-                box_index += 1
-        if not box_index and through == list(range(inputs)):
-            return "list(inputs)" if through else "[]", box_index
-        return f"[{', '.join(order)}]", box_index
+    def _value(self, i: int) -> str:
+        """Return the expression of the forward output ``i`` as the node takes it.
 
+        A view of an input that a custom Function made is made of the caller's tensor, as it is by now.
+        """
+        output = self.draft.function_view(i)
+        if output is not None and not self.trace.is_whole:
+            return self._outputs.view_without_history(output)
+        return f"out[{i}]{'.detach()' if self.trace.is_view(i) else ''}"
 
-#: An output of so many bytes, as a loss, may be kept only for what hangs on it.
-_SMALL = 64
-
-
-def hung_on(trace: Trace, segment: int) -> tuple[int, ...] | None:
-    """Choose the results on which nodes of derivatives of derivatives hang: see `aotlab.derivatives.higher`.
-
-    They are kept as autograd keeps results, without a cycle: those that eager keeps, else the smallest. None if that
-    takes memory; then there has to be another result, without any.
-    """
-    part = trace.segments[segment]
-    own = kept_entries(part, trace.saving.bits)
-    if own:
-        return own
-    carriers = range(len(part.roots), len(part.entries))  # without memory
-    if carriers:
-        return (carriers[0],)
-    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(trace.tangents.fakes[n] for n in part.roots)]
-    size, smallest = min(sizes)
-    return (smallest,) if size <= _SMALL else None
-
-
-def hang(draft: Draft, returned: list[str], hanging: tuple[int, ...] | None, values: str) -> list[str]:
-    """Write the lines that keep results of a Function to hang on; change the expressions of what it returns."""
-    lines = []
-    for n in hanging or ():
-        if not returned[n].isidentifier():
-            lines.append(f"        hung_{n} = {returned[n]}")
-            returned[n] = f"hung_{n}"
-    if hanging is None:
-        draft.w.namespace["nothing"] = torch.empty(0)
-        lines.append("        hung = nothing.detach()")
-        returned.append("hung")
-    kept = ", ".join(returned[n] for n in hanging or (-1,))
-    draft.w.namespace["foreign_hooks"] = internals.hooks_are_foreign  # which are not to see what eager has not
-    return [*lines, f"        if not ({values}.hooked and foreign_hooks()):", f"            ctx.to_save = ({kept},)"]
-
-
-def call_forward(draft: Draft, inputs: Sequence[str], *, grad_mode: bool | None) -> None:
-    """Write the call of the compiled forward in this grad mode (None: the one that is on)."""
-    with watched(draft, draft.w.lines, "    " * draft.w.depth) as indent:
-        depth, draft.w.depth = draft.w.depth, len(indent) // 4
-        draft.in_context(f"out = forward([{draft.star(inputs)}])", grad_mode=grad_mode, autocast_off=draft.casts)
-        draft.w.depth = depth
-
-
-def graph_inputs(draft: Draft) -> list[str]:
-    """Return the expressions of the graph's inputs; write what makes synthetic bases."""
-    listed = []
-    for source in draft.trace.inputs.sources:
-        if isinstance(source, Base):
-            name = draft.w.local("base")
-            maker = draft.w.constant("memory_of", _base_maker(source))
-            first = draft.kept(source.members[0])
-            draft.w.add(f"{name} = {maker}({first})")
-            listed.append(name)
-        else:
-            listed.append(draft.expressions[source])
-    return listed
+    def _like(self, edge: Edge) -> str:
+        """Return the expression of a tensor without memory that looks like the value whose gradient an edge carries."""
+        shape, dtype, device = internals.edge_metadata(*edge)
+        like = self.w.constant("like", torch.empty((), dtype=dtype, device=device).expand(shape))
+        return f"{like}.detach()"
 
 
 def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
     """Make the function that makes a synthetic base from its first member; it keeps nothing of the trace."""
     shift, count, dtype = base.shift, base.count, base.dtype
     return lambda first: internals.memory_window(first, shift, count, dtype)
-
-
-def anchor(draft: Draft) -> str:
-    """Return something that requires grad, for a node into which nothing else goes that does."""
-    return draft.w.constant("anchor", torch.empty(0, requires_grad=True))
 
 
 class OwnNodes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from aotlab import _torch as internals
 from aotlab.ir.metadata import OutputType
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
+from aotlab.runtime.saved import SavedValues
 from aotlab.trace.records import Source
 
 
@@ -26,28 +30,29 @@ class Keeping:
         self._watched = self._find_watched()
         self._views = draft.trace.written_views if draft.trace.training else {}
 
-    def expression(self) -> str:
-        """Write the list of saved values, and where those of them lie that are the caller's tensors.
+    def _detached(self) -> list[bool]:
+        """Say which saved values are kept as detached aliases.
 
-        An output is saved detached, lest it keep itself alive; so are inputs if the epilogue changes the sizes of some,
-        since the backward needs them as they were.
+        An output is, lest it keep itself alive; so are inputs if the epilogue changes the sizes of some, since the
+        backward needs them as they were.
         """
-        partition, trace, infos = self._draft.parts.partition, self._draft.trace, self._draft.meta.input_info
-        count = len(trace.forward_outputs)
-        reshapes = any(info.is_changed or info.mutates_metadata for info in infos)
-        detached = [s.is_returned or (s.is_input and reshapes) for s in partition.saved]
-        values = {n: self._draft.parts.split.graph_values[n] for n in partition.own if not detached[n]}
-        places = {n: v.stride() for n, v in values.items() if v is not None and v.layout == torch.strided}
-        named = f", {self._draft.w.constant('places', places)}" if places else ""
-        if not any(detached):
-            return f"out[{count}:]{named}"
-        items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
-        return f"[{', '.join(items)}]{named}"
+        reshapes = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
+        return [s.is_returned or (s.is_input and reshapes) for s in self._draft.parts.partition.saved]
 
-    @property
-    def is_told(self) -> bool:
-        """Whether the saved values have to be told anything after the call of the compiled forward."""
-        return self.settles or bool(self._views)
+    def saved_values(self) -> Callable[..., SavedValues]:
+        """Return what makes the `SavedValues` of a call, with the strides of those that are the caller's tensors."""
+        saved, detached = self._draft.parts.split.graph_values, self._detached()
+        values = {n: saved[n] for n in self._draft.parts.partition.own if not detached[n]}
+        places = {n: v.stride() for n, v in values.items() if v is not None and v.layout == torch.strided}
+        return partial(SavedValues, places=places) if places else SavedValues
+
+    def expression(self) -> str:
+        """Write the list of saved values."""
+        count, detached = len(self._draft.trace.forward_outputs), self._detached()
+        if not any(detached):
+            return f"out[{count}:]"
+        items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
+        return f"[{', '.join(items)}]"
 
     @property
     def settles(self) -> bool:

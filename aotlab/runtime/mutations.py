@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
 from aotlab import _torch as internals
 from aotlab.ir.metadata import InputAliasInfo, MutationType
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.outputs import Outputs
 from aotlab.trace.records import Write
 
@@ -53,24 +51,6 @@ class Mutations:
         """Make those inputs require grad that the function made so, and that get gradients."""
         for info in filter(self._requires_grad_first, self.draft.meta.input_info):
             self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
-
-    @contextmanager
-    def requiring_grad(self) -> Iterator[None]:
-        """Write what `require_grad` does, and takes back if what is written meanwhile raises."""
-        names = [self.draft.kept(info.index) for info in self.draft.meta.input_info if self._requires_grad_first(info)]
-        self.require_grad()
-        if not names or not self.draft.parts.repeatable:
-            yield
-            return
-        self.w.namespace["ForwardFailed"] = ForwardFailed
-        self.w.add("try:")
-        self.w.depth += 1
-        yield
-        self.w.depth -= 1
-        self.w.add("except ForwardFailed:")
-        for name in names:
-            self.w.add(f"    {name}.requires_grad_(False)")
-        self.w.add("    raise")
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that something else than the lines of `write` writes."""

@@ -109,7 +109,10 @@ class SavedValues:
         self._versions = internals.versions_of(values)
         self._places = places
         self._starts = [values[n].data_ptr() for n in places]
-        self._values: list[Any] | None = list(values) if hooks is None else [hooks[0](value) for value in values]
+        self._values: list[Any] | None = list(values)
+        if hooks is not None:
+            with torch.no_grad():
+                self._values = [hooks[0](value) for value in values]
 
     def watch(self, tensor: Tensor, mask: int) -> None:
         """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager.

@@ -4,29 +4,30 @@ The graphs are pure; the caller's function was not. What the earlier stages took
 straight-line Python function per entry, with no case in it that the metadata rules out::
 
     def run(args, kwargs):
-        # guards: is this a call that the entry was compiled for?
-        if len(args) != 2 or kwargs: return MISS
+        # prologue: do the assumptions of the trace hold?
+        if len(args) != 2 or kwargs:
+            return MISS
         x, y = args
-        if not tensors_hold(x, y): return MISS
+        if not tensors_hold(x, y):
+            return MISS
+
         # compiled forward
-        new_x, out_2 = Compiled.apply(x, y)
-        # epilogue
-        x.copy_(new_x)                   # the mutation
+        out = forward([x, y])
+        saved = SavedValues(out[2:])
+        out_2, = Compiled.apply(backward, saved, (out[1],), y)
+
+        # epilogue: what the caller can see
+        x.copy_(out[0])                  # the mutation
         out_0 = x.t()                    # an output that aliases an input
-        return (out_0, out_2[0], out_2)
+        return (out_0, out_2)
 
-A kernel that raises leaves everything as it was, where eager has written ``x`` by then; so the call of the compiled
-forward stands in a ``try``, and a call whose kernels raise is run eagerly, from its beginning (`failing`).
+For training there is one `Compiled` autograd node per call, which only inputs that can get a gradient go through. Its
+backward is compiled for the tangents that are defined; saved values are kept by `SavedValues`, which does what autograd
+does for its own. A call whose kernels raise is run eagerly, from its beginning (`failing`).
 
-Only inputs that can get a gradient go through ``apply``; everything else passes by it in a list. The text is kept in
-the record, and registered with `linecache`, so that tracebacks show it.
-
-For training there is one `torch.autograd.Function` per entry. Its backward is compiled for the tangents that are
-defined; saved values are kept by `SavedValues`, which does what autograd does for its own.
-
-`generator` puts the function together from its parts, each written by a file of its own, in the order of the text:
-`prologue` and `arguments`; `forward_call` or, for a graph in several segments, `segment_calls`; `mutations`, `outputs`
-and `view_calls`. They share one `draft`. What runs later is in `memory_checks`, `debug_checks`, `saved`, `backward`.
+Each part of the text is written by a file of its own, in this order: `prologue` and `arguments`; `forward_call`;
+`mutations`, `outputs` and `view_calls`. They share one `draft`. What runs later is in `nodes`, `saved`, `backward`. The
+text is kept in the record, and registered with `linecache`, so that tracebacks show it.
 """
 
 from __future__ import annotations
@@ -36,23 +37,28 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import Any
 
 from aotlab import _torch as internals
 from aotlab.runtime.backward import Backward, Compiled
-from aotlab.runtime.draft import Parts
+from aotlab.runtime.draft import Draft, Parts
+from aotlab.runtime.edges import Edges
 from aotlab.runtime.failing import ForwardFailed, can_be_repeated
-from aotlab.runtime.generator import Generator, generate
+from aotlab.runtime.forward_call import ForwardCall
+from aotlab.runtime.keeping import Keeping
+from aotlab.runtime.mutations import Mutations
+from aotlab.runtime.nests import write_result
+from aotlab.runtime.outputs import Outputs
+from aotlab.runtime.prologue import Prologue
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.runtime.writer import MISS, Miss
+from aotlab.trace.warned import warn_again
 
 __all__ = [
     "MISS",
     "Backward",
     "Compiled",
     "ForwardFailed",
-    "Generator",
     "Miss",
     "Parts",
     "RuntimeRecord",
@@ -76,10 +82,6 @@ def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[st
     """Write, compile and return the function that serves one entry's calls.
 
     It takes ``args`` and ``kwargs`` and returns what the user's function would, or `MISS` if the guards do not hold.
-
-    It has globals of its own. Among them are functions that lead to the caller's parameters and closures; in those of
-    the classes for autograd they would be part of a cycle, for a class refers to itself, and a model that was dropped
-    would live until the garbage collector comes.
     """
     source, namespace = generate(parts)
     safe = re.sub(r"[^\w.]+", "_", parts.call.target.name)
@@ -88,31 +90,39 @@ def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[st
     namespace["shown"] = shown = _Shown()
     weakref.finalize(shown, linecache.cache.pop, name, None).atexit = False
     exec(compile(source, name, "exec"), namespace)
-    made = namespace["run"]
-    served = FunctionType(made.__code__, dict(namespace), made.__name__)
-    needed = {"shown", "__builtins__"}
-    for each in list(namespace.values()):
-        own = _functions_of(each, name) if isinstance(each, type) else []
-        for function in own:
-            needed.update(_globals_in(function.__code__))
-            if function.__name__ == "backward":
-                internals.unseen_by_dynamo(function)
-    for unneeded in namespace.keys() - needed:
-        del namespace[unneeded]
-    return RuntimeRecord(name=name, source=source), served
+    # not among its own globals: in a cycle a model that was dropped would live until the garbage collector comes
+    return RuntimeRecord(name=name, source=source), namespace.pop("run")
 
 
 class _Shown:
-    """Stands for the source: that is shown in tracebacks for as long as a function from it is there."""
+    """Stands for the source: that is shown in tracebacks for as long as the function is there."""
 
 
-def _functions_of(made: type, name: str) -> list[FunctionType]:
-    """Return the functions of a class that the source with this name defines."""
-    own = (each.__func__ for each in vars(made).values() if isinstance(each, staticmethod))
-    return [each for each in own if isinstance(each, FunctionType) and each.__code__.co_filename == name]
+def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
+    """Write prologue, call and epilogue; return the source and what it refers to."""
+    draft = Draft(parts)
+    outputs = Outputs(draft)
+    mutations, keeping, edges = Mutations(draft, outputs), Keeping(draft), Edges(draft, outputs)
+    w = draft.w
+    w.namespace["set_grad_mode"] = internals.set_grad_mode
+    w.add("# prologue: do the assumptions of the trace hold?")
+    Prologue(draft, keeping.counted_together()).write()
+    w.add()
+    ForwardCall(draft, edges, outputs, mutations, keeping).write()
+    keeping.remember()
+    if draft.trace.effects.warned:  # not before the graph ran: where that raises, eager warns
+        noted = w.constant("noted", draft.trace.effects.warned)
+        w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
+    made = outputs.write()
+    keeping.watch(edges)
+    edges.register_hooks("input", "changed", "root", "output")
+    _leave_grad_mode(draft)
+    w.add(f"return {write_result(w, draft.trace.outputs.spec, made[: draft.trace.outputs.visible])}")
+    return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace
 
 
-def _globals_in(code: CodeType) -> set[str]:
-    """Return the names that code, and code within it, may look up among its globals."""
-    inner = (_globals_in(each) for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*inner)
+def _leave_grad_mode(draft: Draft) -> None:
+    """Write what leaves the grad mode as the function does."""
+    left = draft.meta.grad_enabled_mutation
+    if left is not None:
+        draft.w.add(f"set_grad_mode({left})")

@@ -27,9 +27,8 @@ class Writer:
         self.depth = 1
         self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
         self._taken: set[str] = {
-            "args", "kwargs", "forward", "backward", "torch", "MISS", "run", "Compiled", "box", "out", "lifted",
-            "parameters", "saved", "ctx", "self", "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map",
-            "str",
+            "args", "kwargs", "forward", "torch", "MISS", "run", "Compiled", "out", "lifted", "parameters", "saved",
+            "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map", "str",
         }  # fmt: skip
 
     def add(self, line: str = "") -> None:

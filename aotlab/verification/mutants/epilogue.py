@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from aotlab.ir.metadata import OutputType
-from aotlab.runtime import generator
+from aotlab.runtime import stage as runtime
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.mutations import Mutations
 from aotlab.runtime.outputs import Outputs
@@ -235,24 +235,24 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="grad mode forgotten",
         breaks="The grad mode that the function leaves behind is not set.",
-        changes=((generator.Generator, "_leave_grad_mode", skip),),
+        changes=((runtime, "_leave_grad_mode", skip),),
     ),
     Mutant(
         name="views of the graph's own",
         breaks="An output that the graph makes as a view comes back as a view that may not be written.",
-        changes=((generator.Generator, "generate", _edited_source((r"(out\[\d+\])\.detach\(\)", r"\1"))),),
+        changes=((runtime, "generate", _edited_source((r"(out\[\d+\])\.detach\(\)", r"\1"))),),
     ),
     Mutant(
         name="uncounted write counted",
         breaks="A write through .data moves the version counter.",
-        changes=((generator.Generator, "generate", _edited_source((r"\.data\.copy_\(", ".detach().copy_("))),),
+        changes=((runtime, "generate", _edited_source((r"\.data\.copy_\(", ".detach().copy_("))),),
     ),
     Mutant(
         name="writes uncounted",
         breaks="A write moves no version counter.",
         changes=(
             (
-                generator.Generator,
+                runtime,
                 "generate",
                 _edited_source((r"^( +)(\w+)\.copy_\(", r"\1\2.data.copy_("), (r"increment_version\(.*$", "pass")),
             ),
@@ -296,6 +296,6 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="list returned as a tuple",
         breaks="A list comes back as a tuple.",
-        changes=((generator, "write_result", _tuples_for_lists),),
+        changes=((runtime, "write_result", _tuples_for_lists),),
     ),
 )
