@@ -34,7 +34,7 @@ from aotlab.errors import (
     TransformError,
 )
 from aotlab.guards.call_state import CallState, transform_around
-from aotlab.guards.explain import difference, distance
+from aotlab.guards.explain import difference, differences
 from aotlab.guards.refusals import Refusals
 from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
@@ -84,6 +84,11 @@ class Entry:
     reason: str | None
     printed: Printed
     calls: int = 0
+
+    def distance(self, state: CallState) -> tuple[bool, int]:
+        """Say how far a call is from what the entry assumes: in nesting, and in how many facts."""
+        found = differences(self.state, state, mutates=self.mutates, offsets=self.offsets)
+        return self.state.nesting != state.nesting, sum(1 for _ in found)
 
     @property
     def source(self) -> str:
@@ -411,10 +416,7 @@ class CompiledFunction:
                 if difference(refused, state, mutates=True) is None:
                     raise Declined(RefusedError(text), known=True)
             if self._entries:
-                nearest = min(
-                    self._entries,
-                    key=lambda e: distance(e.state, state, mutates=e.mutates, offsets=e.offsets),
-                )
+                nearest = min(self._entries, key=lambda entry: entry.distance(state))
                 found = difference(nearest.state, state, mutates=nearest.mutates, offsets=nearest.offsets)
                 changed = nearest.settings.reason()
                 if found is None and changed is not None:

@@ -57,8 +57,8 @@ from aotlab._torch.modes import (
 )
 from aotlab._torch.transforms import (
     TransformState, batch_level, below_innermost_transform, has_tangent, innermost_transform_left, is_batched,
-    is_enter_dual_level, is_exit_dual_level, is_older_batched, is_transformed, older_batch_level, opens_transform,
-    transforms_active, under_transform,
+    is_older_batched, is_transformed, older_batch_level, opens_dual_level, opens_transform, transforms_active,
+    under_transform,
 )
 from aotlab._torch.guards import (
     ENVIRONMENT, Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, matmul_precision, tensor_guards,

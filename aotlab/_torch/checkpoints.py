@@ -17,16 +17,10 @@ from torch._ops import HigherOrderOperator
 
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
-
-
 #: The key in the ``meta`` of the graph that it runs under which Dynamo keeps a checkpoint's ``context_fn``.
 CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
-
-
 #: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
 ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
-
-
 #: What makes a derivative of a custom Function's backward an error.
 once_differentiable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.autograd.function.once_differentiable
 

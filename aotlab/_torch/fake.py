@@ -12,6 +12,9 @@ from torch import Tensor
 
 # Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import OpOverload
+
+# The memory format that kernels give their results for what comes in.
+from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
@@ -69,13 +72,6 @@ def call_by_fake_mode(
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
         return op(*args, **kwargs)
-
-
-def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
-    """Return the memory format that kernels give their results when ``tensor`` comes in."""
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)
 
 
 def has_its_memory_to_itself(tensor: Tensor) -> bool:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 # A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import _disable_current_modes
+
+#: Wraps a tensor so that mutations of the wrapper become functional ops.
+to_functional: Callable[[Tensor], Tensor] = torch._to_functional_tensor
+#: Tells whether a tensor is such a wrapper.
+is_functional: Callable[[Tensor], bool] = torch._is_functional_tensor
+#: Applies mutations that were made through other views of the wrapper's storage.
+sync: Callable[[Tensor], None] = torch._sync  # type: ignore[attr-defined]  # not in the stubs
+#: Returns the value that a wrapper holds now; `sync` it first.
+from_functional: Callable[[Tensor], Tensor] = torch._from_functional_tensor
+#: Tells whether a wrapper's values were written (zero-size and self-copy writes count).
+has_data_mutation: Callable[[Tensor], bool] = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
+#: Tells whether a wrapper's sizes, strides or offset changed in place.
+has_metadata_mutation: Callable[[Tensor], bool] = torch._functionalize_has_metadata_mutation
+#: Tells whether a wrapper was given another storage.
+was_storage_changed: Callable[[Tensor], bool] = torch._functionalize_was_storage_changed
+#: Tells whether all writes happened under ``no_grad`` or ``inference_mode``.
+mutations_under_no_grad: Callable[[Tensor], bool] = (
+    torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode
+)
 
 
 @contextlib.contextmanager
@@ -20,26 +39,6 @@ def functionalization() -> Iterator[None]:
         yield
     finally:
         torch._disable_functionalization()
-
-
-def to_functional(tensor: Tensor) -> Tensor:
-    """Wrap ``tensor`` so that mutations of the wrapper become functional ops."""
-    return torch._to_functional_tensor(tensor)
-
-
-def is_functional(tensor: Tensor) -> bool:
-    """Tell whether ``tensor`` is such a wrapper."""
-    return torch._is_functional_tensor(tensor)
-
-
-def sync(tensor: Tensor) -> None:
-    """Apply mutations that were made through other views of the wrapper's storage."""
-    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]  # not in the stubs
-
-
-def from_functional(tensor: Tensor) -> Tensor:
-    """Return the value that a wrapper holds now; `sync` it first."""
-    return torch._from_functional_tensor(tensor)
 
 
 def is_seen_through(wrapper: Tensor, operator: str) -> bool:
@@ -66,23 +65,3 @@ def outside_of_trace() -> Iterator[None]:
         torch._C._ExcludeDispatchKeyGuard(functionalize),
     ):
         yield
-
-
-def has_data_mutation(wrapper: Tensor) -> bool:
-    """Tell whether a wrapper's values were written (zero-size and self-copy writes count)."""
-    return bool(torch._functionalize_has_data_mutation(wrapper))  # type: ignore[attr-defined]  # not in the stubs
-
-
-def has_metadata_mutation(wrapper: Tensor) -> bool:
-    """Tell whether a wrapper's sizes, strides or offset changed in place."""
-    return bool(torch._functionalize_has_metadata_mutation(wrapper))
-
-
-def was_storage_changed(wrapper: Tensor) -> bool:
-    """Tell whether a wrapper was given another storage."""
-    return bool(torch._functionalize_was_storage_changed(wrapper))
-
-
-def mutations_under_no_grad(wrapper: Tensor) -> bool:
-    """Tell whether all writes happened under ``no_grad`` or ``inference_mode``."""
-    return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))

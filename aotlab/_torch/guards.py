@@ -139,8 +139,6 @@ ENVIRONMENT = Switch(
 
 
 SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
-
-
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 

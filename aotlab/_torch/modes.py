@@ -21,6 +21,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from aotlab._torch.ops import _functionalizes, _has_kernel
 
+#: Sets grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
+set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
+#: What Dynamo's graphs set the grad mode with, what they enter other modes with, and what leaves those again.
+SET_GRAD_ENABLED = set_grad_mode
+MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+}
+#: Tells whether autocast is on for any device.
+any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+#: Keeps autocast from casting again what a trace under autocast has cast already.
+disable_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
+#: Keeps function modes from seeing what we ourselves call.
+disable_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+#: Lets no mode see what is run: neither a trace a real kernel in its middle, nor the caller's modes a trace.
+no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+
 
 def autocast_knows(op: Any) -> bool:
     """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
@@ -30,20 +47,6 @@ def autocast_knows(op: Any) -> bool:
         and _has_kernel(op, f"Autocast{device.upper()}")
         for device in ("cpu", "cuda")
     )
-
-
-#: Set grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
-set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
-
-
-def disable_torch_function() -> AbstractContextManager[None]:
-    """Keep function modes from seeing what we ourselves call."""
-    return torch._C.DisableTorchFunction()
-
-
-def disable_autocast() -> AbstractContextManager[None]:
-    """Keep autocast from casting again what a trace under autocast has cast already."""
-    return torch._C._DisableAutocast()
 
 
 def autocast_nesting() -> int:
@@ -59,22 +62,6 @@ def restore_autocast_nesting(depth: int) -> None:
             torch.clear_autocast_cache()
     while autocast_nesting() < depth:
         torch.autocast_increment_nesting()
-
-
-#: What Dynamo's graphs enter modes with, and what leaves them again.
-MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
-    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
-}
-
-
-#: What Dynamo's graphs set the grad mode with.
-SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
-
-
-def any_autocast_enabled() -> bool:
-    """Tell whether autocast is on for any device."""
-    return bool(torch._C._is_any_autocast_enabled())
 
 
 class Surroundings:
@@ -129,8 +116,3 @@ def settle_without_gpus() -> None:
         torch.autograd.grad(one, one)
         with FakeTensorMode():
             pass
-
-
-def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """Let no mode see what is run: neither a trace a real kernel in its middle, nor the caller's modes a trace."""
-    return _disable_current_modes()

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab._torch.ops import unseen_by_dynamo
+
+#: Returns the number that the next autograd node will get.
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+#: Returns the number of an autograd node: the later it was made, the higher, and the earlier it runs.
+sequence_of: Callable[[Any], int] = methodcaller("_sequence_nr")
+#: Returns the autograd node that is being run, None outside a backward.
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+#: Returns the number of the backward that is being run.
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+#: Tells whether the backward that is running was called with ``retain_graph=True``.
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+#: Hangs a node behind a tensor, in place.
+_lift: Any = torch.ops.aten.lift.default._op
+#: The autograd nodes of an extremum of all elements, which share its gradient out among those that are it.
+_EXTREMA = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
 
 
 def is_custom_function_node(node: Any) -> bool:
@@ -39,13 +55,8 @@ class _OwnNode(torch.autograd.Function):
 def with_own_node(tensor: Tensor) -> Tensor:
     """Return a new tensor, that nobody else has yet, behind an autograd node of its own."""
     if tensor.is_complex():  # `lift` has no derivative for complex numbers
-        found: Tensor = _OwnNode.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
-        return found
+        return _OwnNode.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
     return _lift(tensor)  # type: ignore[no-any-return]  # this very tensor
-
-
-#: Hangs a node behind a tensor, in place.
-_lift: Any = torch.ops.aten.lift.default._op
 
 
 class _CommonNode(torch.autograd.Function):
@@ -75,29 +86,10 @@ def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tu
     return _CommonNode.apply(note, *tensors)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
-def sequence_number() -> int:
-    """Return the number that the next autograd node will get."""
-    return int(torch._C._autograd._get_sequence_nr())
-
-
-def sequence_of(node: Any) -> int:
-    """Return the number of an autograd node: the later it was made, the higher, and the earlier it runs."""
-    return int(node._sequence_nr())
-
-
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node = current_node()
-    return None if node is None else int(node._sequence_nr())
-
-
-def current_node() -> Any:
-    """Return the autograd node that is being run, None outside a backward."""
-    return torch._C._current_autograd_node()
-
-
-#: The autograd nodes of an extremum of all elements, which share its gradient out among those that are it.
-_EXTREMA = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
+    return None if node is None else sequence_of(node)
 
 
 def fills_by_mask(mask: Tensor) -> bool:
@@ -123,15 +115,9 @@ def raise_of(node: Any, given: dict[int, Tensor]) -> None:
     torch.autograd.backward(edges, [given[number] for number in numbers], retain_graph=True)
 
 
-def current_graph_task() -> int:
-    """Return the number of the backward that is being run."""
-    return int(torch._C._current_graph_task_id())
-
-
 def leaf_of(node: Any) -> Tensor | None:
     """Return the leaf into which an autograd node accumulates; None if it is another node."""
-    variable: Tensor | None = getattr(node, "variable", None)
-    return variable
+    return getattr(node, "variable", None)
 
 
 @contextlib.contextmanager
@@ -175,11 +161,6 @@ def turns(count: int) -> list[int]:
 def is_copy_slices(node: Any) -> bool:
     """Tell whether an autograd node is that of a write to a view."""
     return type(node).__name__ == "CopySlices"
-
-
-def keeps_graph() -> bool:
-    """Tell whether the backward that is running was called with ``retain_graph=True``."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 class _Seen(Exception):  # noqa: N818  # a signal, not an error

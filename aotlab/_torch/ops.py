@@ -9,6 +9,7 @@ import threading
 import types
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,14 +25,60 @@ from aotlab._torch.checkpoints import _called_by_checkpoint
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
+#: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
+TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
+#: What ``torch.nn.functional.one_hot`` is.
+ONE_HOT = torch._C._nn.one_hot
+#: The ops by which batch norm computes, of which most are private; the result comes first.
+BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten._batch_norm_no_update.default,
+    torch.ops.aten._batch_norm_with_update.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+)
+#: What Dynamo puts for ``tensor.data``; no function mode sees it.
+DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
+#: What torch 2.15's Dynamo writes for ``x.data = y``; earlier ones write the assignment itself.
+SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
+#: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
+FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
+#: A view in C++ that functionalization takes for a fresh tensor.
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+#: What `torch.fft.rfftn` and its like call first.
+FFT_OF_REAL = torch.ops.aten._fft_r2c.default
+#: What `torch.softmax` calls.
+SOFTMAX = torch.ops.aten._softmax.default
+#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
+CAST = torch.ops.aten._to_copy.default
+#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
+VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
+#: The lazy conjugate of a tensor.
+CONJUGATE = torch.ops.aten._conj.default
+#: Ops that put parts into a tensor, which Inductor does in place if nothing reads the tensor later.
+PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+#: The same as the first of them, by eager's kernel.
+PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
+#: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
+TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
+#: Ops that raise or return nothing; nobody uses what they return, and they must stay.
+ASSERTIONS = frozenset(
+    (
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._linalg_check_errors.default,
+    )
+)
 #: One layer of oneDNN's recurrent nets.
 ONEDNN_RNN_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
-
-
-def no_python_dispatcher() -> AbstractContextManager[None]:
-    """Let composite ops be those of C++, which eager runs, and not Python's."""
-    return torch._C._DisablePythonDispatcher()
+#: Lets composite ops be those of C++, which eager runs, and not Python's.
+no_python_dispatcher: Callable[[], AbstractContextManager[None]] = torch._C._DisablePythonDispatcher
+#: The functions that touch random generators.
+_RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
 
 
 @contextlib.contextmanager
@@ -98,44 +145,11 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
 
 
-#: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
-TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
-
-
 @functools.cache
 def _has_kernel(op: OpOverload, key: str) -> bool:
     # some overloads are TorchScript's, on lists and numbers, and unknown to the dispatcher
     known = torch._C._dispatch_has_kernel(op.name())
     return known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-
-
-#: What ``torch.nn.functional.one_hot`` is.
-ONE_HOT = torch._C._nn.one_hot
-
-
-#: The ops by which batch norm computes, of which most are private; the result comes first.
-BATCH_NORMS = (
-    torch.ops.aten.native_batch_norm.default,
-    torch.ops.aten._native_batch_norm_legit.default,
-    torch.ops.aten._native_batch_norm_legit.no_stats,
-    torch.ops.aten._native_batch_norm_legit_functional.default,
-    torch.ops.aten._native_batch_norm_legit_no_training.default,
-    torch.ops.aten._batch_norm_no_update.default,
-    torch.ops.aten._batch_norm_with_update.default,
-    torch.ops.aten._batch_norm_with_update_functional.default,
-)
-
-
-#: What Dynamo puts for ``tensor.data``; no function mode sees it.
-DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
-
-
-#: What torch 2.15's Dynamo writes for ``x.data = y``; earlier ones write the assignment itself.
-SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
-
-
-#: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
-FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
 
 
 def _calling_higher_order_op(frame: types.FrameType | None) -> str | None:
@@ -154,11 +168,43 @@ def default_generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-_RANDOM_STATE = ("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed")
-
-
 def _functionalizes() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
+
+
+def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a function in one thread, but where torch's checkpoint calls it."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mine = threading.get_ident() == thread and not _called_by_checkpoint()
+        return (replacement if mine else original)(*args, **kwargs)
+
+    return call
+
+
+def _of_state(
+    thread: int,
+    refuse: Callable[..., Any],
+    checkpoint_state: Callable[[str, Tensor], None],
+    name: str,
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Refuse a function that touches random generators; of what torch's checkpoint does with them, tell the states."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(*args, **kwargs)
+        if not _called_by_checkpoint():
+            return refuse(name)
+        result = original(*args, **kwargs)
+        state = result if result is not None else next(iter((*args, *kwargs.values())), None)
+        if isinstance(state, torch.Tensor):
+            checkpoint_state(name, state)
+        return result
+
+    return call
 
 
 @contextlib.contextmanager
@@ -181,30 +227,7 @@ def replace_unguarded(
     """
     thread = threading.get_ident()
     compile_ = torch.compile
-
-    def here(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == thread and not _called_by_checkpoint()
-            return (replacement if mine else original)(*args, **kwargs)
-
-        return call
-
-    def of_state(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
-                return original(*args, **kwargs)
-            if not _called_by_checkpoint():
-                return refuse(name)
-            result = original(*args, **kwargs)
-            state = result if result is not None else next(iter((*args, *kwargs.values())), None)
-            if isinstance(state, torch.Tensor):
-                checkpoint_state(name, state)
-            return result
-
-        return call
-
+    here, of_state = partial(_in_thread, thread), partial(_of_state, thread, refuse, checkpoint_state)
     pushes = here(push_hooks, torch._C._autograd._push_saved_tensors_default_hooks)
 
     def push(*args: Any) -> Any:
@@ -218,16 +241,16 @@ def replace_unguarded(
             return higher_order(name)
         return compile_(*args, **kwargs)
 
-    swap, to_dlpack = functools.partial(refuse, "swap_tensors"), functools.partial(refuse, "to_dlpack")
+    swap, to_dlpack = partial(refuse, "swap_tensors"), partial(refuse, "to_dlpack")
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch.utils, "swap_tensors", swap),
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
-        (torch.Tensor, "set_", functools.partial(set_, otherwise=torch.Tensor.set_)),
+        (torch.Tensor, "set_", partial(set_, otherwise=torch.Tensor.set_)),
         *(
-            (torch.Tensor, name, functools.partial(call_back, otherwise=getattr(torch.Tensor, name)))
+            (torch.Tensor, name, partial(call_back, otherwise=getattr(torch.Tensor, name)))
             for name in ("apply_", "map_", "map2_")
         ),
     ]
@@ -243,53 +266,6 @@ def replace_unguarded(
     finally:
         for (owner, name, _), own in zip(new, before, strict=True):
             setattr(owner, name, own)
-
-
-#: A view in C++ that functionalization takes for a fresh tensor.
-UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-
-
-#: What `torch.fft.rfftn` and its like call first.
-FFT_OF_REAL = torch.ops.aten._fft_r2c.default
-
-
-#: What `torch.softmax` calls.
-SOFTMAX = torch.ops.aten._softmax.default
-
-
-#: By this op functionalization casts a result that is to take the place of a tensor of another dtype.
-CAST = torch.ops.aten._to_copy.default
-
-
-#: Which argument, the third of each, says that a decomposition's vectors are wanted, too.
-VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten._linalg_eigh.default: "compute_v"}
-
-
-#: The lazy conjugate of a tensor.
-CONJUGATE = torch.ops.aten._conj.default
-
-
-#: Ops that put parts into a tensor, which Inductor does in place if nothing reads the tensor later.
-PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
-
-
-#: The same as the first of them, by eager's kernel.
-PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
-
-
-#: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
-TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
-
-
-#: Ops that raise or return nothing; nobody uses what they return, and they must stay.
-ASSERTIONS = frozenset(
-    (
-        torch.ops.aten._assert_async.default,
-        torch.ops.aten._assert_async.msg,
-        torch.ops.aten._assert_tensor_metadata.default,
-        torch.ops.aten._linalg_check_errors.default,
-    )
-)
 
 
 def unseen_by_dynamo(function: _Function) -> _Function:

@@ -13,6 +13,9 @@ from torch import Tensor
 from aotlab._torch.checkpoints import _checkpoint_frames, _unpack_arguments, is_checkpointed
 from aotlab._torch.views import is_about_a_write, set_version, versions_of
 
+#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
+push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+
 
 def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
     """Return what the node of a custom function of ours saved of what it made, each with its history.
@@ -72,10 +75,6 @@ def hooks_are_foreign() -> bool:
 def saved_tensor_hooks_disabled() -> bool:
     """Tell whether setting ``saved_tensors_hooks`` is an error now."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
-
-
-#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
-push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 @contextlib.contextmanager

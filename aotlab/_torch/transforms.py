@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,17 +12,14 @@ from torch import Tensor
 from aotlab._torch.modes import forward_ad_active
 from aotlab._torch.saved import saved_tensor_hooks_disabled
 
-
-def is_transformed(tensor: Tensor) -> bool:
-    """Tell whether ``tensor`` is the wrapper by which a ``torch.func`` transform follows another tensor."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def transforms_active() -> bool:
-    """Tell whether a ``torch.func`` transform is running."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
+#: Tells whether a tensor is the wrapper by which a ``torch.func`` transform follows another tensor.
+is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+#: Tells whether a tensor stands for several in the older vmap.
+is_older_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+#: Leaves one transform of ``torch.func`` for the length of a ``with`` block.
+innermost_transform_left: Callable[[], AbstractContextManager[Any]] = (
+    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+)
 #: What Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation; another function of
 #: the same name in some versions.
 _OPENING = frozenset(
@@ -32,6 +29,17 @@ _OPENING = frozenset(
         "set_inplace_requires_grad_allowed",
     }
 )  # fmt: skip
+_LEAVING: dict[Any, Callable[[], int]] = {
+    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    torch._C._functorch.TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
+}
+
+
+def transforms_active() -> bool:
+    """Tell whether a ``torch.func`` transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def opens_transform(target: Any) -> bool:
@@ -39,22 +47,9 @@ def opens_transform(target: Any) -> bool:
     return getattr(target, "__name__", None) in _OPENING
 
 
-def is_enter_dual_level(target: Any) -> bool:
-    """Tell whether a function in a graph of Dynamo's opens a level of forward-mode differentiation."""
-    return getattr(target, "__name__", None) == "_enter_dual_level"
-
-
-def is_exit_dual_level(target: Any) -> bool:
-    """Tell whether a function in a graph of Dynamo's closes a level of forward-mode differentiation."""
-    return getattr(target, "__name__", None) == "_exit_dual_level"
-
-
-_LEAVING: dict[Any, Callable[[], int]] = {
-    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
-    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
-    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
-    torch._C._functorch.TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
-}
+def opens_dual_level(target: Any) -> bool | None:
+    """Tell whether a function in a graph of Dynamo's opens or closes a level of forward-mode differentiation."""
+    return {"_enter_dual_level": True, "_exit_dual_level": False}.get(getattr(target, "__name__", ""))
 
 
 class TransformState:
@@ -122,7 +117,7 @@ class BatchLevel:
             finally:
                 torch._C._vmapmode_increment_nesting()
         else:
-            with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
+            with innermost_transform_left():
                 yield
 
 
@@ -143,13 +138,6 @@ def batch_level() -> BatchLevel | None:
     return BatchLevel(interpreter.level(), is_older=False)
 
 
-@contextmanager
-def innermost_transform_left() -> Iterator[None]:
-    """Leave one transform of ``torch.func`` for the length of a ``with`` block."""
-    with torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack():
-        yield
-
-
 def below_innermost_transform(tensor: Tensor) -> Tensor | None:
     """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it.
 
@@ -165,11 +153,6 @@ def below_innermost_transform(tensor: Tensor) -> Tensor | None:
 def has_tangent(tensor: Tensor | None) -> bool:
     """Tell whether forward-mode differentiation follows a tensor."""
     return tensor is not None and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
-
-
-def is_older_batched(tensor: Tensor) -> bool:
-    """Tell whether a tensor stands for several in the older vmap."""
-    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def under_transform(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab._torch.ops import unseen_by_dynamo
+
+#: How `torch.overrides` names the reading of a version counter, and of what a tensor is a view of.
+VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
+BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
+#: Returns the tensor of which another one is a differentiable view.
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 
 
 def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -24,14 +31,6 @@ def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     made: Any = type(name, (torch.autograd.Function,), members)
     return made.apply  # type: ignore[no-any-return]  # untyped in torch
-
-
-#: How `torch.overrides` names the reading of a version counter.
-VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
-
-
-#: How it names the reading of what a tensor is a view of.
-BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
 
 
 def may_be_written(view: Tensor) -> bool:
@@ -143,11 +142,6 @@ def share_version(a: Tensor, b: Tensor) -> bool:
     shared = b._version == before + 1
     set_version(a, before)
     return shared
-
-
-def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor of which ``tensor`` is a differentiable view."""
-    return tensor._base
 
 
 def is_about_a_write(error: BaseException) -> bool:

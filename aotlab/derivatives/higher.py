@@ -27,7 +27,7 @@ from aotlab._torch.interrupts import never_lost
 from aotlab.backends.base import Boxed
 from aotlab.derivatives.levels import Level
 from aotlab.errors import DoubleBackwardError, TransformError
-from aotlab.guards.call_state import autocast_state
+from aotlab.guards.settings import autocast_state
 from aotlab.partition.stage import Split
 from aotlab.runtime.batches import for_each_sample, is_transformed
 from aotlab.runtime.saved import SavedValues, restride

@@ -179,10 +179,9 @@ class GraphRun(fx.Interpreter):
             args[0].data = args[1]  # the same
             return args[0]
         result = super().call_function(target, args, kwargs)
-        if internals.is_enter_dual_level(target):
-            self._dual_levels.append(result)
-        elif internals.is_exit_dual_level(target):
-            self._dual_levels.pop()
+        opens = internals.opens_dual_level(target)
+        if opens is not None:
+            self._dual_levels.append(result) if opens else self._dual_levels.pop()
         if target in internals.MODE_EXITS:
             self._open[id(result)] = (result, internals.MODE_EXITS[target])
         elif args:

@@ -1,10 +1,11 @@
-"""What a compiled entry assumes of a call: as facts, as a fast check, and as a sentence.
+"""What a compiled entry assumes of a call, as facts.
 
-A `CallState` is everything about a call that a trace may have baked in. The state of the traced call
-is kept with its entry. `stages.runtime` turns it into straight-line checks (with torch's C++ guards
-for tensors and global state); when they fail, the state of the new call is taken too, and
-`aotlab.guards.explain` says in one sentence what changed. Both read the same facts, so that a check without a
-sentence, or a sentence without a check, would show as a recompile without a reason.
+    f(x, 2)         x: float32[3], strides (1,), a leaf that requires grad; 2: an int; grad mode on; …
+
+A `CallState` is everything about a call that a trace may have baked in. That of the traced call is kept with its entry.
+`aotlab.runtime.prologue` turns it into straight-line checks, with torch's C++ guards for tensors and global state. When
+they fail, the state of the new call is taken too, and `aotlab.guards.explain` says in one sentence what changed. Both
+read the same facts, so that a check without a sentence would show as a recompile without a reason.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.guards.attributes import Attributes, attributes_of
 from aotlab.guards.libraries import is_library, is_library_module
 from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import NOTHING_MENTIONED, Mentioned, is_plain, same_value
+from aotlab.guards.settings import global_state
+from aotlab.guards.values import NOTHING_MENTIONED, Attributes, Mentioned, attributes_that_count, is_plain, same_value
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -65,32 +66,39 @@ class ValueFacts:
         return self.type is other.type and bool(same_value(self.value, other.value))
 
 
-_BY_IDENTITY = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)
-
-
 def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name: str = "") -> TensorFacts:
     """Take the facts of one tensor; ``mentioned`` says which of its attributes count.
 
     Raises
     ------
     PythonValueError
-        An attribute cannot be guarded.
+        An attribute that counts is no plain value, so that it could change without a check seeing it.
     """
+    attributes = tuple(attributes_that_count(tensor, mentioned).items()) if mentioned else ()
+    for key, value in attributes:
+        if not is_plain(value):
+            raise PythonValueError(
+                f"`{name}.{key}`, which the function may read, is a `{type(value).__qualname__}`",
+                why="a compiled entry could not tell when its contents change",
+                suggestion="pass it as an argument of its own",
+                argument=name,
+            )
+    strided = tensor.layout == torch.strided
     return TensorFacts(
         type=type(tensor),
         dtype=tensor.dtype,
         device=tensor.device,
         layout=tensor.layout,
         shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()) if tensor.layout == torch.strided else (),
+        stride=tuple(tensor.stride()) if strided else (),
         requires_grad=tensor.requires_grad,
         is_leaf=tensor.is_leaf,
         is_inference=tensor.is_inference(),
         is_conj=tensor.is_conj(),
         is_neg=tensor.is_neg(),
-        offset=int(tensor.storage_offset()) if tensor.layout == torch.strided else 0,
+        offset=int(tensor.storage_offset()) if strided else 0,
         may_be_written=internals.may_be_written(tensor),
-        attributes=attributes_of(tensor, mentioned, name),
+        attributes=attributes,
         is_view=internals.base_of(tensor) is not None,
     )
 
@@ -111,19 +119,17 @@ def check_tensor(tensor: Tensor, name: str) -> None:
             argument=name,
         )
     lazy = "call resolve_conj() or resolve_neg() on it"
-    kinds = (
+    for kind, is_so, suggestion in (
         ("a sparse tensor or of another layout than strided", tensor.layout != torch.strided, "pass to_dense() of it"),
         ("quantized", tensor.is_quantized, "pass dequantize() of it"),
         ("nested", tensor.is_nested, "pass its parts, as unbind() gives them, or a padded tensor"),
         ("a lazy conjugate", tensor.is_conj(), lazy),
         ("a lazy negative", tensor.is_neg(), lazy),
         ("on the meta device", tensor.is_meta, "pass a tensor with memory"),
-    )
-    for kind, is_so, suggestion in kinds:
+    ):
         if is_so:
-            raise UnsupportedTensorError(
-                f"`{name}` is {kind}", why="a trace cannot represent it", suggestion=suggestion, argument=name
-            )
+            why = "a trace cannot represent it"
+            raise UnsupportedTensorError(f"`{name}` is {kind}", why=why, suggestion=suggestion, argument=name)
 
 
 def value_facts(value: Any, name: str) -> ValueFacts:
@@ -154,10 +160,12 @@ def value_facts(value: Any, name: str) -> ValueFacts:
                 argument=name,
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
-    own = (isinstance(value, type) and not is_library(value)) or (
-        isinstance(value, types.ModuleType) and not is_library_module(value)
+    of_library = (
+        isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType))
+        or (isinstance(value, type) and is_library(value))
+        or (isinstance(value, types.ModuleType) and is_library_module(value))
     )
-    if isinstance(value, _BY_IDENTITY) and not own:
+    if of_library:
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
@@ -168,104 +176,7 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     )
 
 
-# --- the state of a call -----------------------------------------------------------------------------------------
-
-
-def autocast_state() -> tuple[tuple[str, Any], ...]:
-    """Take the settings of autocast, as (name, value)."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return (
-        *((f"autocast on {d}", torch.is_autocast_enabled(d)) for d in devices),
-        *((f"autocast dtype on {d}", torch.get_autocast_dtype(d)) for d in devices),
-        ("autocast cache", torch.is_autocast_cache_enabled()),
-    )
-
-
-def global_state() -> tuple[tuple[str, Any], ...]:
-    """Take the global settings that a trace bakes in, as (name, value)."""
-    return (
-        ("grad mode", torch.is_grad_enabled()),
-        ("inference mode", torch.is_inference_mode_enabled()),
-        ("anomaly mode", torch.is_anomaly_enabled()),
-        *autocast_state(),
-        ("deterministic algorithms", torch.are_deterministic_algorithms_enabled()),
-        ("warnings in place of deterministic algorithms", torch.is_deterministic_algorithms_warn_only_enabled()),
-        ("default dtype", torch.get_default_dtype()),
-        ("default device", torch.get_default_device()),
-        ("number of threads", torch.get_num_threads()),
-        ("matmul precision", internals.matmul_precision()),
-        *((switch.name, switch.read()) for switch in internals.SWITCHES),
-    )
-
-
-def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
-    """Put global settings back that a traced function changed; inference mode, which only blocks change, is left."""
-    values = dict(settings)
-    for name, value in values.items():
-        if name.startswith("autocast on "):
-            torch.set_autocast_enabled(name.removeprefix("autocast on "), value)
-        elif name.startswith("autocast dtype on "):
-            torch.set_autocast_dtype(name.removeprefix("autocast dtype on "), value)
-    torch.set_autocast_cache_enabled(values["autocast cache"])
-    torch.set_grad_enabled(values["grad mode"])
-    only_warn = values["warnings in place of deterministic algorithms"]
-    torch.use_deterministic_algorithms(values["deterministic algorithms"], warn_only=only_warn)
-    torch.set_default_dtype(values["default dtype"])
-    torch.set_num_threads(values["number of threads"])
-    precision = values["matmul precision"]
-    if precision is not None and internals.matmul_precision() != precision:
-        torch.set_float32_matmul_precision(precision)
-    for switch in internals.SWITCHES:
-        if switch.read() != values[switch.name]:
-            switch.write(values[switch.name])
-    if torch.get_default_device() != values["default device"]:
-        before = values["default device"]
-        torch.set_default_device(None if before == torch.device("cpu") else before)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallState:
-    """All that a trace may have baked in of one call.
-
-    Attributes
-    ----------
-    structure
-        The nesting of the arguments, as text.
-    names
-        A name for each flat argument.
-    leaves
-        The facts of each flat argument.
-    same_as
-        For each flat argument that is a tensor, the position of the first argument that is the same object (its own
-        position otherwise).
-    settings
-        `global_state` of the call.
-    reached
-        What the function reads besides its arguments.
-    overlapping
-        Pairs of positions whose bytes overlap, or which are views of one tensor that requires grad, where they are not
-        the same object; each with how many bytes the second begins behind the first.
-    counters
-        Pairs of positions of tensors that share a version counter, each with the first of its group.
-    function_modes
-        How many default devices are set.
-    mentioned
-        Which attributes of tensors the function may read.
-    nesting
-        The nesting of the arguments, as torch keeps it.
-    """
-
-    structure: str
-    names: tuple[str, ...]
-    leaves: tuple[TensorFacts | ValueFacts, ...]
-    same_as: tuple[int, ...]
-    settings: tuple[tuple[str, Any], ...]
-    reached: tuple[Reached, ...] = field(repr=False)
-    overlapping: tuple[tuple[int, int, int], ...] = ()
-    counters: tuple[tuple[int, int], ...] = ()
-    function_modes: int = 0
-    mentioned: Mentioned = NOTHING_MENTIONED
-    nesting: Any = field(default=None, repr=False)
+# --- the memory that arguments share -----------------------------------------------------------------------------
 
 
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
@@ -284,21 +195,16 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> 
 
 
 def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:
-    """Return the pairs of positions that share memory or a differentiable base, with the bytes from one to the other.
-
-    Sorts by address, so that pairs are few to look at.
-    """
-    spans = [(*byte_interval(tensor), tensor.device.type, i) for i, tensor in tensors]
-    starts = {i: start for start, _, _, i in spans}
-    spans.sort(key=lambda span: (span[2], span[0]))
+    """Return the pairs of positions that share memory or a differentiable base, and the bytes from one to the other."""
+    spans = [(tensor.device.type, *byte_interval(tensor), i) for i, tensor in tensors]
+    starts = {i: start for _, start, _, i in spans}
     pairs: set[tuple[int, int]] = set()
-    open_spans: list[tuple[int, int, str, int]] = []
-    for span in spans:
-        if span[0] == span[1]:
-            continue
-        open_spans = [o for o in open_spans if o[2] == span[2] and o[1] > span[0]]
-        pairs.update((min(o[3], span[3]), max(o[3], span[3])) for o in open_spans)
-        open_spans.append(span)
+    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end behind the beginning of this one
+    for span in sorted(span for span in spans if span[1] != span[2]):
+        device, start, _, i = span
+        reaching = [each for each in reaching if each[0] == device and each[2] > start]
+        pairs.update((min(other, i), max(other, i)) for *_, other in reaching)
+        reaching.append(span)
     families: dict[int, int] = {}
     for i, tensor in tensors:
         if tensor.requires_grad and tensor.numel():
@@ -329,11 +235,50 @@ def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, 
     return tuple(pairs)
 
 
-def transform_around() -> str | None:
-    """Say which transform a call stands under, None if there is none.
+# --- the state of a call -----------------------------------------------------------------------------------------
 
-    It is to see each op of the function, on its own tensors: a compiled function runs eagerly there.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallState:
+    """All that a trace may have baked in of one call.
+
+    Attributes
+    ----------
+    structure, nesting
+        The nesting of the arguments, as text and as what is compared.
+    names, leaves
+        A name for each flat argument, and its facts.
+    same_as
+        For each flat argument, the position of the first one that is the same tensor (its own position otherwise).
+    settings
+        `global_state` of the call.
+    reached
+        What the function reads besides its arguments.
+    overlapping
+        Pairs of positions as in `overlapping_pairs`, of tensors that are not the same object.
+    counters
+        Pairs of positions as in `counted_together`.
+    function_modes
+        How many default devices are set.
+    mentioned
+        Which attributes of tensors the function may read.
     """
+
+    structure: str
+    names: tuple[str, ...]
+    leaves: tuple[TensorFacts | ValueFacts, ...]
+    same_as: tuple[int, ...]
+    settings: tuple[tuple[str, Any], ...]
+    reached: tuple[Reached, ...] = field(repr=False)
+    overlapping: tuple[tuple[int, int, int], ...] = ()
+    counters: tuple[tuple[int, int], ...] = ()
+    function_modes: int = 0
+    mentioned: Mentioned = NOTHING_MENTIONED
+    nesting: Any = field(default=None, repr=False)
+
+
+def transform_around() -> str | None:
+    """Say which transform, which is to see each op of the function, a call stands under; None if there is none."""
     if internals.transforms_active():
         return "a torch.func transform"
     return "forward-mode differentiation" if internals.forward_ad_active() else None
@@ -347,9 +292,7 @@ def check_surroundings() -> int:
     TransformError
         Under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
     """
-    what = transform_around()
-    if what is None and internals.dispatch_mode_count():
-        what = "a torch dispatch mode"
+    what = transform_around() or ("a torch dispatch mode" if internals.dispatch_mode_count() else None)
     count = internals.function_mode_count()
     if what is None and count and not internals.only_default_devices():
         what = "a torch function mode"
@@ -371,16 +314,7 @@ def call_state(
     reached: tuple[Reached, ...],
     mentioned: Mentioned = NOTHING_MENTIONED,
 ) -> CallState:
-    """Take the state of a call.
-
-    Parameters
-    ----------
-    structure, nesting
-        The nesting of the arguments, as text and as what is compared.
-    names, values
-        The flat arguments, lifted parameters and buffers first.
-    reached, mentioned
-        From `reach`.
+    """Take the state of a call; ``values`` are the flat arguments, lifted parameters and buffers first.
 
     Raises
     ------
@@ -393,16 +327,16 @@ def call_state(
     same_as = []
     tensors = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        position = i
         if isinstance(value, Tensor):
             check_tensor(value, name)
             leaves.append(tensor_facts(value, mentioned, name))
             position = first.setdefault(id(value), i)
-            same_as.append(position)
             if position == i:
                 tensors.append((i, value))
         else:
             leaves.append(value_facts(value, name))
-            same_as.append(i)
+        same_as.append(position)
     return CallState(
         structure=structure,
         nesting=nesting,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dis
 import types
+import weakref
 from dataclasses import dataclass
-
-from aotlab.guards.by_code import ByCode
+from typing import Generic, TypeVar
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
@@ -15,14 +15,54 @@ _BY_STRING = frozenset(
     ("getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "fields",
      "replace", "deepcopy")
 )  # fmt: skip
+Known = TypeVar("Known")
+
+
+class ByCode(Generic[Known]):
+    """A dictionary from code objects, told apart as objects, that keeps none of them.
+
+    One that did would keep what Dynamo puts into a module's globals until the code that it wrote dies.
+
+    Examples
+    --------
+    >>> known = ByCode[int]()
+    >>> code = compile("1 + 1", "example", "eval")
+    >>> known.put(code, 2)
+    2
+    >>> known.get(code), len(known)
+    (2, 1)
+    >>> del code
+    >>> len(known)
+    0
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+        self._watched: dict[int, weakref.ref[types.CodeType]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, code: types.CodeType) -> Known | None:
+        """Return what is known of ``code``, None if nothing is."""
+        return self._known.get(id(code))
+
+    def put(self, code: types.CodeType, value: Known) -> Known:
+        """Note ``value``, and return it."""
+        key, known, watched = id(code), self._known, self._watched
+
+        def forget(_: object) -> None:  # called before another object can have the same id
+            known.pop(key, None)
+            watched.pop(key, None)
+
+        watched[key] = weakref.ref(code, forget)
+        known[key] = value
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeNames:
-    """The names in a code object.
-
-    ``by_string`` tells whether it may read attributes by names that do not stand in it.
-    """
+    """The names in a code object; ``by_string``: it may read attributes by names that do not stand in it."""
 
     globals: tuple[str, ...]
     attributes: frozenset[str]

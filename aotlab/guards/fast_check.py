@@ -30,7 +30,7 @@ def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
     forms: dict[str, list[Reached]] = {}
     for item in items:
         forms.setdefault(_form(item), []).append(item)
-    loops = [_LOOPS[form](group) for form, group in forms.items() if form and len(group) >= _MANY]
+    loops = [_loop(form, group) for form, group in forms.items() if form and len(group) >= _MANY]
     alone = [item for form, group in forms.items() if not form or len(group) < _MANY for item in group]
     return _written(alone, loops, lambda: all(item.holds() for item in items))
 
@@ -53,50 +53,24 @@ def _form(item: Reached) -> str:
 
 def _is_one_of_a_kind(item: Reached) -> bool:
     """Tell whether only one object will do."""
-    return item.how == "identity" or (
-        item.how == "value" and (item.expected is None or isinstance(item.expected, (bool, enum.Enum)))
-    )
+    single = item.expected is None or isinstance(item.expected, (bool, enum.Enum))
+    return item.how == "identity" or (item.how == "value" and single)
 
 
-def _items(group: Sequence[Reached]) -> tuple[list[Any], list[Any]]:
-    """Return the dictionaries and the keys."""
-    return [item.place.owner for item in group], [item.place.key for item in group]
-
-
-def _sizes(group: Sequence[Reached]) -> Callable[[], bool]:
-    owners = [item.place.owner for item in group]
-    sizes = [item.expected for item in group]
-    return lambda: list(map(len, owners)) == sizes
-
-
-def _same(group: Sequence[Reached]) -> Callable[[], bool]:
-    owners, keys = _items(group)
-    values = [item.expected for item in group]
-    return lambda: all(map(is_, map(getitem, owners, keys), values))
-
-
-def _absent(group: Sequence[Reached]) -> Callable[[], bool]:
-    owners, keys = _items(group)
-    return lambda: not any(map(contains, owners, keys))
-
-
-def _there(group: Sequence[Reached]) -> Callable[[], bool]:
-    owners, keys = _items(group)
-    return lambda: not any(map(is_, map(getitem, owners, keys), repeat(None)))
-
-
-def _none(group: Sequence[Reached]) -> Callable[[], bool]:
-    owners, keys = _items(group)
-    return lambda: all(map(is_, map(getitem, owners, keys), repeat(None)))
-
-
-_LOOPS: dict[str, Callable[[Sequence[Reached]], Callable[[], bool]]] = {
-    "size": _sizes,
-    "same": _same,
-    "absent": _absent,
-    "there": _there,
-    "none": _none,
+#: By form, what makes a loop of the dictionaries, the keys and the expected values.
+_LOOPS: dict[str, Callable[[list[Any], list[Any], list[Any]], Callable[[], bool]]] = {
+    "size": lambda owners, _, sizes: lambda: list(map(len, owners)) == sizes,
+    "same": lambda owners, keys, values: lambda: all(map(is_, map(getitem, owners, keys), values)),
+    "absent": lambda owners, keys, _: lambda: not any(map(contains, owners, keys)),
+    "there": lambda owners, keys, _: lambda: not any(map(is_, map(getitem, owners, keys), repeat(None))),
+    "none": lambda owners, keys, _: lambda: all(map(is_, map(getitem, owners, keys), repeat(None))),
 }
+
+
+def _loop(form: str, group: Sequence[Reached]) -> Callable[[], bool]:
+    places = [item.place for item in group]
+    owners, keys = [place.owner for place in places], [place.key for place in places]
+    return _LOOPS[form](owners, keys, [item.expected for item in group])
 
 
 # --- a line for each of the others -----------------------------------------------------------------------------------
@@ -107,9 +81,7 @@ def _written(
 ) -> Callable[[], bool]:
     """Write the function that runs ``loops`` and checks each of ``items`` by a line."""
     names: dict[int, str] = {}
-    namespace: dict[str, Any] = {
-        "MISSING": MISSING, "same_value": same_value, "GONE": _GONE, "carefully": carefully,
-    }  # fmt: skip
+    namespace: dict[str, Any] = {"MISSING": MISSING, "same_value": same_value, "GONE": _GONE, "carefully": carefully}
 
     def constant(value: Any) -> str:
         name = names.get(id(value))
@@ -136,7 +108,5 @@ def _written(
     body = ["    try:", *("        " + line for line in lines), "        return True"]
     source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])
     exec(compile(source, "<aotlab reached>", "exec"), namespace)
-    check: Callable[[], bool] = namespace.pop(
-        "check"
-    )  # else it would be part of a cycle, and so would all that it asks
+    check: Callable[[], bool] = namespace.pop("check")  # else a cycle would hold it, and all that it asks
     return check

@@ -20,14 +20,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from aotlab._torch import is_functional
+from aotlab.guards.libraries import entries_of
 from aotlab.guards.values import CONTAINERS, is_of_its_own_kind, items_in, keys_in, kind_of
 
 #: So many items are looked at; a watch is no walk through a data set.
 _LIMIT = 20_000
-_PLAIN = (str, bytes, int, float, complex, type(None))
 _OPAQUE = (
     Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
-    *_PLAIN,
+    str, bytes, int, float, complex, type(None),
 )  # fmt: skip
 
 
@@ -52,20 +52,10 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, CONTAINERS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
-def _of_key(key: Any) -> str:
-    """Name a key; a tensor, as in an optimizer's state, or any other object is not asked for its text."""
-    return repr(key) if isinstance(key, _PLAIN) else f"a {type(key).__name__}"
-
-
 def items_of(container: Any) -> Iterator[tuple[str, Any]]:
     """Go through what an object holds, by index and by name; no code of its class is run for its indices."""
     if isinstance(container, CONTAINERS):
-        items = items_in(container)
-        if isinstance(container, dict):
-            yield from ((f"[{_of_key(key)}]", value) for key, value in zip(keys_in(container), items, strict=True))
-        else:
-            of_set = isinstance(container, (set, frozenset))
-            yield from (("[…]" if of_set else f"[{i}]", value) for i, value in enumerate(items))
+        yield from ((f"[{text}]", value) for text, value in entries_of(container))
         if not is_of_its_own_kind(container):
             return
     yield from ((f".{key}", value) for key, value in _attributes(container).items())

@@ -171,10 +171,8 @@ class Reached:
 
     Attributes
     ----------
-    name
-        How a sentence calls it.
-    place
-        Where it hangs.
+    name, place
+        How a sentence calls it, and where it hangs.
     expected
         What was there: the value itself, or its `Snapshot`.
     how
@@ -238,18 +236,16 @@ class Reached:
         if self.how == "absent":
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
+        where, text = self.name, "is another object"
         if self.expected is MISSING:
             text = f"is {shown(now)} where the compiled entry expects nothing"
-            return f"{_quoted(self.name)}, which the function reads, {text}"
-        where, text = self.name, "is another object"
-        if self.how == "value":
+        elif self.how == "value":
             text = f"is {shown(now)} where the compiled entry expects {shown(self.expected)}"
         elif self.how == "optional":
             words = "is None", "is there"
             text = f"{words[now is not None]} where the compiled entry expects that it {words[not self.expected]}"
         elif self.how == "contents":
-            found: tuple[str, str] = next(self.expected.differences(now, self.name), (self.name, "has changed"))
-            where, text = found
+            where, text = next(self.expected.differences(now, self.name), (self.name, "has changed"))
         elif now is MISSING:
             text = "is missing"
         return f"{_quoted(where)}, which the function reads, {text}"
@@ -262,9 +258,8 @@ class Reached:
             return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
         if self.how == "optional":
             return f"`{self.name}` is {'None' if self.expected else 'there'}"
-        return f"{_quoted(self.name)} is the same object" + (
-            " with the same contents" if self.how == "contents" else ""
-        )
+        contents = " with the same contents" if self.how == "contents" else ""
+        return f"{_quoted(self.name)} is the same object{contents}"
 
 
 def _quoted(name: str) -> str:

@@ -20,10 +20,7 @@ _MOST_KINDS, _MOST_CALLS = 64, 4096
 
 
 def glance(value: Any) -> Hashable:
-    """Describe an argument at a glance: a tensor by dtype, sizes and so on, a container by what is in it.
-
-    Of other objects the type counts alone.
-    """
+    """Describe an argument at a glance: a tensor by dtype, sizes and so on, a container by what is in it."""
     if type(value) in (Tensor, Parameter):
         return type(value), value.dtype, value.shape, value.requires_grad, value.device
     if type(value) in (bool, int, float, str, type(None)):

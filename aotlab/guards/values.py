@@ -2,9 +2,9 @@
 
 Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
 and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` remembers all of that of one
-value; it keeps every object alive that it compares by identity, so that no other one can take its place, except for
-tensors, whose memory it must not hold. Nor does it hold weak references to them, which `torch.utils.swap_tensors`
-forbids: a tensor that gets the address of another is as good as that one, if it is of the same kind.
+value; it keeps every object alive that it compares by identity, except for tensors, whose memory it must not hold. Nor
+does it hold weak references to them, which `torch.utils.swap_tensors` forbids: a tensor that gets the address of
+another is as good as that one, if it is of the same kind: what else a trace can read of it is which of several it is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ MOST_ITEMS = 2_048
 _DEPTH = 64
 #: Nor is an array of more bytes.
 ARRAY_BYTES = 65_536
+#: The attributes of one tensor that count, as (name, value).
+Attributes = tuple[tuple[str, Any], ...]
 #: Python's own kinds of containers.
 _KINDS = frozenset((*CONTAINERS, collections.OrderedDict))
 
@@ -116,11 +118,9 @@ class Snapshot(Protocol):
         """Say where ``now`` differs, as (path, what is there instead)."""
 
 
+@dataclass(slots=True, eq=False)
 class _Plain:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
     def holds(self, now: Any) -> bool:
         return now is self.value or same_value(now, self.value)
@@ -130,11 +130,9 @@ class _Plain:
             yield path, f"is {shown(now)} where the compiled entry expects {shown(self.value)}"
 
 
+@dataclass(slots=True, eq=False)
 class _Object:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
     def holds(self, now: Any) -> bool:
         return now is self.value
@@ -153,10 +151,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 @dataclass(slots=True, eq=False)
 class Mentioned:
-    """The names of attributes that the code mentions; it is still growing while snapshots are taken.
-
-    ``by_string`` says that it may read others, by names that it computes.
-    """
+    """The names of attributes that the code mentions, and whether it may read others, by names that it computes."""
 
     names: set[str] = field(default_factory=set)
     by_string: bool = False
@@ -178,12 +173,14 @@ def attributes_that_count(tensor: Tensor, mentioned: Mentioned) -> dict[str, Any
     return {name: value for name, value in vars(tensor).items() if mentioned.counts(name)}
 
 
-class _Tensor:
-    """A tensor: the same object, of the same kind, with the same plain attributes as far as the code mentions them.
+def attributes_differ(tensor: Tensor, expected: Attributes, mentioned: Mentioned) -> bool:
+    """Tell whether the attributes of ``tensor`` that count are others than ``expected``."""
+    now = attributes_that_count(tensor, mentioned)
+    return len(now) != len(expected) or not all(same_value(now.get(key, MISSING), value) for key, value in expected)
 
-    What a trace can read of a tensor besides its kind and its attributes is which of several it is. So a tensor that
-    got the address of one that is gone may take its place, as long as it looks the same.
-    """
+
+class _Tensor:
+    """A tensor: the same object, of the same kind, with the same plain attributes as far as the code mentions them."""
 
     __slots__ = ("attributes", "id", "kind", "mentioned")
 
@@ -244,16 +241,14 @@ class ArraySnapshot:
             yield path, "is another array" if now is not self.value else "is the same array with other contents"
 
 
+@dataclass(slots=True, eq=False)
 class _Items:
-    """A container: of the same type, with the same items in the same order."""
+    """A container: of the same type, with the same items in the same order; ``kind`` if its class is somebody's."""
 
-    __slots__ = ("children", "keys", "kind", "type")
-
-    def __init__(self, value: Any, keys: list[Snapshot] | None, children: list[Snapshot]) -> None:
-        self.type: type[Any] = type(value)
-        self.kind: Any = None if self.type in _KINDS else kind_of(value)
-        self.keys = keys
-        self.children = children
+    type: type[Any]
+    kind: Any
+    keys: list[Snapshot] | None
+    children: list[Snapshot]
 
     def holds(self, now: Any) -> bool:
         if type(now) is not self.type:
@@ -297,21 +292,12 @@ class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs e
 def snapshot(
     value: Any, name: str = "a value", mentioned: Mentioned = NOTHING_MENTIONED, around: tuple[int, ...] = ()
 ) -> Snapshot:
-    """Remember what a value is.
-
-    Parameters
-    ----------
-    value, name
-        The value, and what a sentence calls it.
-    mentioned
-        Which attributes of tensors count.
-    around
-        The ids of the containers that it lies in.
+    """Remember what a value is, which a sentence calls ``name``; ``around`` are the ids of the containers around it.
 
     Raises
     ------
     CannotBeWatched
-        It is an array, or holds more objects, than could be compared at every call; ``name`` says which.
+        It is an array, or holds more objects, than could be compared at every call.
     """
     if is_plain(value):
         return _Plain(value)
@@ -332,7 +318,8 @@ def snapshot(
     around = (*around, id(value))
     every_key = keys_in(value) if isinstance(value, dict) else None
     keys = None if every_key is None else [snapshot(key, name, mentioned, around) for key in every_key]
-    return _Items(value, keys, [snapshot(item, name, mentioned, around) for item in items])
+    kind = kind_of(value) if is_of_its_own_kind(value) else None
+    return _Items(type(value), kind, keys, [snapshot(item, name, mentioned, around) for item in items])
 
 
 def shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from aotlab._torch.compiling import compiling
 from aotlab._torch.interrupts import never_lost
 from aotlab.backends.base import Boxed
 from aotlab.errors import PartialBackwardError, TransformError
-from aotlab.guards.call_state import autocast_state
+from aotlab.guards.settings import autocast_state
 from aotlab.partition.stage import Split
 from aotlab.runtime.asked import Askers
 from aotlab.runtime.batches import for_each_sample, is_transformed

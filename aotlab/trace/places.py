@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 import torch
 
 from aotlab.errors import UserLine
-from aotlab.guards.by_code import ByCode
+from aotlab.guards.code_names import ByCode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = Path(__file__).parents[1]

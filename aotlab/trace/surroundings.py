@@ -13,7 +13,7 @@ import torch
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
-from aotlab.guards.call_state import global_state, restore_settings
+from aotlab.guards.settings import global_state, restore_settings
 from aotlab.trace.places import line_of_error
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
