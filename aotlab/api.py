@@ -157,6 +157,8 @@ def aot_function(
 ) -> CompiledFunction:
     """Trace ``fn`` and its gradient ahead of time and compile both.
 
+    The signature is that of ``torch._functorch.aot_autograd.aot_function`` of torch 2.13.
+
     Parameters
     ----------
     fn
@@ -190,10 +192,6 @@ def aot_function(
     RefusedError
         At a call, if the program cannot be compiled faithfully; nothing was changed then.
 
-    Notes
-    -----
-    Signature of ``torch._functorch.aot_autograd.aot_function`` of torch 2.13.
-
     Examples
     --------
     >>> import torch, aotlab
@@ -208,13 +206,8 @@ def aot_function(
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
-    return _compiled(
-        FunctionTarget(fn),
-        backend,
-        partition_fn,
-        keep_mutations=keep_inference_input_mutations,
-        static_inputs=num_params_buffers,
-    )
+    keep = keep_inference_input_mutations
+    return _compiled(FunctionTarget(fn), backend, partition_fn, keep_mutations=keep, static_inputs=num_params_buffers)
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
@@ -343,6 +336,18 @@ compiled_module = aot_module
 Engine = Literal["aotlab", "upstream", "eager"]
 
 
+def _check_choices(fn_or_module: object, frontend: str, partitioner: object) -> None:
+    if not callable(fn_or_module):
+        raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
+    if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
+        name = fn_or_module.__qualname__
+        raise UsageError(f"`{name}` is a class of modules: compile a module, as in aotlab.compile({name}(…))")
+    if partitioner is not None and not callable(partitioner):
+        raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, as aotlab.default_partition is one")
+    if frontend not in ("direct", "dynamo"):
+        raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
+
+
 def compile(
     fn_or_module: Function | nn.Module | None = None,
     *,
@@ -396,15 +401,7 @@ def compile(
         return partial(
             compile, backend=backend, frontend=frontend, dynamic=dynamic, partitioner=partitioner, engine=engine
         )
-    if not callable(fn_or_module):
-        raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
-    if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
-        name = fn_or_module.__qualname__
-        raise UsageError(f"`{name}` is a class of modules: compile a module, as in aotlab.compile({name}(…))")
-    if partitioner is not None and not callable(partitioner):
-        raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, as aotlab.default_partition is one")
-    if frontend not in ("direct", "dynamo"):
-        raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
+    _check_choices(fn_or_module, frontend, partitioner)
     if engine == "eager":
         return fn_or_module
     if engine == "upstream":

@@ -9,13 +9,10 @@ of the user's, a namespace, a module of the user's) it looks at the attributes w
 
 Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
 the standard library is not looked at, but for the names of attributes in methods of torch's that the user's code calls.
-What is read by a name that stands in no code (`getattr` with a computed name, a dataclass' generated comparison) counts
-as all attributes where `getattr` and its like are mentioned; otherwise it is a documented exclusion, as is the state of
-most objects written in C, and what `datetime` says. What holds values where no guard looks, and what reads an iterator,
-a file, or names by `eval`, runs eagerly (`aotlab.guards.unseen`); an iterator or a file that only the code of an
-installed package reads is that package's affair. The environment is guarded where the code mentions ``environ`` or
-``getenv``, and what reads `time` runs eagerly. Of a logger only flags and levels count: it changes by being used, and
-leads to all others of the process.
+Where `getattr` and its like are mentioned, all attributes count. What holds values where no guard looks, reads an
+iterator or a file, or names by `eval`, runs eagerly (`aotlab.guards.unseen`), as does what reads `time`; an iterator or
+a file that only the code of an installed package reads is that package's affair. The environment is guarded where the
+code mentions ``environ`` or ``getenv``. Of a logger only flags and levels count: it leads to all others.
 """
 
 from __future__ import annotations
@@ -70,7 +67,7 @@ _NOT_CALLED = frozenset(
     ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
      "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
 )  # fmt: skip
-#: Attributes of torch's objects that are state although they are private: what a scheduler's `get_last_lr` returns.
+#: Private attributes of torch's objects that are no caches but state: what a scheduler's `get_last_lr` returns.
 _PRIVATE_STATE = frozenset(("_last_lr",))
 #: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
@@ -94,11 +91,6 @@ def reach(function: Any) -> Reach:
     """Collect what ``function`` can reach."""
     walk = _Walk(function)
     return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned, unseen=walk.unseen())
-
-
-def reached_state(function: Any) -> tuple[Reached, ...]:
-    """Collect what ``function`` may read besides its arguments."""
-    return reach(function).state
 
 
 @functools.cache
@@ -156,10 +148,8 @@ class _Walk:
         for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
-                name = f"{label}.…" if label else "self.…"
-                absent.append(
-                    Reached(name=name, place=Absent(thing, missing, by_name=True), expected=MISSING, how="absent")
-                )
+                place = Absent(thing, missing, by_name=True)
+                absent.append(Reached(name=f"{label or 'self'}.…", place=place, expected=MISSING, how="absent"))
         return (*reversed(found.values()), *absent)
 
     def unseen(self) -> str | None:
@@ -238,6 +228,14 @@ class _Walk:
             self._guard(label, place, value, "identity", value)
         self._todo.append((label, value, chance))
 
+    def _visit_held(self, label: str, place: Place, *, chance: bool = False) -> None:
+        """Visit what is in a place; if nothing is, guard that."""
+        value = place.read()
+        if value is MISSING:
+            self._guard(label, place, MISSING, "identity")
+        else:
+            self._visit(label, value, place, chance=chance)
+
     def _enter(self, label: str, value: Any, chance: bool) -> None:
         """Go on to what a value leads to."""
         if is_holding(value) or (not chance and is_changing(value)):
@@ -246,18 +244,21 @@ class _Walk:
             if vars(value):
                 self._tensors.append((label, value))
         elif isinstance(value, CONTAINERS):
+            items = (each for each in entries_of(value) if not is_plain(each[1]))
             self._todo += [
-                (f"{label}[{key}]", item, chance)
-                for key, item in entries_of(value)
-                if not is_plain(item) and not isinstance(item, types.ModuleType)
+                (f"{label}[{k}]", item, chance) for k, item in items if not isinstance(item, types.ModuleType)
             ]
             if is_of_its_own_kind(value):
                 self._object(label, value, chance)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
             self._todo += [(label or "self", value.__self__, chance), (label, value.__func__, chance)]
-        elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
-            self._todo += [(label, code, chance) for code in _code_of(value) if code is not None]
+        elif isinstance(value, property):
+            self._todo += [(label, code, chance) for code in (value.fget, value.fset) if code is not None]
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._todo.append((label, value.__func__, chance))
+        elif isinstance(value, functools.cached_property):
+            self._todo.append((label, value.func, chance))
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
                 self._module(".".join(part for part in (label, path) if part), module, chance)
@@ -280,12 +281,7 @@ class _Walk:
             self.objects.append((label, value))
             self._todo.append((label, value.__wrapped__, chance))
         elif isinstance(value, contextvars.ContextVar):
-            variable = Variable(value)
-            held = variable.read()
-            if held is MISSING:
-                self._guard(f"{label}.get()", variable, MISSING, "identity")
-            else:
-                self._visit(f"{label}.get()", held, variable)
+            self._visit_held(f"{label}.get()", Variable(value))
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value, False))
         elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
@@ -307,31 +303,22 @@ class _Walk:
         names = names_in(code)
         self._names |= names.attributes
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
-        inline = code is self._root_code
         installed = is_installed(code.co_filename)  # a package, which has its counters and registers for itself
         if not installed:
             self._users |= names.attributes
-            self._reads_names(function)
+            for reader in READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
+                where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
+                self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
+        place: Place = Attribute(function, "__code__")
+        inline = code is self._root_code
         self.found.append(
-            Reached(
-                name=f"the code of {name}",
-                place=Attribute(function, "__code__"),
-                expected=code,
-                how="identity",
-                inline=inline,
-            )
+            Reached(name=f"the code of {name}", place=place, expected=code, how="identity", inline=inline)
         )
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            content = Attribute(cell, "cell_contents")
-            held = content.read()
-            if held is MISSING:
-                self._guard(label, content, MISSING, "identity")
-            else:
-                self._visit(label, held, content, chance=installed)
+            self._visit_held(label, Attribute(cell, "cell_contents"), chance=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
             if defaults := getattr(function, attribute):
-                place = Attribute(function, attribute)
-                self._visit(f"the {word} of {name}", defaults, place, chance=installed)
+                self._visit(f"the {word} of {name}", defaults, Attribute(function, attribute), chance=installed)
         missing, nowhere = [], []
         for label in names.globals:
             if label in function.__globals__:
@@ -340,8 +327,7 @@ class _Walk:
                 continue
             missing.append(label)
             if hasattr(builtins, label):
-                builtin = getattr(builtins, label)
-                self._guard(label, Item(vars(builtins), label), builtin, "identity")
+                self._guard(label, Item(vars(builtins), label), getattr(builtins, label), "identity")
             else:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
@@ -354,14 +340,6 @@ class _Walk:
                 self._todo.append((label, module, installed))
         if function.__dict__:
             self._things.setdefault(id(function), (name, function, installed))
-
-    def _reads_names(self, function: types.FunctionType) -> None:
-        """Note it if code calls what reads names that do not stand in it."""
-        for name in names_in(function.__code__).globals:
-            if name in READERS_OF_NAMES and name not in function.__globals__:
-                line = line_like([function.__code__], rf"\b{name}\b")
-                where = f"`{function.__name__}`" if line is None else str(line)
-                self._unseen = f"it calls `{name}`, which may read what no guard watches, in {where}"
 
     def _partial(self, label: str, value: Any) -> None:
         self._todo.append((label, value.func, False))
@@ -381,7 +359,7 @@ class _Walk:
             if is_library(each):
                 continue
             self._things.setdefault(id(each), (each.__name__, each, False))
-            made = vars(each).get("__init__"), vars(each).get("__new__"), vars(each).get("__post_init__")
+            made = [vars(each).get(name) for name in ("__init__", "__new__", "__post_init__")]
             self._todo += [(each.__name__, member, False) for member in made if member is not None]
         if issubclass(kind, nn.Module):
             self._names.add("forward")
@@ -419,32 +397,23 @@ class _Walk:
         attributes = vars(module)
         if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
             self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
-        if "forward" in attributes:
-            self._visit(f"{dot}forward", attributes["forward"], Item(attributes, "forward"))
-        else:
-            self._guard(f"{dot}forward", Item(attributes, "forward"), MISSING, "identity")
+        self._visit_held(f"{dot}forward", Item(attributes, "forward"))
         children = internals.children_held(module)
         self._guard(f"the number of submodules of {own}", Size(children), len(children), "value")
         for key, child in children.items():
             self._guard(f"{dot}{key}", Item(children, key), child, "identity", child)
-        for kind, held in zip(("forward hooks", "forward pre-hooks"), internals.hooks_held(module), strict=True):
-            self._guard(f"the number of {kind} of {own}", Size(held), len(held), "value")
-            for number, hook in held.items():
-                self._visit(f"one of the {kind} of {own}", hook, Item(held, number))
-        for kind, held in zip(("hooks", "pre-hooks"), internals.global_hooks_held(), strict=True):
-            self._guard(f"the number of forward {kind} of all modules", Size(held), len(held), "value")
-            for number, hook in held.items():
-                self._visit(f"one of the forward {kind} of all modules", hook, Item(held, number))
+        for whose, both in ((own, internals.hooks_held(module)), ("all modules", internals.global_hooks_held())):
+            for kind, held in zip(("forward hooks", "forward pre-hooks"), both, strict=True):
+                self._guard(f"the number of {kind} of {whose}", Size(held), len(held), "value")
+                for number, hook in held.items():
+                    self._visit(f"one of the {kind} of {whose}", hook, Item(held, number))
         cache = internals.parametrization_cache(module)
         if cache is not None:
             self._guard("torch.nn.utils.parametrize.cached()", Item(*cache), cache[0][cache[1]], "value")
             if cache[0][cache[1]]:
-                what = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps what is computed there"
-                self._unseen = what
-        for kind, tensors in (
-            ("parameters", internals.parameters_held(module)),
-            ("buffers", internals.buffers_held(module)),
-        ):
+                self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps its tensors"
+        for kind, of in (("parameters", internals.parameters_held), ("buffers", internals.buffers_held)):
+            tensors = of(module)
             self._guard(f"the number of {kind} of {own}", Size(tensors), len(tensors), "value")
             for key, tensor in tensors.items():
                 place = Item(tensors, key)
@@ -457,20 +426,16 @@ class _Walk:
         if original is not None:
             self._todo.append((label, original, chance))
             return
-        if isinstance(module, fx.GraphModule):
-            self._graph(dot, type(module))
+        graph = type(module)
+        if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":  # else made later
+            self._names |= names_in(graph.forward.__code__).attributes
+            self._guard(f"{dot}forward", Item(vars(graph), "forward", graph), graph.forward, "identity", graph.forward)
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Item(attributes, name))
         self._things.setdefault(id(module), (own, module, False))
-
-    def _graph(self, dot: str, kind: type[fx.GraphModule]) -> None:
-        """Guard the code that was last made of a graph, for which it has a class of its own."""
-        if kind.forward.__name__ == "forward":  # else it is made at the first call
-            self._names |= names_in(kind.forward.__code__).attributes
-            self._guard(f"{dot}forward", Item(vars(kind), "forward", kind), kind.forward, "identity", kind.forward)
 
     def _thing(self, label: str, value: Any, chance: bool) -> None:
         """Have the attributes of an object looked at, and those of its class."""
@@ -493,10 +458,9 @@ class _Walk:
                 if not self._is_new((id(thing), name), by_chance):
                     continue
                 held = vars(thing)
-                if isinstance(thing, type):
-                    place: Place = Item(held, name, thing)
-                else:
-                    place = Item(held, name) if isinstance(thing, types.ModuleType) else Held(thing, name)
+                place: Place = Held(thing, name)
+                if isinstance(thing, (type, types.ModuleType)):
+                    place = Item(held, name, thing if isinstance(thing, type) else None)
                 self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
         if isinstance(thing, type):
             return
@@ -505,12 +469,7 @@ class _Walk:
             self._slots[kind] = slots_of(kind)
         for name in sorted(self._slots[kind] & self._names):
             if self._is_new((id(thing), name), chance):
-                place = Attribute(thing, name)
-                value = place.read()
-                if value is MISSING:
-                    self._guard(f"{label}.{name}", place, MISSING, "identity")
-                else:
-                    self._visit(f"{label}.{name}", value, place, chance=chance)
+                self._visit_held(f"{label}.{name}", Attribute(thing, name), chance=chance)
 
     def _wanted(self, label: str, thing: Any) -> set[str]:
         """Return the names in the dictionary of an object, a class or a module that count."""
@@ -520,7 +479,8 @@ class _Walk:
         if root_of(type(thing).__module__) == "torch" and is_object:
             if isinstance(thing, nn.Module):
                 return wanted
-            return wanted | {name for name in held if _is_public(name) and _is_simple(held[name])}
+            public = (name for name in held if not name.startswith("_") or name in _PRIVATE_STATE)
+            return wanted | {name for name in public if _is_simple(held[name])}
         if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
             if is_object and self._is_new((id(thing), "")):
                 self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
@@ -528,15 +488,3 @@ class _Walk:
         if root_of(type(thing).__module__) == "logging":
             wanted = {name for name in wanted if is_plain(held[name])}
         return wanted
-
-
-def _is_public(name: str) -> bool:
-    """Tell whether an attribute of an object of torch's is state; private ones are caches for the most part."""
-    return not name.startswith("_") or name in _PRIVATE_STATE
-
-
-def _code_of(member: Any) -> tuple[Any, ...]:
-    """Return the functions behind a member of a class."""
-    if isinstance(member, property):
-        return member.fget, member.fset
-    return (member.func if isinstance(member, functools.cached_property) else member.__func__,)

@@ -20,7 +20,7 @@ from aotlab.errors import (
 from aotlab.guards import explain
 from aotlab.guards.call_state import byte_interval, extent_bytes, overlapping_pairs, same_value
 from aotlab.guards.explain import difference
-from aotlab.guards.reach import reached_state
+from aotlab.guards.reach import reach
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced
 
 
@@ -715,10 +715,10 @@ def test_reached_state():
     def f(x, y=4):
         return helper(x) * inside * SETTINGS["scale"] * y
 
-    names = {item.name for item in reached_state(f)}
+    names = {item.name for item in reach(f).state}
     assert {"inside", "SCALE", "SETTINGS", "helper"} <= names
     assert any("default" in name for name in names)
-    assert not any(isinstance(item.expected, types.ModuleType) for item in reached_state(f))
+    assert not any(isinstance(item.expected, types.ModuleType) for item in reach(f).state)
 
 
 @pytest.mark.parametrize(
