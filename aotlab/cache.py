@@ -88,7 +88,7 @@ class Entry:
     def distance(self, state: CallState) -> tuple[bool, int]:
         """Say how far a call is from what the entry assumes: in nesting, and in how many facts."""
         found = differences(self.state, state, mutates=self.mutates, offsets=self.offsets)
-        return self.state.nesting != state.nesting, sum(1 for _ in found)
+        return self.state.nesting != state.nesting or len(self.state.leaves) != len(state.leaves), sum(1 for _ in found)
 
     @property
     def source(self) -> str:

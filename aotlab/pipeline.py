@@ -50,8 +50,7 @@ from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code_lines import definition, line_like
 from aotlab.guards.explain import sentences
-from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import op_count
+from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
 from aotlab.trace import stage as trace

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aotlab.backends.base import Backend, CallableBackend, GraphKind, KernelSource, boxed
-from aotlab.backends.eager import EagerBackend
+from aotlab.backends.base import Backend, CallableBackend, EagerBackend, GraphKind, KernelSource, boxed
 from aotlab.backends.inductor import InductorBackend
 from aotlab.errors import UsageError
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
+from aotlab.ir.graphs import output_args
 
 GraphKind = Literal["forward", "backward", "inference"]
 Compiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
@@ -84,6 +85,18 @@ class Backend:
         return None
 
 
+class EagerBackend(Backend):
+    """Run the fx graph op by op: slow and exact; semantics are tested on it."""
+
+    name = "eager"
+    writes_last = True
+    exact = True
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Return the graph's own Python, boxed: each input dies when it was used last."""
+        return internals.boxed_forward_of(request.module)
+
+
 class CallableBackend(Backend):
     """A backend from up to three compilers of upstream's form ``(graph_module, example_inputs) -> callable``."""
 
@@ -114,7 +127,7 @@ class CallableBackend(Backend):
         # one whose Python is written now, since a compiler may take its `forward`, or let TorchScript read its class
         module = fx.GraphModule(request.module, request.module.graph, type(request.module).__name__)
         compiler = self._compilers[request.kind]
-        expected = _outputs_of(module)
+        expected = tuple(isinstance(node, fx.Node) for node in output_args(module.graph))  # the others are None
         compiled = compiler(module, list(request.example_inputs))
         name = str(getattr(compiler, "__name__", type(compiler).__name__))
         if not callable(compiled):
@@ -125,12 +138,6 @@ class CallableBackend(Backend):
         if compiled is module:
             return compiled  # nothing can be wrong with it
         return _checked(boxed(compiled), expected, f"the {request.kind} that the compiler `{name}` returned")
-
-
-def _outputs_of(module: fx.GraphModule) -> tuple[bool, ...]:
-    """Say for each output of a graph whether it is a tensor; the others are None."""
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    return tuple(isinstance(node, fx.Node) for node in output.args[0])
 
 
 def _described(value: object) -> str:
@@ -148,13 +155,10 @@ def _checked(compiled: Boxed, expected: tuple[bool, ...], what: str) -> Boxed:
         if type(outputs) not in (tuple, list) or len(outputs) != count:
             seen = f"{len(outputs)} outputs" if isinstance(outputs, (tuple, list)) else _described(outputs)
             raise UsageError(f"{what} returned {seen}; the graph has {count} outputs, in a tuple or list")
-        if not looked:
-            for i, (output, is_tensor) in enumerate(zip(outputs, expected, strict=True)):
-                if is_tensor and not isinstance(output, Tensor):
-                    raise UsageError(
-                        f"{what} returned {_described(output)} as output {i}, where the graph has a tensor"
-                    )
-            looked = True
+        for i, output in enumerate(() if looked else outputs):
+            if expected[i] and not isinstance(output, Tensor):
+                raise UsageError(f"{what} returned {_described(output)} as output {i}, where the graph has a tensor")
+        looked = True
         return outputs
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for

@@ -4,13 +4,11 @@ It uses Inductor's inner entry, with the decompositions and joint-graph passes t
 same graph gets the same code.
 
 *Random numbers* are those of `torch.compile` under the same settings. By default these are Inductor's own: a graph
-draws one seed for each random op, and its kernels make numbers of the seeds (of those for which Inductor has no such
-kernel, as `torch.bernoulli` on the CPU, from torch's generators). Under the same seed they are others than eager's, but
-the forward and what is computed again for the backward agree. With ``torch._inductor.config.fallback_random = True``,
-read when a graph is compiled, random ops take eager's numbers from torch's generators, in eager's order. So they do in
-notebooks' cells and in `aotlab.verify`; under `config.functionalize_rng_ops`; in a graph with a checkpoint that draws,
-whose second run draws from the state that the first one found (numbers of the ops that Inductor decomposes to: eager's
-``F.dropout`` makes its mask another way); and in a backward that draws by itself.
+draws one seed for each random op, and its kernels make numbers of the seeds, others than eager's. With
+``torch._inductor.config.fallback_random = True``, read when a graph is compiled, random ops take eager's numbers from
+torch's generators, in eager's order. So they do in notebooks' cells and in `aotlab.verify`; under
+`config.functionalize_rng_ops`; in a graph with a checkpoint that draws, whose second run draws from the state that the
+first one found; and in a backward that draws by itself.
 """
 
 from __future__ import annotations
@@ -70,9 +68,8 @@ def _put_into_copies(module: fx.GraphModule) -> None:
 
 def _draws_exactly(module: fx.GraphModule) -> bool:
     """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
-    return any(is_random(node.target) for node in module.graph.nodes) and not any(
-        internals.is_inductors_draw(node.target) for node in module.graph.nodes
-    )
+    targets = [node.target for node in module.graph.nodes]
+    return any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets))
 
 
 #: Ops for which Inductor takes a seed.
@@ -185,9 +182,8 @@ class InductorBackend(Backend):
                 internals.inductor_replace_random(module, request.fake_mode)
             if request.kind == "inference":
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
-            groups = _memory(
-                node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count]
-            )
+            results = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count])
+            groups = _memory(results)
             compiled = internals.inductor_compile(
                 module,
                 request.example_inputs,

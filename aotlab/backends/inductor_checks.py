@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab.ir.graphs import STAYS
+from aotlab.ir.graphs import STAYS, output_args, return_from
 
 _aten = torch.ops.aten
 #: Ops that take no negative index, and the position of their index.
@@ -59,11 +59,10 @@ def keep_unused(module: fx.GraphModule) -> int:
 
     Inductor leaves out whatever leads to no output.
     """
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    outputs = tuple(output.args[0])
+    outputs = output_args(module.graph)
     kept = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
     more = [result for node in kept for result in _tensors_of(module, node)[:1]]
-    output.args = ((*outputs, *more),)
+    return_from(module.graph, (*outputs, *more))
     return len(outputs)
 
 
@@ -84,8 +83,8 @@ def _tensors_of(module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 
 def drop_unused(module: fx.GraphModule, count: int) -> None:
     """Take back what `keep_unused` did to a graph that had ``count`` outputs: its passes may have replaced nodes."""
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    outputs = tuple(output.args[0])
-    output.args = (outputs[:count],)
+    outputs = output_args(module.graph)
+    return_from(module.graph, outputs[:count])
     for node in outputs[count:]:
-        node.meta[STAYS] = True
+        if node is not None:
+            node.meta[STAYS] = True

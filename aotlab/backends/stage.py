@@ -12,8 +12,7 @@ While a compiler runs, `get_aot_compilation_context` tells it which graph it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -98,15 +97,6 @@ def get_aot_compilation_context() -> tuple[list[str], str, int]:
     return list(names), model, number
 
 
-@contextmanager
-def _naming(name: str, model: str, number: int) -> Iterator[None]:
-    token = _current.set(([name], model, number))
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 def compile_graph(
     module: fx.GraphModule,
     kind: GraphKind,
@@ -151,8 +141,11 @@ def compile_graph(
     )
     promised = promises(module, labels) if config.debug_assert else None
     started = time.perf_counter_ns()
-    with _naming(name, context.model_name, context.number):
+    token = _current.set(([name], context.model_name, context.number))
+    try:
         compiled = backend.compile(request)
+    finally:
+        _current.reset(token)
     record = CompiledGraphRecord(
         kind=kind,
         name=f"{context.model_name}__{name}",

@@ -104,8 +104,7 @@ class CaptureRecord:
 class Call:
     """A captured call with its live values, for the stages that follow; never kept beyond the compilation.
 
-    ``values`` are the flat arguments, lifted ones first; ``rebuild`` nests a flat list again and returns (lifted,
-    args, kwargs); ``spec`` is the tree of (args, kwargs).
+    ``values`` are the flat arguments, lifted ones first; ``spec`` is the tree of (args, kwargs).
     """
 
     target: Target
@@ -120,7 +119,7 @@ class Call:
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
     def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Nest flat values as the caller did."""
+        """Nest flat values as the caller did; return (lifted, args, kwargs)."""
         args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
@@ -140,8 +139,6 @@ def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
 def _text_of(spec: nesting.Node) -> str:
     """Write the nesting of a call as its arguments are written."""
     args, kwargs = spec.children
-    assert isinstance(args, nesting.Node)
-    assert isinstance(kwargs, nesting.Node)
     named = (f"{key}={child}" for key, child in zip(kwargs.keys, kwargs.children, strict=True))
     return f"({', '.join([*map(str, args.children), *named])})"
 

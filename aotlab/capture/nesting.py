@@ -60,21 +60,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One container.
+    """One container: its type, how its items are held, and its children.
 
-    Attributes
-    ----------
-    kind
-        Its type.
-    how
-        How its items are held.
-    keys
-        The keys of a mapping, as they are, or the names of attributes; ``typed_keys`` are what is compared, so that 1
-        is not True.
-    extra
-        A default factory, or what a registered type keeps besides its items.
-    children
-        What it holds.
+    ``keys`` are the keys of a mapping, as they are, or the names of attributes; ``typed_keys`` are what is compared, so
+    that 1 is not True. ``extra`` is a default factory, or what a registered type keeps besides its items.
     """
 
     kind: type
@@ -149,7 +138,8 @@ def _take_apart(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | N
     With ``objects``, instances of a plain class are taken apart as those of dataclasses are.
     """
     kind: type = type(value)
-    if kind is tuple or kind is list or (issubclass(kind, tuple) and hasattr(kind, "_fields") and not _has_more(value)):
+    named = issubclass(kind, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None)
+    if kind is tuple or kind is list or named:
         return Node(kind=kind, how="items"), list(tuple.__iter__(value) if kind is not list else value)
     if kind in _MAPPINGS:
         keys = tuple(value)
@@ -171,20 +161,13 @@ def _take_apart(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | N
     return Node(kind=kind, how="attributes", keys=names, typed_keys=names), list(attributes.values())
 
 
-def _has_more(value: Any) -> bool:
-    """Tell whether a tuple has attributes of its own."""
-    return bool(getattr(value, "__dict__", None))
-
-
 def _put_together(node: Node, children: list[Any]) -> Any:
     """Make a container of a node's kind, without asking the code of its class."""
     kind: Any = node.kind
     if kind is list:
         return children
     if node.how == "registered":
-        registered = internals.registered_container(kind)
-        assert registered is not None
-        return registered.unflatten_fn(children, node.extra)
+        return internals.registered_container(kind).unflatten_fn(children, node.extra)
     if node.how == "keys":
         items = zip(node.keys, children, strict=True)
         return kind(node.extra, items) if kind is collections.defaultdict else kind(items)
@@ -211,7 +194,7 @@ class _Walk:
     """Takes one value apart; `None` among ``given`` stands for what can not be found again."""
 
     def __init__(self, name: str, error: type[RefusedError], given: Mapping[int, Given | None] | None = None) -> None:
-        self.error = error
+        self._error = error
         self.given = given
         self.leaves: list[Any] = []
         self.paths: list[str] = []
@@ -224,7 +207,7 @@ class _Walk:
         if self.given is not None and id(value) in self.given:
             given = self.given[id(value)]
             if given is None:
-                raise self._refusal(
+                raise self._error(
                     f"`{self._name}{path}` is not made by the function, which only knows it",
                     why="a compiled call might return another object",
                     suggestion="return what it holds, in a new container",
@@ -252,32 +235,22 @@ class _Walk:
         loose = isinstance(value, tuple) and (self.given is None or all(map(is_plain, value)))
         if depth > DEEPEST or (id(value) in self._seen and not loose):
             what = "stands in two places, or in itself" if depth <= DEEPEST else f"is nested more than {DEEPEST} deep"
-            raise self._refusal(
+            raise self._error(
                 f"`{self._name}{path}` {what}",
                 why="its tensors cannot be listed",
                 suggestion="pass and return the tensors in a flat container",
             )
-        strange = [key for key in node.keys if not _is_plain_key(key)]
+        strange = [type(key) for key in node.keys if not _is_plain_key(key)]
         if strange:
-            raise self._refusal(
-                f"`{self._name}{path}` has a key that is a `{type(strange[0]).__module__}."
-                f"{type(strange[0]).__qualname__}`",
+            raise self._error(
+                f"`{self._name}{path}` has a key that is a `{strange[0].__module__}.{strange[0].__qualname__}`",
                 why="a compiled entry could not tell that key from another",
                 suggestion="use strings, numbers or tuples of them as keys",
             )
 
-    def _refusal(self, text: str, *, why: str, suggestion: str) -> RefusedError:
-        return self.error(text, why=why, suggestion=suggestion)
-
 
 def flatten(value: Any) -> tuple[list[Any], Node]:
-    """Take arguments, ``(args, kwargs)``, apart: return the leaves and the tree.
-
-    Raises
-    ------
-    PythonValueError
-        For a container that stands in two places, or contains itself.
-    """
+    """Take arguments, ``(args, kwargs)``, apart: return the leaves and the tree; raises `PythonValueError`."""
     walk = _Walk("(args, kwargs)", PythonValueError)
     tree = walk.visit(value)
     assert isinstance(tree, Node)
@@ -295,12 +268,8 @@ def paths(parts: Sequence[tuple[str, Any]]) -> list[str]:
 def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list[Any], list[str], Tree]:
     """Take what a function returned apart: return the leaves, their names (``out[0]``), and the tree.
 
-    ``given`` says, by ``id``, where the objects are that the caller has: those are not taken apart.
-
-    Raises
-    ------
-    OutputError
-        For one of them that cannot be found again, and for a container that stands in two places.
+    ``given`` says, by ``id``, where the objects are that the caller has: those are not taken apart. `OutputError` is
+    raised for one of them that cannot be found again, and for a container that stands in two places.
     """
     walk = _Walk("out", OutputError, given)
     tree = walk.visit(result)
@@ -309,15 +278,14 @@ def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list
 
 def unflatten(leaves: Sequence[Any], tree: Tree, given: Mapping[Given, Any] | None = None) -> Any:
     """Fill a tree with leaves, and with the objects that are ``given``."""
-    return _fill(iter(leaves), tree, given or {})
+    following, caller = iter(leaves), given or {}
 
+    def fill(part: Tree) -> Any:
+        if isinstance(part, Leaf):
+            return next(following)
+        return caller[part] if isinstance(part, Given) else _put_together(part, [*map(fill, part.children)])
 
-def _fill(following: Iterator[Any], tree: Tree, given: Mapping[Given, Any]) -> Any:
-    if isinstance(tree, Leaf):
-        return next(following)
-    if isinstance(tree, Given):
-        return given[tree]
-    return _put_together(tree, [_fill(following, child, given) for child in tree.children])
+    return fill(tree)
 
 
 def is_container(value: Any) -> bool:

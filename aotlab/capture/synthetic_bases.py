@@ -40,20 +40,11 @@ _MAX_SHIFT = 16
 
 @dataclass(kw_only=True, eq=False)
 class Base:
-    """A synthetic base: the memory that some inputs share.
+    """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
 
-    Attributes
-    ----------
-    members
-        The kept inputs that are windows of it.
-    shift
-        Where it begins, in bytes relative to the first byte of the first member.
-    nbytes, dtype
-        Its size and element type; ``torch.uint8`` where the windows have several.
-    fake, wrapper
-        Its traced form; set by `enter_base`.
-    written
-        The bytes of it, from here to there, that the function wrote; None where some write was not seen.
+    It begins ``shift`` bytes behind the first byte of the first member, and has ``nbytes``, seen as ``dtype``
+    (``torch.uint8`` where the windows have several). ``fake`` and ``wrapper`` are its traced form; ``written`` are the
+    bytes, from here to there, that the function wrote, None where some write was not seen.
     """
 
     members: tuple[int, ...]
@@ -77,13 +68,7 @@ def extent(tensor: Tensor) -> int:
 
 
 def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
-    """Decide what memory a base for ``tensors`` covers.
-
-    Raises
-    ------
-    RunEagerly
-        There is no such base: a window would not be aligned in it.
-    """
+    """Decide what memory a base for ``tensors`` covers; raises `RunEagerly` if a window would not be aligned in it."""
     spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in tensors]
     start = min(begin for begin, _, _, _ in spans)
     stop = max(end for _, end, _, _ in spans)
@@ -100,10 +85,7 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
 
 
 def _room(tensors: Sequence[Tensor], stop: int) -> int:
-    """Return how many bytes behind ``stop`` belong to the same memory, at most one row of the widest strides.
-
-    A row that is looked at in part is made from a whole one.
-    """
+    """Return how many bytes behind ``stop`` belong to the memory, at most a row: part of one is made of a whole one."""
     wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
     storages = [t.untyped_storage() for t in tensors]
     return max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
@@ -139,13 +121,7 @@ class SyntheticBasesRecord:
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
-    """Find the inputs that share memory or a history.
-
-    Raises
-    ------
-    RunEagerly
-        They share it in a way that no base can express.
-    """
+    """Find the inputs that share memory or a history; raises `RunEagerly` if no base can express how."""
     index = {position: k for k, position in enumerate(dedupe.kept)}
     overlaps = []
     links = []
@@ -188,6 +164,4 @@ def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
     """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
     members = [infos[k] for base in groups for k in base.members]
-    return not any(
-        info.is_changed or info.moves_version or info.mutates_data or info.mutates_metadata for info in members
-    )
+    return not any(i.is_changed or i.moves_version or i.mutates_data or i.mutates_metadata for i in members)

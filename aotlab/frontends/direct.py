@@ -32,51 +32,46 @@ from aotlab.trace.module_paths import modules_named
 from aotlab.trace.tape import Untraceable
 
 
-def line_of_function(function: Any) -> UserLine | None:
-    """Return where a function is defined, None if it has no Python code."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is None:
-        return None
-    return UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+class _DirectTarget:
+    """What is compiled by a trace of the call itself: a `FunctionTarget` or a `ModuleTarget`.
 
+    What it reaches is looked up once for each compilation: by `reached`, which is asked first.
+    """
 
-class _Reaching:
-    """What a function reaches, looked up once for each compilation: by `reached`, which is asked first."""
-
+    frontend = "direct"
     _found: Reach | None = None
     _watch: Watch | None = None
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
+    def __init__(self, called: Callable[..., Any], function: Callable[..., Any], name: str) -> None:
+        self._called = called
+        self.function = function
+        self.name = name
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        self.line: UserLine | None = None
+        if code is not None:
+            self.line = UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
-    def new(self) -> Reach:
-        """Look it up and remember it."""
-        self._found, self._watch = reach(self._function), None
+    def reached(self) -> tuple[Reached, ...]:
+        """Return closures, defaults, globals, and the modules with their flags, that the function may read."""
+        self._found, self._watch = reach(self._called), None
+        return self._found.state
+
+    def _known(self) -> Reach:
+        """Return what was found for this compilation."""
+        if self._found is None:
+            self.reached()
+        assert self._found is not None
         return self._found
 
-    def known(self) -> Reach:
-        """Return what was found for this compilation."""
-        return self.new() if self._found is None else self._found
+    def mentioned(self) -> Mentioned:
+        """Return the names of attributes in the code that was found."""
+        return self._known().mentioned
 
-    def readable(self) -> Reach:
-        """Return what was found, if guards can watch all of it.
+    def objects(self) -> list[Any]:
+        """Return the function or module, and the objects that were found."""
+        return [self._called, *(value for _, value in self._known().objects)]
 
-        Raises
-        ------
-        RunEagerly
-            They cannot: what a trace reads of it would be the same at every call.
-        """
-        found = self.known()
-        if found.unseen is not None:
-            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
-        return found
-
-    def watch(self, *more: tuple[str, Any]) -> Watch:
-        """Start to watch the objects that were found, and ``more``."""
-        self._watch = Watch([*more, *self.known().objects])
-        return self._watch
-
-    def check(self) -> Callable[[], bool] | None:
+    def still_same(self) -> Callable[[], bool] | None:
         """Write the check of what was found, for the entry; nothing is kept.
 
         Raises
@@ -84,7 +79,7 @@ class _Reaching:
         LeakedTensorError
             It has changed since the function ran: the function's backward, which is run for the trace, did that.
         """
-        found, watch = self.known(), self._watch
+        found, watch = self._known(), self._watch
         self._found = self._watch = None
         changed = next((item for item in found.state if not item.holds()), None)
         if changed is None:
@@ -99,18 +94,58 @@ class _Reaching:
             line=line_that_changes(_codes(found.state), name),
         )
 
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with ``lifted`` in their places, and refuse it if it changes what others can see.
 
-class FunctionTarget:
+        Raises
+        ------
+        RunEagerly
+            Guards cannot watch what it reads: that would be the same at every call.
+        """
+        found = self._known()
+        own = self._traceable_modules()
+        if found.unseen is not None:
+            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
+        attributes = [(module, dict(module.__dict__)) for _, module in own]
+        self._watch = watch = Watch([*own, *found.objects])
+        try:
+            result = self._run(lifted, args, kwargs)
+            leak = watch.leaked()
+            if leak is not None:
+                raise _leak(leak, found.state)
+            _check_unchanged(found.state)
+            for module, was in attributes:
+                for key, value in module.__dict__.items():
+                    if value is not was.get(key) and not key.startswith("_"):
+                        raise _assigned(key, found.state)
+        except BaseException:
+            _undo(found.state, watch)
+            raise
+        return result
+
+    def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
+        """Refuse modules that cannot be traced; return those that are the target's own, named."""
+        raise NotImplementedError
+
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function or module."""
+        return self._called(*args, **kwargs)
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Name arguments by the function's parameters."""
+        return names_of_arguments(self.function, args, kwargs)
+
+
+class FunctionTarget(_DirectTarget):
     """A plain function; its first ``num_params_buffers`` flat arguments may be parameters and buffers."""
 
-    frontend = "direct"
-
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self._reaching = _Reaching(function)
         qualified = str(getattr(function, "__qualname__", type(function).__qualname__))
-        self.name = qualified.split(".")[-1] if isinstance(function, BuiltinFunctionType) else qualified
-        self.line = line_of_function(function)
+        name = qualified.split(".")[-1] if isinstance(function, BuiltinFunctionType) else qualified
+        super().__init__(function, function, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the function."""
@@ -137,50 +172,18 @@ class FunctionTarget:
         """Lift nothing."""
         return ()
 
-    def reached(self) -> tuple[Reached, ...]:
-        """Return closures, defaults, globals and flags that the function may read."""
-        return self._reaching.new().state
+    def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
+        for name, module in self._reached_modules():
+            refuse_backward_hooks([(name, child) for child in module.modules()])
+        return []
 
-    def mentioned(self) -> Mentioned:
-        """Return the names of attributes in the code that was found."""
-        return self._reaching.known().mentioned
+    def _reached_modules(self) -> list[tuple[str, nn.Module]]:
+        return [(name, value) for name, value in self._known().objects if isinstance(value, nn.Module)]
 
-    def objects(self) -> list[Any]:
-        """Return the function and the objects that were found."""
-        return [self.function, *(value for _, value in self._reaching.known().objects)]
-
-    def still_same(self) -> Callable[[], bool] | None:
-        """Return a check that they are what they are now."""
-        return self._reaching.check()
-
-    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and refuse one that changes what others can see."""
-        found = self._reaching.readable()
-        modules = [(name, value) for name, value in found.objects if isinstance(value, nn.Module)]
-        refuse_backward_hooks([(name, child) for name, module in modules for child in module.modules()])
-        named = [
-            (f"{name}.{path}" if path else name, child) for name, m in modules for path, child in m.named_modules()
-        ]
-        watch = self._reaching.watch()
-        try:
-            with modules_named(named):
-                result = self.function(*args, **kwargs)
-            leak = watch.leaked()
-            if leak is not None:
-                raise _leak(leak, found.state)
-            _check_unchanged(found.state)
-        except BaseException:
-            _undo(found.state, watch)
-            raise
-        return result
-
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments by the function's parameters."""
-        return names_of_arguments(self.function, args, kwargs)
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        modules = [(name, *each) for name, module in self._reached_modules() for each in module.named_modules()]
+        with modules_named([(f"{name}.{path}" if path else name, child) for name, path, child in modules]):
+            return self.function(*args, **kwargs)
 
 
 def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
@@ -277,17 +280,12 @@ def _held(
         _forget_caches(attributes)
 
 
-class ModuleTarget:
+class ModuleTarget(_DirectTarget):
     """A module; its parameters and buffers become inputs, read anew at each call."""
 
-    frontend = "direct"
-
     def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, module.forward, type(module).__qualname__)
         self.module = module
-        self._reaching = _Reaching(module)
-        self.function = module.forward
-        self.name = type(module).__qualname__
-        self.line = line_of_function(module.forward)
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(
                 f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
@@ -343,62 +341,21 @@ class ModuleTarget:
     def reached(self) -> tuple[Reached, ...]:
         """Return the ``training`` flags, and what the ``forward`` functions of the user's classes may read."""
         self._find()  # a new entry may see another module tree
-        return self._reaching.new().state
+        return super().reached()
 
-    def mentioned(self) -> Mentioned:
-        """Return the names of attributes in the code that was found."""
-        return self._reaching.known().mentioned
-
-    def objects(self) -> list[Any]:
-        """Return the module and the objects that were found."""
-        return [self.module, *(value for _, value in self._reaching.known().objects)]
-
-    def still_same(self) -> Callable[[], bool] | None:
-        """Return a check of the module tree, of its flags and hooks, and of what else `reached` found."""
-        return self._reaching.check()
-
-    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the module with other tensors in the places of its own, and look whether it kept any of them."""
+    def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
         refuse_backward_hooks(self._modules)
         for path, module in self._modules:
             if isinstance(module, torch.jit.ScriptModule):
                 raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
-        found = self._reaching.readable()
-        attributes = [(module, dict(module.__dict__)) for _, module in self._modules]
-        watch = self._reaching.watch(*((path or "self", module) for path, module in self._modules))
-        try:
-            result = self._run_with(lifted, args, kwargs)
-            leak = watch.leaked()
-            if leak is not None:
-                raise _leak(leak, found.state)
-            _check_unchanged(found.state)
-            assigned = [
-                key
-                for module, was in attributes
-                for key, value in module.__dict__.items()
-                if value is not was.get(key) and not key.startswith("_")
-            ]
-            if assigned:
-                raise _assigned(assigned[0], found.state)
-        except BaseException:
-            _undo(found.state, watch)
-            raise
-        return result
+        return [(path or "self", module) for path, module in self._modules]
 
-    def _run_with(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module while it holds ``lifted``; refuse it if it did not keep them."""
         with _held(self._modules, self._slots, lifted):
             with modules_named((f"self.{path}" if path else "self", module) for path, module in self._modules):
                 result = self.module(*args, **kwargs)
             for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
                 if held.get(key) is not tensor:
-                    raise _assigned(name, self._reaching.known().state)
+                    raise _assigned(name, self._known().state)
         return result
-
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the module."""
-        return self.module(*args, **kwargs)
-
-    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments by the parameters of ``forward``."""
-        return names_of_arguments(self.module.forward, args, kwargs)

@@ -133,10 +133,8 @@ class GraphTarget:
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node."""
-        if not self._attributes:
-            return GraphRun(self.graph, line_of_stack).run(*args)
         replaced = dict(zip(self._attributes, lifted, strict=True))
-        with internals.reparametrize_module(self.graph, replaced):
+        with internals.reparametrize_module(self.graph, replaced) if replaced else nullcontext():
             return GraphRun(self.graph, line_of_stack).run(*args)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,10 +153,6 @@ def _first_line(graph: fx.GraphModule) -> UserLine | None:
     """Return the first line of the user's in a graph that calls methods only."""
     frames = (frame for node in graph.graph.nodes for frame in reversed(frames_of_stack(node.meta.get("stack_trace"))))
     return next((frame for frame in frames if not frame.file.startswith(_TORCH)), None)
-
-
-def _line_of_frame(frame: Any) -> str:
-    return f"{frame.filename}:{frame.lineno}"
 
 
 def _source_name(node: fx.Node) -> str:
@@ -256,13 +250,10 @@ def backend(
 
 
 def compile_graph(target: GraphTarget, compiler: Backend, partitioner: Any, **settings: Any) -> CompiledFunction:
-    """Make the function that serves the calls of a graph from Dynamo; tracing waits for the first call.
-
-    ``settings`` are those of `CompiledFunction`.
-    """
+    """Make the function that serves the calls of a graph from Dynamo; ``settings`` are those of `CompiledFunction`."""
     reason = getattr(target.graph, "compile_subgraph_reason", None)
     if observe.listening() and reason is not None and reason.graph_break:
-        where = next((line for line in map(_line_of_frame, reversed(reason.user_stack))), "")
+        where = next((f"{frame.filename}:{frame.lineno}" for frame in reversed(reason.user_stack)), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
     return CompiledFunction(target, partial(pipeline.compile_call, made), backend_name=compiler.name, **settings)

@@ -92,11 +92,6 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
 
     ``called_at`` is the stack trace of the call of the user's function; ``kept`` is what that kept, of which
     `once_differentiable` does not ask whether it requires grad.
-
-    Raises
-    ------
-    DoubleBackwardError
-        Dynamo has left nothing of what the user's backward does to grad mode.
     """
     if not is_once_differentiable(graph):
         return partial(_run, graph, kept, without=switches_around(graph, called_at))
@@ -109,17 +104,9 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
 
 
 class GraphRun(fx.Interpreter):
-    """One run of a graph, node by node.
+    """One run of a graph that Dynamo captured, node by node, ``without`` some nodes.
 
-    Parameters
-    ----------
-    graph
-        What Dynamo captured.
-    line
-        Reads the user's line off a node's stack trace, for the recorder to note with what the node computes; None if
-        nothing is recorded.
-    without
-        Nodes that are not run.
+    ``line`` reads the user's line off a node's stack trace, for the recorder to note; None if nothing is recorded.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
 from aotlab.guards.values import MISSING, same_value, shown
 
 _FIELD_WORDS = {
-    "type": "is a {}",
     "dtype": "has dtype {}",
     "device": "is on {}",
     "layout": "has layout {}",
@@ -51,6 +50,7 @@ def differences(then: CallState, now: CallState, *, mutates: bool, offsets: Sequ
         if then.structure == now.structure:  # two classes of one name, or keys that look the same
             expected = "in containers or by keys of another type than expected"
         yield f"the arguments are nested as {now.structure} {expected}"
+    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):  # of a module, what it reaches has changed
         return
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         yield from _of_argument(name, before, after)
@@ -63,7 +63,10 @@ def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Seque
 
 
 def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts | ValueFacts) -> Iterator[str]:
+    types = f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
     if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+        if before.type is not after.type:
+            yield types
         for attribute, words in _FIELD_WORDS.items():
             was, is_now = getattr(before, attribute), getattr(after, attribute)
             if was != is_now:
@@ -80,7 +83,7 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
             else:
                 yield f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
     else:
-        yield f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+        yield types
 
 
 def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from aotlab._torch import storage_key
 from aotlab.errors import GraphInvariantError
+from aotlab.ir.graphs import output_args, placeholders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Promise:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    memory: int
+    memory: int | None
     visible: bool
 
 
@@ -46,31 +47,27 @@ class Promises:
 def promises(module: fx.GraphModule, labels: Sequence[str]) -> Promises:
     """Read off a graph what its outputs are; ``labels`` name the first of them, nodes the others."""
     numbers: dict[int, int] = {}
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    inputs = []
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta.get("val")
-            known = isinstance(value, Tensor)
-            inputs.append(numbers.setdefault(storage_key(value), len(numbers)) if known else None)
-    outputs: list[Promise | None] = []
-    for i, node in enumerate(output.args[0]):
+
+    def memory(value: Any) -> int | None:
+        return numbers.setdefault(storage_key(value), len(numbers)) if isinstance(value, Tensor) else None
+
+    def promise(i: int, node: fx.Node | None) -> Promise | None:
         value = node.meta["val"] if isinstance(node, fx.Node) else None
-        if not isinstance(value, Tensor):
-            outputs.append(None)
-            continue
-        outputs.append(
-            Promise(
-                label=labels[i] if i < len(labels) else f"the saved value `{node.name}`",
-                shape=tuple(value.shape),
-                stride=tuple(value.stride()),
-                dtype=value.dtype,
-                device=value.device,
-                memory=numbers.setdefault(storage_key(value), len(numbers)),
-                visible=i < len(labels),
-            )
+        if node is None or not isinstance(value, Tensor):
+            return None
+        return Promise(
+            label=labels[i] if i < len(labels) else f"the saved value `{node.name}`",
+            shape=tuple(value.shape),
+            stride=tuple(value.stride()),
+            dtype=value.dtype,
+            device=value.device,
+            memory=memory(value),
+            visible=i < len(labels),
         )
-    return Promises(inputs=tuple(inputs), outputs=tuple(outputs))
+
+    inputs = tuple([memory(node.meta.get("val")) for node in placeholders(module.graph)])
+    outputs = tuple([promise(i, node) for i, node in enumerate(output_args(module.graph))])
+    return Promises(inputs=inputs, outputs=outputs)
 
 
 def hold_to(compiled: Callable[[list[Any]], Sequence[Any]], promised: Promises, kind: str) -> Callable[..., Any]:

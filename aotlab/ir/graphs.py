@@ -1,7 +1,8 @@
-"""Walk, describe and print fx graphs."""
+"""Walk, describe, check and print fx graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import fx
 
 from aotlab._torch import OpOverload
-from aotlab.errors import UserLine
+from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.specs import TensorSpec, spec_of
 
 Phase = Literal["forward", "backward"]
@@ -89,12 +90,8 @@ def is_view(node: fx.Node) -> bool:
     if not schema.arguments or len(schema.returns) != 1:
         return False
     first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return (
-        first is not None
-        and not first.is_write
-        and result is not None
-        and isinstance(node.meta.get("val"), torch.Tensor)
-    )
+    views = first is not None and not first.is_write and result is not None
+    return views and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def op_count(graph: fx.Graph) -> int:
@@ -115,8 +112,7 @@ def readable(module: fx.GraphModule, name: str) -> str:
         stripped = line.split(";  ")[0].rstrip()
         left = stripped.strip().split(" = ")[0]
         lines.append(f"{stripped}  # {shapes[left]}" if left in shapes and " = " in stripped else stripped)
-    text = "\n".join(lines)
-    return text.replace("def forward(", f"def {name}(", 1)
+    return "\n".join(lines).replace("def forward(", f"def {name}(", 1)
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -129,3 +125,34 @@ def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     returned: Any = output.args[0]
     return tuple(returned)
+
+
+def return_from(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> None:
+    """Let ``graph`` return something else."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    output.args = (tuple(outputs),)
+
+
+def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = False) -> None:
+    """Check that a graph, ``name`` in errors, is well-formed and functional, but for ``writes_inputs`` by ``copy_``.
+
+    Raises
+    ------
+    GraphInvariantError
+        A node uses a value before it is made, writes to a value, or a placeholder comes after an op.
+    """
+    module.graph.lint()
+    body = False
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            if body:
+                raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` stands after an op")
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` has no value")
+            continue
+        body = True
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            target = node.args[0] if node.args else None
+            allowed = writes_inputs and isinstance(target, fx.Node) and target.op == "placeholder"
+            if not allowed:
+                raise GraphInvariantError(f"{name} graph: `{node.name}` ({node.target}) writes to its argument")

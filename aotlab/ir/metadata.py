@@ -55,8 +55,6 @@ class InputAliasInfo:
         Every write went through ``detach()`` or another tensor that autograd does not connect to it.
     mutations_under_no_grad_or_inference_mode
         Every write happened under ``no_grad`` or ``inference_mode``.
-    mutation_inductor_storage_resize
-        Its storage was resized.
     keep_input_mutations
         The compiled graph itself writes the new value.
     moves_version
@@ -80,7 +78,6 @@ class InputAliasInfo:
     mutates_storage_metadata: bool = False
     mutations_hidden_from_autograd: bool = False
     mutations_under_no_grad_or_inference_mode: bool = False
-    mutation_inductor_storage_resize: bool = False
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
@@ -144,9 +141,7 @@ class OutputType(Enum):
     CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
-#: Outputs that are made by sizes and strides if there are no view ops to make them by.
-_MADE_BY_STRIDES = (
-    OutputType.ALIAS_OF_INPUT,
+_ALIASES_OF_INTERMEDIATES = (
     OutputType.ALIAS_OF_INTERMEDIATE,
     OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
     OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
@@ -233,7 +228,8 @@ class OutputAliasInfo:
     @property
     def is_made_by_views(self) -> bool:
         """Whether the epilogue makes it from another tensor: by view ops or, without these, by sizes and strides."""
-        return bool(self.views) or (self.views is None and self.output_type in _MADE_BY_STRIDES)
+        by_strides = self.output_type is OutputType.ALIAS_OF_INPUT or self.aliases_intermediate
+        return bool(self.views) or (self.views is None and by_strides)
 
     @property
     def is_function_view_of_input(self) -> bool:
@@ -243,11 +239,7 @@ class OutputAliasInfo:
     @property
     def aliases_intermediate(self) -> bool:
         """Whether the epilogue makes this output from an intermediate that the graph returns."""
-        return self.output_type in (
-            OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
-            OutputType.ALIAS_OF_INTERMEDIATE,
-            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
-        )
+        return self.output_type in _ALIASES_OF_INTERMEDIATES
 
 
 class TangentSource(Enum):
@@ -270,7 +262,7 @@ class TangentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewAndMutationMeta:
-    """Everything that the run-time wrapper must know of a traced function.
+    """Everything that the run-time function must know of a traced function.
 
     Attributes
     ----------
@@ -288,8 +280,6 @@ class ViewAndMutationMeta:
         Whether deterministic algorithms were asked for when it was traced.
     static_input_indices
         Inputs whose address will not change: parameters and buffers.
-    num_tokens
-        Effect tokens before the inputs; always 0 so far.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -300,7 +290,6 @@ class ViewAndMutationMeta:
     grad_enabled_mutation: bool | None = None
     deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
-    num_tokens: int = 0
 
     @property
     def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
@@ -313,35 +302,7 @@ class ViewAndMutationMeta:
         return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)
 
     @property
-    def backward_mutated_indices(self) -> tuple[int, ...]:
-        """Inputs that the backward writes: none, since a program of which it would is left to eager."""
-        return ()
-
-    @property
     def aliased_out_indices(self) -> tuple[int, ...]:
         """Outputs that the epilogue makes from an input or an intermediate base."""
-        return tuple(
-            o.index
-            for o in self.output_info
-            if o.aliases_intermediate or o.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
-        )
-
-    @property
-    def num_intermediate_bases(self) -> int:
-        """How many intermediates are returned as bases."""
-        return len(self.intermediate_bases)
-
-    @property
-    def num_outputs_aliased_to_inputs(self) -> int:
-        """How many outputs are inputs or alias them."""
-        return sum(o.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT) for o in self.output_info)
-
-    @property
-    def num_outputs_aliased_to_intermediates(self) -> int:
-        """How many outputs are made from an intermediate base."""
-        return sum(o.aliases_intermediate for o in self.output_info)
-
-    @property
-    def requires_grad_out(self) -> bool:
-        """Whether anything that the function hands back may be differentiated."""
-        return bool(self.tangents)
+        kinds = (*_ALIASES_OF_INTERMEDIATES, OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
+        return tuple(o.index for o in self.output_info if o.output_type in kinds)

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
+from aotlab.ir.graphs import output_args, return_from
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
 _RANDOM = (torch.Tag.nondeterministic_seeded,)
@@ -43,10 +44,6 @@ def state_size(device: torch.device) -> int:
     return int(internals.default_generator(device).get_state().numel())
 
 
-def _read(device: torch.device) -> Tensor:
-    return internals.default_generator(device).get_state()
-
-
 def _set(state: Tensor, device: torch.device) -> Tensor:
     internals.default_generator(device).set_state(state)
     return state.clone()
@@ -58,7 +55,12 @@ def empty_state(device: torch.device) -> Tensor:
 
 
 #: ``(device) -> state``: what state a device's generator is in.
-STATE_OF: OpOverload = _define("state_of_generator(Device device) -> Tensor", _read, empty_state, _RANDOM)
+STATE_OF: OpOverload = _define(
+    "state_of_generator(Device device) -> Tensor",
+    lambda device: internals.default_generator(device).get_state(),
+    empty_state,
+    _RANDOM,
+)
 #: ``(state, device) -> state``: set the state of a device's generator; the result is there to be held on to.
 SET_STATE: OpOverload = _define(
     "set_generator(Tensor state, Device device) -> Tensor", _set, lambda state, device: empty_state(device), _RANDOM
@@ -131,10 +133,7 @@ def without_generator(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
     """Make inputs of what a graph reads of generators' states and outputs of what it sets, both behind the others.
 
-    Returns
-    -------
-    devices
-        Whose generators' states the graph takes and returns from now on; empty if it does not set any, in place.
+    Returned are the devices of the generators whose states it takes and returns from now on; none if it sets none.
     """
     graph = module.graph
     sets = {node.args[1]: node for node in graph.nodes if node.target is SET_STATE}
@@ -150,9 +149,7 @@ def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
             if node is first:
                 first = node.next
             graph.erase_node(node)
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    outputs = output.args[0]
-    output.args = ((*outputs, *(node.args[0] for node in sets.values())),)
+    return_from(graph, (*output_args(graph), *(node.args[0] for node in sets.values())))
     for node in sets.values():
         graph.erase_node(node)
     module.recompile()

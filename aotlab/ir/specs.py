@@ -38,15 +38,9 @@ class TensorSpec:
         In elements, outermost dimension first.
     offset, byte_offset
         Where the tensor begins in its storage, in elements and in bytes.
-    dtype, device, layout
-        As torch has them.
-    requires_grad, is_leaf
-        As autograd has them when the spec was taken.
-    storage
-        The number of the owning storage, counted within one record in order of first appearance; tensors
-        with the same number share memory. None if the tensor has none.
-    storage_bytes
-        The size of that storage in bytes.
+    storage, storage_bytes
+        The number of the owning storage, counted within one record in order of first appearance: tensors with the same
+        number share memory; and its size. None if the tensor has none.
     nbytes
         The bytes that the tensor's elements take (elements times element size), however they overlap.
     type_name

@@ -37,17 +37,7 @@ class Choice:
 
 
 class Chooser:
-    """Finds choices for one joint graph.
-
-    Parameters
-    ----------
-    costs
-        Of all values that the backward might use, in the graph's order.
-    inputs
-        What each of them is computed from.
-    needed
-        Those that the backward uses in any case.
-    """
+    """Finds choices for one joint graph; ``costs``, ``inputs`` and ``needed`` are as in `Joint`."""
 
     def __init__(
         self,
@@ -82,32 +72,15 @@ class Chooser:
         return self._solve(1, 0, self.costs, None)
 
     def within(self, limit: int, above: Choice) -> Choice:
-        """Find the cheapest choice that takes no more than so many bytes, or else the one that takes least.
-
-        Parameters
-        ----------
-        limit
-            In bytes.
-        above
-            The fastest choice.
-        """
+        """Find the cheapest choice of at most ``limit`` bytes, or else the smallest; ``above`` is the fastest."""
         above = self._weighed(above, self.costs)
         return self._walk(limit, above, self._least(self.costs, None), self.costs, None)
 
     def lowered(self, budget: float, above: Choice, own: Collection[fx.Node]) -> Choice:
-        """Find the cheapest choice in which some values take a part of the bytes that another choice gives them.
+        """Find the cheapest choice in which the values ``own`` take a part of the bytes that ``above`` gives them.
 
-        Of all other values those are kept that the other choice keeps, as far as they are still of use, and none that
-        take memory besides.
-
-        Parameters
-        ----------
-        budget
-            Between the least that they can take (0) and what they take (1).
-        above
-            The other choice.
-        own
-            Those values.
+        ``budget`` lies between the least that they can take (0) and what they take (1). Of all other values those are
+        kept that ``above`` keeps, as far as they are still of use, and none that take memory besides.
         """
         kept = frozenset(above.kept)
         above = self._weighed(above, own)
@@ -158,10 +131,7 @@ class Chooser:
                 if keep is not None:
                     keep += price * weights[node]
             elif fixed is not None and cost.nbytes:
-                if node in fixed:
-                    again = None
-                else:
-                    keep = None
+                again, keep = (None, keep) if node in fixed else (again, None)
             capacities += (again, keep)
         infinite = 1 + sum(capacity for capacity in capacities if capacity is not None)
         found = [infinite if capacity is None else capacity for capacity in capacities]

@@ -40,15 +40,12 @@ def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
     They lie in the memory of the graph's first ``count`` outputs, which are the forward's, or of its primals, but for
     primals that the call overwrites, of which the forward saves a clone anyhow.
     """
-    storages = StorageNumbers()
+    memory_of = memory_numbers()
     tops = {node for node in placeholders(joint) if not (is_tangent(node) or node.meta.get("overwritten"))}
     seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
-    memory = {_memory(node, storages) for node in seen} - {None}
-    return tops | {
-        node
-        for node in joint.nodes
-        if node.op == "call_function" and phase_of(node) == "forward" and _memory(node, storages) in memory
-    }
+    memory = {memory_of(node) for node in seen} - {None}
+    early = (node for node in joint.nodes if node.op == "call_function" and phase_of(node) == "forward")
+    return tops | {node for node in early if memory_of(node) in memory}
 
 
 @contextmanager
@@ -98,6 +95,12 @@ def _computes(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and not moves_nothing(node.target)
 
 
-def _memory(node: fx.Node, storages: StorageNumbers) -> int | None:
-    value = node.meta.get("val")
-    return storages.number(value) if isinstance(value, Tensor) else None
+def memory_numbers() -> Callable[[fx.Node], int | None]:
+    """Make what numbers the memory of nodes, None for one without: nodes with the same number share it."""
+    storages = StorageNumbers()
+
+    def memory(node: fx.Node) -> int | None:
+        value = node.meta.get("val")
+        return storages.number(value) if isinstance(value, Tensor) else None
+
+    return memory

@@ -116,18 +116,9 @@ def cost_of(
 ) -> Cost:
     """Estimate the costs of a node of a joint graph that no tangent reaches.
 
-    Parameters
-    ----------
-    in_forward
-        Whether the forward computes it in any case.
-    static
-        It is a parameter or buffer, which lives longer than the call.
-    overwritten
-        It is an input that the call overwrites, so that keeping it takes a clone.
-    reachable
-        It lies in memory that the caller can reach: computed again, it would not be what the caller wrote there.
-    flops
-        Counts operations; several nodes may share it.
+    It may be computed by the forward in any case (``in_forward``), be a parameter or buffer, which lives longer than
+    the call (``static``), an input that the call overwrites, so that keeping it takes a clone (``overwritten``), or lie
+    where the caller may write, so that it could not be computed again (``reachable``). Nodes may share ``flops``.
     """
     value = node.meta.get("val")
     size = nbytes(value)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotlab._torch import ASSERTIONS, OpOverload
+from aotlab._torch import ASSERTIONS, OpOverload, graph_module
 from aotlab.ir.graphs import STAYS, output_args, phase_of, placeholders
-from aotlab.partition.extract import extract
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -21,10 +20,9 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
-    """Return the nodes that the forward consists of.
+    """Return the nodes of the forward: the primals, what ``outputs`` need, and ops that stay with what those need.
 
-    These are the primals, what ``outputs`` need, random and asserting ops recorded in the forward with what those
-    need, and the items of multi-output ops among them.
+    Items of multi-output ops among them belong to it, too.
     """
     found: set[fx.Node] = set()
     todo = [node for node in outputs if isinstance(node, fx.Node)]
@@ -163,3 +161,31 @@ def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.
             found.add(node)
             todo.extend(node.all_input_nodes)
     return found
+
+
+def extract(
+    joint: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    body: Iterable[fx.Node],
+    outputs: Sequence[fx.Node | None],
+    name: str,
+    *,
+    same: Mapping[fx.Node, fx.Node] | None = None,
+) -> fx.GraphModule:
+    """Copy a part of a joint graph into a graph of its own, whose placeholders stand for ``inputs``.
+
+    ``body`` are the other nodes, each behind those that it uses; nodes in ``same`` are replaced by those that stand for
+    them. Of ``outputs``, None stays None, and so does a plain value, as upstream's graphs return some.
+    """
+    graph = fx.Graph()
+    same = same or {}
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copy = graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    for node in body:
+        if node not in copies and node.op not in ("placeholder", "output"):
+            copies[node] = graph.node_copy(node, lambda each: copies[same.get(each, each)])
+    graph.output(tuple(copies[same.get(node, node)] if isinstance(node, fx.Node) else node for node in outputs))
+    return graph_module(joint, graph, name)

@@ -15,13 +15,7 @@ from collections.abc import Sequence
 
 
 class Network:
-    """A directed network with capacities; nodes are numbers from 0, and so are edges in the order of their making.
-
-    Attributes
-    ----------
-    source, sink
-        Its first two nodes.
-    """
+    """A directed network; nodes are numbers from 0, ``source`` and ``sink`` the first of them, and so are edges."""
 
     source = 0
     sink = 1
@@ -45,18 +39,10 @@ class Network:
         return number // 2
 
     def late_cut(self, capacities: Sequence[int]) -> list[bool]:
-        """Find the minimum cut that lies nearest to the sink.
+        """Find the minimum cut that lies nearest to the sink, given the capacities of the edges.
 
-        Parameters
-        ----------
-        capacities
-            Of each edge.
-
-        Returns
-        -------
-        list of bool
-            For each node whether it is on the sink's side: whether the sink can still be reached from it when as much
-            as possible flows.
+        Returned is for each node whether it is on the sink's side: whether the sink can still be reached from it when
+        as much as possible flows.
         """
         left = self._left = [0] * len(self._to)
         left[::2] = capacities

@@ -9,11 +9,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from aotlab.ir.graphs import output_args, phase_of, placeholders
-from aotlab.ir.specs import StorageNumbers
-from aotlab.partition.copies import make_only_saved
+from aotlab.partition.copies import make_only_saved, memory_numbers
 from aotlab.partition.costs import Cost, Flops, cost_of, must_not_run_twice, nbytes
-from aotlab.partition.default import forward_nodes, is_tangent
-from aotlab.partition.extract import extract
+from aotlab.partition.default import extract, forward_nodes, is_tangent
 from aotlab.partition.same import common_subexpressions
 
 
@@ -115,14 +113,8 @@ class Joint:
         numbers = [node for node in kept if not isinstance(node.meta.get("val"), Tensor)]
         saved = [*(node for node in kept if isinstance(node.meta.get("val"), Tensor)), *numbers]
         body = self.forward | ancestors(saved, self.inputs, self.forward)
-        forward = extract(
-            module,
-            primals,
-            [node for node in self.graph.nodes if node in body],
-            (*self.outputs, *saved),
-            "Forward",
-            same=self.same,
-        )
+        early = [node for node in self.graph.nodes if node in body]
+        forward = extract(module, primals, early, (*self.outputs, *saved), "Forward", same=self.same)
         make_only_saved(forward)
         others: dict[fx.Node, list[Any]] = {}
         for other, node in self.same.items():
@@ -131,10 +123,8 @@ class Joint:
             assert copy is not None
             copy.meta["kept_because"] = reasons[node]
             copy.meta["stands_for"] = others.get(node, [])
-        backward = extract(
-            module, [*saved, *tangents], self._late_order(saved), self.gradients, "Backward", same=self.same
-        )
-        return forward, backward
+        late = self._late_order(saved)
+        return forward, extract(module, [*saved, *tangents], late, self.gradients, "Backward", same=self.same)
 
     def _late_order(self, saved: Sequence[fx.Node]) -> list[fx.Node]:
         """Order the backward so that each value is computed again just before it is first used."""
@@ -172,16 +162,10 @@ def ancestors(
 def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
     """Return how much memory a forward with these saved values holds for its backward, in bytes.
 
-    Memory that several of them share counts once, that of inputs and outputs not at all; an input that the call
-    overwrites is saved as a clone, and so is each view of it. ``count`` is how many outputs of the graph are the
-    forward's.
+    Memory that several of them share counts once, that of inputs and of the graph's first ``count`` outputs not at all;
+    an input that the call overwrites is saved as a clone, and so is each view of it.
     """
-    storages = StorageNumbers()
-
-    def memory(node: fx.Node) -> int | None:
-        value = node.meta.get("val")
-        return storages.number(value) if isinstance(value, Tensor) else None
-
+    memory = memory_numbers()
     primals = [node for node in placeholders(graph) if not is_tangent(node)]
     free = {memory(node) for node in (*primals, *output_args(graph)[:count]) if isinstance(node, fx.Node)}
     written = {memory(node) for node in primals if node.meta.get("overwritten")} - {None}

@@ -45,17 +45,15 @@ def min_cut_rematerialization_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that keeping values for the backward and computing them again cost least together.
 
+    Signature and calling convention are those of ``torch._functorch.partitioners.min_cut_rematerialization_partition``
+    of torch 2.13, with ``memory_budget`` and ``region_budgets`` besides, so that each can stand in for the other.
+
     Parameters
     ----------
-    joint_module
-        Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
-        outputs, then one gradient or None per primal.
-    _joint_inputs
-        Not looked at.
+    joint_module, _joint_inputs, num_fwd_outputs
+        As for `default_partition`.
     compiler
         Accepted for callers of upstream's function; all compilers get the same partition.
-    num_fwd_outputs
-        How many of the outputs are the forward's.
     static_lifetime_input_indices
         The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
     memory_budget
@@ -66,29 +64,17 @@ def min_cut_rematerialization_partition(
         as it does at any budget in upstream's functions, whose graphs do not say which inputs the call overwrites.
     region_budgets
         Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
-        ``memory_budget``: of what the values made there take when time alone counts, and the least that they can take
-        while what is kept elsewhere stays, the part that they may take together. See `aotlab.partition.regions`.
+        ``memory_budget``: see `aotlab.partition.regions`.
 
     Returns
     -------
     forward, backward
-        As those of `default_partition`. What the forward returns for the backward says in ``meta["kept_because"]``
-        why it is kept.
+        As those of `default_partition`. ``meta["kept_because"]`` of what is saved says why it is kept.
 
     Raises
     ------
     UsageError
-        A budget is not between 0 and 1.
-
-    Warns
-    -----
-    UserWarning
-        No module of the graph is named by an entry of ``region_budgets``.
-
-    Notes
-    -----
-    Same signature and calling convention as ``torch._functorch.partitioners.min_cut_rematerialization_partition`` of
-    torch 2.13, with ``memory_budget`` and ``region_budgets`` besides, so that each can stand in for the other.
+        A budget is not between 0 and 1. (There is a warning if a region is nowhere in the graph.)
 
     Examples
     --------

@@ -6,7 +6,8 @@ A region is named by a path in the compiled module, in which ``*`` stands for on
 class of modules; what runs inside of a module belongs to it, too. Where a function calls ``model(x)``, both
 ``layers.0`` and ``model.layers.0`` name the layer. Of two modules around an op the inner one counts, and of two names
 of one module the later one. Each entry is one region, however many modules it names, and its budget is for all of them
-together. A view belongs to where the memory was made.
+together: of what the values made there take when time alone counts, and the least that they can take while what is kept
+elsewhere stays, it is the part that they may take. A view belongs to where the memory was made.
 
 Behind Dynamo, what was marked with ``torch.autograd.graph.region_activation_memory_budget(budget)`` (torch 2.13 and
 later) is a region, too, unless it belongs to one by its module: all that has the same mark.

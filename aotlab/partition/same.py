@@ -15,20 +15,10 @@ from aotlab.partition.costs import must_not_run_twice
 
 
 def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:
-    """Find nodes that an earlier node of the same half can stand for.
+    """Find nodes that an earlier node of the same half can stand for: from each to the one that does.
 
-    Forward and backward are never merged: what the backward computes once more may be a checkpoint's.
-
-    Parameters
-    ----------
-    returned
-        What the caller gets. Two results that eager keeps apart must not become one, nor views of one: nothing that
-        shares memory with a result is merged.
-
-    Returns
-    -------
-    dict
-        From each such node to the one that stands for it.
+    Forward and backward are never merged: what the backward computes once more may be a checkpoint's. Nothing that
+    shares memory with what is ``returned`` is merged: two results that eager keeps apart must not become one.
     """
     storages = StorageNumbers()
     kept = {memory for node in returned if isinstance(node, fx.Node) for memory in _memory(node, storages)}

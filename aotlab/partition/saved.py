@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab._torch import CAST, OpOverload
-from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders
+from aotlab.ir.graphs import is_view, output_args, phase_of, placeholders, return_from
 from aotlab.partition.copies import moves_nothing
 from aotlab.partition.unused import must_stay
 
@@ -76,8 +76,7 @@ def _save_roots(
     forward: fx.GraphModule, backward: fx.GraphModule, count: int, way: Callable[[fx.Node], list[fx.Node]]
 ) -> None:
     """Save in place of each saved value the last of its ``way``, from which the backward computes it again."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    returned = list(output_args(forward.graph))
+    returned = output_args(forward.graph)
     inputs = placeholders(backward.graph)
     saved = [node for node in returned[count:] if node is not None]
     ways = [way(node) for node in saved]
@@ -103,40 +102,28 @@ def _save_roots(
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
     for placeholder in [*slots.values(), *inputs[len(saved) :]]:
         first_op.prepend(placeholder)
-    output.args = ((*returned[:count], *slots),)
+    return_from(forward.graph, (*returned[:count], *slots))
     forward.graph.eliminate_dead_code(is_impure_node=must_stay)
 
 
 def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequence[fx.Node], why: str) -> None:
     """Save more nodes of the forward, which the backward does not use; ``why`` says what for."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
     first_tangent = next((n for n in placeholders(backward.graph) if "tangents" in str(n.target)), first_op)
     for node in more:
         node.meta["kept_because"] = why
         with backward.graph.inserting_before(first_tangent):
             backward.graph.placeholder(node.name).meta = dict(node.meta)
-    output.args = ((*output_args(forward.graph), *more),)
+    return_from(forward.graph, (*output_args(forward.graph), *more))
 
 
 def take_from_saved(
     graph: fx.Graph, saved: Sequence[tuple[str, Tensor | None]], copies: Collection[int]
 ) -> tuple[int, ...]:
-    """Let a backward use copies for what it computes again.
+    """Let a backward use copies for what it computes again; return the numbers of the saved values that it uses.
 
-    Parameters
-    ----------
-    graph
-        Its placeholders are values by their first names, and tangents.
-    saved
-        The name and the fake tensor of each saved value.
-    copies
-        The numbers of those that are copies to compute again with.
-
-    Returns
-    -------
-    tuple of int
-        The numbers of the saved values that the graph uses, in the order of its placeholders.
+    Placeholders of ``graph`` are values by their first names, and tangents. ``saved`` are the names and fake tensors of
+    the saved values, ``copies`` the numbers of those that are copies to compute again with.
     """
     inputs = {str(node.target): node for node in placeholders(graph)}
     top = next(iter(graph.nodes))
@@ -190,4 +177,4 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
             returned[i] = clone
-    output.args = (tuple(returned),)
+    return_from(forward.graph, returned)

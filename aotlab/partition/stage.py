@@ -29,8 +29,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
-from aotlab.ir.checks import check_graph
-from aotlab.ir.graphs import line_of, output_args, phase_of, placeholders
+from aotlab.ir.graphs import check_graph, line_of, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.copies import COPY
 from aotlab.partition.default import default_partition

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aotlab._torch import ASSERTIONS, OpOverload
-from aotlab.ir.graphs import STAYS, output_args, placeholders
+from aotlab.ir.graphs import STAYS, output_args, placeholders, return_from
 
 
 def _holder(result: Any) -> Any:
@@ -22,14 +22,8 @@ def _holder(result: Any) -> Any:
 def hold_unused(joint: fx.GraphModule, count: int) -> int:
     """Give each op of the forward that has to stay unused an output behind the forward's; return how many there are."""
     graph = joint.graph
-    kept = [
-        node
-        for node in graph.nodes
-        if node.op == "call_function"
-        and not node.users
-        and node.meta.get("phase", "forward") == "forward"
-        and must_stay(node)
-    ]
+    calls = (node for node in graph.nodes if node.op == "call_function" and not node.users)
+    kept = [node for node in calls if node.meta.get("phase", "forward") == "forward" and must_stay(node)]
     if not kept:
         return 0
     small = next(node.meta["val"] for node in placeholders(graph) if isinstance(node.meta.get("val"), torch.Tensor))
@@ -39,18 +33,16 @@ def hold_unused(joint: fx.GraphModule, count: int) -> int:
             holder = graph.call_function(_holder, (node,))
         holder.meta.update(val=small, phase="forward")
         holders.append(holder)
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
     returned = output_args(graph)
-    output.args = ((*returned[:count], *holders, *returned[count:]),)
+    return_from(graph, (*returned[:count], *holders, *returned[count:]))
     joint.recompile()
     return len(holders)
 
 
 def let_go(module: fx.GraphModule, count: int, held: int) -> None:
     """Take away what `hold_unused` gave."""
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     returned = output_args(module.graph)
-    output.args = ((*returned[:count], *returned[count + held :]),)
+    return_from(module.graph, (*returned[:count], *returned[count + held :]))
     for holder in returned[count : count + held]:
         assert holder is not None
         (op,) = holder.all_input_nodes
@@ -66,6 +58,5 @@ def must_stay(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    tags, schema = node.target.tags, node.target._schema
-    stays = STAYS in node.meta or node.target in ASSERTIONS
-    return torch.Tag.nondeterministic_seeded in tags or schema.is_mutable or stays
+    draws = torch.Tag.nondeterministic_seeded in node.target.tags
+    return draws or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from aotlab.errors import LeakedTensorError, UsageError
-from aotlab.frontends.direct import FunctionTarget, ModuleTarget, line_of_function
+from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from tests.engine_helpers import compiled, leaf, refusing, same
 
 
@@ -24,7 +24,7 @@ def test_function_target():
     assert (target.line.file, target.line.line) == (__file__, program.__code__.co_firstlineno)
     assert list(target.lifted()) == list(target.lifted_names()) == []
     assert target.frontend == "direct"
-    assert line_of_function(torch.sin) is None
+    assert FunctionTarget(torch.sin).line is None
     assert FunctionTarget(torch.sin).name.endswith("sin")
     assert FunctionTarget(functools.partial(program)).name
 

@@ -12,8 +12,6 @@ from aotlab.ir.metadata import (
     MutationType,
     OutputAliasInfo,
     OutputType,
-    TangentInfo,
-    TangentSource,
     ViewAndMutationMeta,
     ViewStep,
 )
@@ -67,7 +65,7 @@ def test_all_eight_output_types():
 
 
 def test_derived_lists():
-    """Index lists and counts follow from the records."""
+    """Index lists follow from the records."""
     meta = ViewAndMutationMeta(
         input_info=(
             an_input(0, mutates_data=True),
@@ -83,16 +81,10 @@ def test_derived_lists():
             an_output(5, OutputType.UNSAFE_VIEW_ALIAS),
         ),
         intermediate_bases=(SPEC,),
-        tangents=(TangentInfo(source=TangentSource.OUTPUT, index=0, spec=SPEC),),
     )
     assert meta.mutated_inp_runtime_indices == (0,)
     assert meta.mutated_graph_handled_indices == (1,)
     assert meta.aliased_out_indices == (1, 2, 3, 4)
-    assert meta.num_intermediate_bases == 1
-    assert meta.num_outputs_aliased_to_inputs == 2
-    assert meta.num_outputs_aliased_to_intermediates == 2
-    assert meta.requires_grad_out is True
-    assert dataclasses.replace(meta, tangents=()).requires_grad_out is False
 
 
 def test_metadata_is_equal_for_equal_programs():

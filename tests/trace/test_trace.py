@@ -534,7 +534,7 @@ def test_several_views_of_one_intermediate():
         OutputType.ALIAS_OF_INTERMEDIATE,
         OutputType.ALIAS_OF_INTERMEDIATE,
     ]
-    assert metadata(traced(f, leaf(2, 3))).num_intermediate_bases == 1
+    assert len(metadata(traced(f, leaf(2, 3))).intermediate_bases) == 1
 
 
 def test_base_is_also_returned():
@@ -552,7 +552,7 @@ def test_base_is_also_returned():
         OutputType.NON_ALIAS,
         OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
     ]
-    assert meta.num_intermediate_bases == 0
+    assert meta.intermediate_bases == ()
     assert [o.base_idx for o in meta.output_info] == [1, None, 1]
 
 
