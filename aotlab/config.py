@@ -42,6 +42,9 @@ lazy_backward: bool = False
 #: forward saves: right where unpack returns what was packed. Read at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
+#: The corners that are compiled; what is left out of them runs eagerly. See `aotlab.quirks`, one file each.
+quirks: tuple[str, ...] = ("hooks", "moves", "saved_hooks", "gradients", "warnings", "draws", "lstm")
+
 #: How many calls `CompiledFunction.calls` remembers one by one (the counters count all).
 call_log_size: int = 1000
 

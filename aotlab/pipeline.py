@@ -34,7 +34,7 @@ import torch
 from torch import fx
 
 from aotlab import _torch as internals
-from aotlab import config, observe
+from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.cache import Declined, Entry
@@ -211,6 +211,7 @@ def _trace(
                 bases=chosen,
                 exact=options.backend.exact,
                 functional_draws=functional,
+                quirks=quirks.chosen(),
             )
 
     try:

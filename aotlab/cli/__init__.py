@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from aotlab import config
 from aotlab._version import __version__
 from aotlab.errors import AotlabError, UsageError
 
@@ -185,6 +186,9 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
     fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
     fuzz.add_argument("--related", action="store_true", help="short programs about two inputs that share something")
+    fuzz.add_argument(
+        "--without", nargs="+", default=[], metavar="QUIRK", help="with these quirks switched off, or all"
+    )
     fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
     fuzz.add_argument(
         "--save",
@@ -291,6 +295,9 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
     if options.min_cut and options.engine != "aotlab":
         raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
+    unknown = sorted({*options.without} - {*config.quirks, "all"})
+    if unknown:
+        raise UsageError(f"there is no quirk {unknown[0]!r}; there are {', '.join(config.quirks)}")
     try:
         import hypothesis  # noqa: F401  # only whether it is there
     except ImportError as error:
@@ -310,6 +317,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         dynamo=options.dynamo,
         min_cut=options.min_cut,
         related=options.related,
+        without=config.quirks if options.without == ["all"] else tuple(options.without),
     )
     return run(
         plan,

@@ -21,7 +21,6 @@ from aotlab.ir.metadata import InputAliasInfo
 from aotlab.runtime.arguments import Arguments
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.memory_checks import counters_checker, overlap_checker, owner_checker, pattern_checker, share_a_base
-from aotlab.trace.warned import would_raise
 
 
 class Prologue:
@@ -47,9 +46,8 @@ class Prologue:
             self._may_be_changed(info)
         self._offsets()
         self._overlaps()
-        if self.draft.trace.effects.warned:
-            noted = self.w.constant("noted", self.draft.trace.effects.warned)
-            self.draft.miss([f"{self.w.constant('would_raise', would_raise)}({noted})"])
+        for quirk in self.draft.trace.effects.quirks:
+            quirk.emit(self.draft, "prologue")
 
     def _surroundings(self) -> None:
         """Write the checks of the settings, and of the function and what it reaches."""
@@ -67,8 +65,6 @@ class Prologue:
             conditions.append(f"{w.constant('anomaly_mode', torch.is_anomaly_enabled)}()")
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
             conditions.append(f"{w.constant('transforms_active', internals.transforms_active)}()")
-        if self.draft.trace.effects.sets_saved_hooks:
-            conditions.append(f"{w.constant('hooks_disabled', internals.saved_tensor_hooks_disabled)}()")
         function = getattr(target, "function", None)
         if isinstance(function, FunctionType):
             known = w.constant("function", function), w.constant("code", function.__code__)
@@ -124,10 +120,6 @@ class Prologue:
             facts = state.leaves[i]
             if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
-            if isinstance(facts, TensorFacts) and facts.requires_grad and draft.trace.effects.differentiates:
-                leaves.append(f"{self.w.constant('is_hooked', internals.is_hooked)}({draft.expressions[i]})")
-                by_base = self.w.constant("is_leaf_by_its_base", internals.is_leaf_by_its_base)
-                leaves.append(f"{by_base}({draft.expressions[i]})")
         if leaves:
             draft.miss(leaves)
         self._views_of_others()

@@ -52,7 +52,6 @@ from aotlab.runtime.outputs import Outputs
 from aotlab.runtime.prologue import Prologue
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.runtime.writer import MISS, Miss
-from aotlab.trace.warned import warn_again
 
 __all__ = [
     "MISS",
@@ -110,9 +109,8 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     w.add()
     ForwardCall(draft, edges, outputs, mutations, keeping).write()
     keeping.remember()
-    if draft.trace.effects.warned:  # not before the graph ran: where that raises, eager warns
-        noted = w.constant("noted", draft.trace.effects.warned)
-        w.add(f"{w.constant('warn_again', warn_again)}({noted})  # as the function does, at each call")
+    for quirk in draft.trace.effects.quirks:
+        quirk.emit(draft, "epilogue")
     made = outputs.write()
     keeping.watch(edges)
     edges.register_hooks("input", "changed", "root", "output")

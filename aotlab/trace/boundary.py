@@ -14,6 +14,7 @@ import functools
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
@@ -103,6 +104,34 @@ EAGER_OPS: Mapping[str, tuple[str, str]] = {
     "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
 }
 
+_HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
+_CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
+#: What changes a tensor in place other than in its values.
+CHANGES_SIZES = (
+    Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
+    Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
+    torch.as_strided_, Tensor.set_,
+)  # fmt: skip
+#: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
+CLAIMABLE: Mapping[Any, tuple[str, str]] = {
+    Tensor.register_hook: _HOOKED,
+    Tensor.register_post_accumulate_grad_hook: _HOOKED,
+    Tensor.retain_grad: _HOOKED,
+    Tensor.retains_grad.__get__: _HOOKED,  # type: ignore[attr-defined]  # a getter
+    **dict.fromkeys(CHANGES_SIZES, _CHANGED),
+    internals.push_saved_tensor_hooks: ("`saved_tensors_hooks` are set inside of the function", "set them outside"),
+    torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
+    torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
+    warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),
+}
+#: What is claimed, as it is called below Python's methods.
+METHODS_OF_OPS: Mapping[Any, Any] = {
+    op: method
+    for method in CHANGES_SIZES
+    if (packet := getattr(torch.ops.aten, method.__name__, None)) is not None
+    for op in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
+}
+
 _VALUE = "a trace has no values, and what it took for one would hold at every call"
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
@@ -173,6 +202,12 @@ def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
             why="it would happen while tracing only, and what it gave would be frozen into the graph",
             suggestion=f"pass the tensor as an argument, or {row.instead}",
         )
+
+
+def unclaimed(func: Any) -> RunEagerly:
+    """Say why a function of `CLAIMABLE` runs eagerly."""
+    what, instead = CLAIMABLE[func]
+    return RunEagerly(f"{what.format(spoken_name(func))}, at {user_line()}", suggestion=instead)
 
 
 def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:

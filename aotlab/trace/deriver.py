@@ -12,7 +12,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.trace.differentiate import differentiate
 from aotlab.trace.edges import Edge
-from aotlab.trace.escapes import EscapeGuard
+from aotlab.trace.escapes import guard_of_backward
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
@@ -155,7 +155,7 @@ class Deriver:
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            with self.holder(), tracing(self.recorder), EscapeGuard(), casting:
+            with self.holder(), tracing(self.recorder), guard_of_backward(self.recorder.quirks), casting:
                 yield
                 self.recorder.states.end()
         finally:

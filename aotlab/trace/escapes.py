@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DataDependentError, EscapeError, HooksError
 from aotlab.trace.boundary import (
+    CLAIMABLE,
     EAGER_OPS,
+    METHODS_OF_OPS,
     OF_A_TENSOR,
     check_look,
     explain_escape,
@@ -24,13 +27,14 @@ from aotlab.trace.boundary import (
     refuse_higher_order,
     refuse_unasked,
     spoken_name,
+    unclaimed,
 )
 from aotlab.trace.chronicle import Chronicle
-from aotlab.trace.hooks import Hooks
+from aotlab.trace.inputs import Entered
 from aotlab.trace.naming import called
 from aotlab.trace.places import user_line
-from aotlab.trace.recurrent import lstm
-from aotlab.trace.reshapes import DETACHES, METHODS_OF_STEPS, RESIZES, STEPS, Reshapes, keeps_size
+from aotlab.trace.quirk import Quirk
+from aotlab.trace.records import Hook
 from aotlab.trace.running import note_checkpoint, note_random_state, strides_are_certain
 from aotlab.trace.storage_looks import Ground, StorageLooks
 from aotlab.trace.tape import tensors_in
@@ -40,34 +44,75 @@ _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrappe
 _ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 
 
+class Inputs:
+    """The inputs of a trace, by the wrappers that the function was given."""
+
+    def __init__(self, inputs: Iterable[Entered] = ()) -> None:
+        self._items = {id(item.wrapper): item for item in inputs}
+        items = self._items.values()
+        self._inference = {internals.storage_key(item.wrapper) for item in items if item.real.is_inference()}
+
+    def get(self, tensor: Tensor) -> Entered | None:
+        """Return the input that ``tensor`` is itself, None for a view of one and for other tensors."""
+        return self._items.get(id(tensor))
+
+    def is_inference(self, tensor: Tensor) -> bool:
+        """Tell whether ``tensor`` has the memory of an input that is an inference tensor."""
+        return internals.storage_key(tensor) in self._inference if self._inference else False
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Return the name of an input, None for other tensors."""
+        item = self.get(tensor)
+        return None if item is None else item.name
+
+
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``grounds`` are the inputs' memory by `torch_internals.storage_key`. ``reshapes`` notes what changes inputs
-    other than in their values; a backward has no inputs. ``owners`` are as in `Chronicle`. ``histories_unknown`` are
-    the keys of memory of which a trace does not know as eager does what is a leaf. ``sets_saved_hooks`` says whether
-    the function sets ``saved_tensors_hooks``, ``differentiates`` whether it calls ``torch.autograd.grad``.
+    ``grounds`` are the inputs' memory by `torch_internals.storage_key`; a backward has no inputs. ``owners`` are as in
+    `Chronicle`. ``histories_unknown`` are the keys of memory of which a trace does not know as eager does what is a
+    leaf. ``hooks`` are what each compiled call is to register, by the number of its handle.
     """
 
     def __init__(
         self,
         grounds: Mapping[int, Ground] | None = None,
-        reshapes: Reshapes | None = None,
+        inputs: Iterable[Entered] = (),
         owners: Sequence[Tensor] = (),
         *,
         histories_unknown: Collection[int] = (),
+        quirks: Sequence[Quirk] = (),
     ) -> None:
         super().__init__()
         self.grounds = grounds or {}
         self.looks = StorageLooks(self.grounds)
-        self.reshapes = reshapes or Reshapes()
-        self.hooks = Hooks()
+        self.inputs = Inputs(inputs)
+        self.hooks: OrderedDict[int, Hook] = OrderedDict()
         self.chronicle = Chronicle(set(self.grounds), owners)
         self._histories_unknown = histories_unknown
-        self.sets_saved_hooks = False
-        self.differentiates = False
+        self._quirks = quirks
+        self._claims = {func: handler for quirk in quirks for func, handler in quirk.claims().items()}
         self._inference = torch.is_inference_mode_enabled()
-        self._writes = Writes(self.looks, self.reshapes, self.chronicle)
+        self._writes = Writes(self.looks, self.inputs.is_inference, self.chronicle)
+
+    def of_a_backward(self) -> EscapeGuard:
+        """Make a guard for what runs in a backward of this trace."""
+        return guard_of_backward(self._quirks)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function, which may write."""
+        return self._writes.let_pass(func, args, kwargs)
+
+    def claimed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the quirk that claims a function of `CLAIMABLE` do it; fall back to eager if there is none."""
+        handler = self._claims.get(func)
+        if handler is None:
+            raise unclaimed(func)
+        return handler(self, func, args, kwargs)
+
+    def hooks_of(self, tensor: Tensor) -> list[Hook]:
+        """List the hooks on a tensor, on whatever history it had."""
+        return [hook for hook in self.hooks.values() if hook.tensor is tensor]
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -96,7 +141,7 @@ class EscapeGuard(TorchFunctionMode):
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        func = METHODS_OF_STEPS.get(func, func)
+        func = METHODS_OF_OPS.get(func, func)
         if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
             raise self._gets_memory(args[0], "an assignment to `.data`")
         first = args[0] if args and isinstance(args[0], Tensor) else None
@@ -105,27 +150,20 @@ class EscapeGuard(TorchFunctionMode):
         if op_name(func) in EAGER_OPS:
             why, instead = EAGER_OPS[op_name(func)]
             raise RunEagerly(f"`{op_name(func)}` {why}, at {user_line()}", suggestion=instead)
-        if func is torch.autograd.grad:
-            self.differentiates = True
-            if self.hooks.all:  # which are registered when the compiled function runs
-                raise RunEagerly(f"`torch.autograd.grad` is called where there may be hooks, at {user_line()}")
+        traced = first is not None and internals.is_functional(first)
+        if func in CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
+            return self.claimed(func, args, kwargs or {})
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{spoken_name(func)}` is given statistics that share memory, at {user_line()}")
-        if func is torch.lstm and torch.is_grad_enabled():
-            return lstm(func, args, kwargs or {})
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
-        if first is not None and internals.is_functional(first):
+        if first is not None and traced:
             return self._pass_traced(func, first, args, kwargs or {})
         return self._writes.let_pass(func, args, kwargs or {})
 
     def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let a function of a traced tensor pass, or refuse it."""
-        if func in _HOOKS:
-            return self._hook(func, args, kwargs)
-        if func in STEPS:
-            return self._reshape(func, args, kwargs)
         if func is Tensor.storage_offset:
             with internals.disable_torch_function():
                 base = internals.base_of(first)
@@ -162,7 +200,7 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LETS_REQUIRE_GRAD and traced and internals.base_of(tensor) is not None:
             # it is a leaf then, and a view of what may get a history, or be written by others
             raise RunEagerly(f"{self._called(tensor, 'a view')} is made to require grad, at {user_line()}")
-        check_look(func, tensor, self.reshapes.name_of(tensor))
+        check_look(func, tensor, self.inputs.name_of(tensor))
         if (func in _CHANGES or func in _HOOKS) and is_captured(tensor):
             raise (HooksError if func in _HOOKS else EscapeError)(
                 f"`{spoken_name(func)}` of {called(tensor)}, which is not an argument, was called inside the function",
@@ -173,7 +211,7 @@ class EscapeGuard(TorchFunctionMode):
 
     def _check_strides(self, tensor: Tensor) -> None:
         """Leave to eager who reads strides that it may give otherwise."""
-        if not self.reshapes.is_input(tensor) and not strides_are_certain(tensor):
+        if self.inputs.get(tensor) is None and not strides_are_certain(tensor):
             raise RunEagerly(
                 f"the strides of {self._called(tensor, 'a traced tensor')} are read, which a trace does not know where "
                 f"a dimension has the size one, at {user_line()}",
@@ -188,7 +226,7 @@ class EscapeGuard(TorchFunctionMode):
             note_random_state,
             note_checkpoint,
             self._set,
-            self._push_saved_hooks,
+            lambda *hooks: self.claimed(internals.push_saved_tensor_hooks, hooks, {}),
             leave_call_back,
             refuse_higher_order,
         )
@@ -199,34 +237,6 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-
-    def _push_saved_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-        """Set the function's own ``saved_tensors_hooks``: they are traced, and guarded as the function is.
-
-        They are called below autograd, where no function mode is on. `unpack` is called when the run is over.
-        """
-        self.sets_saved_hooks = True
-        internals.push_saved_tensor_hooks(_guarded(pack, self), _guarded(unpack, EscapeGuard()))
-
-    def _hook(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note a hook for the run time; where eager has an error to raise, it does."""
-        tensor = args[0]
-        if func is _RETAINS_GRAD:
-            return self.hooks.retains(tensor) or func(*args, **kwargs)
-        leaf_only = func is Tensor.register_post_accumulate_grad_hook
-        if not tensor.requires_grad or (leaf_only and not tensor.is_leaf):
-            return func(*args, **kwargs)
-        if func is Tensor.retain_grad:
-            if not tensor.is_leaf and not self.hooks.retains(tensor):
-                self.hooks.add("retain_grad", tensor)
-            return None
-        view = internals.base_of(tensor) is not None
-        if view and tensor.grad_fn is None:
-            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
-        if view and self.hooks.has_older(tensor):
-            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
-            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
-        return self.hooks.add(_HOOKS[func], tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
     def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
         """Stand for ``set_``."""
@@ -243,54 +253,23 @@ class EscapeGuard(TorchFunctionMode):
 
     def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
         """Name a tensor for an error."""
-        name = self.reshapes.name_of(tensor)
+        name = self.inputs.name_of(tensor)
         return called(tensor, otherwise) if name is None else f"`{name}`"
 
-    def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a step that changes sizes, strides or storage in place, or refuse it."""
-        tensor = args[0]
-        same_size = func in RESIZES and keeps_size(tensor, *args[1:], **kwargs)
-        if func in RESIZES and tensor.requires_grad and (same_size or torch.is_inference_mode_enabled()):
-            # an error also if the size is the same, and none under inference_mode
-            raise RunEagerly(f"`{func.__name__}` of a tensor that requires grad, at {user_line()}")
-        if same_size:
-            return tensor  # nothing happens, whatever its strides
-        if func in DETACHES and torch.is_inference_mode_enabled():
-            return tensor  # autograd is out of the way there, and nobody else does anything
-        if tensor.is_inference() and func not in DETACHES and not torch.is_inference_mode_enabled():
-            raise RunEagerly(f"an inference tensor changes outside of inference_mode, at {user_line()}")
-        if self.hooks.retains(tensor):  # of the history that it had when it was asked to
-            how = "is detached" if func in DETACHES else "changes its sizes"
-            raise RunEagerly(f"{self._called(tensor)} retains its gradient and {how}, at {user_line()}")
-        if func not in DETACHES and self.hooks.has(tensor):  # later hooks, of the caller's too, go with these in eager
-            raise RunEagerly(f"{self._called(tensor)} has a hook and changes its sizes, at {user_line()}")
-        if func in DETACHES:
-            has_history = tensor.requires_grad or internals.base_of(tensor) is not None
-            if has_history or self.reshapes.is_input(tensor):
-                self.chronicle.detaches(tensor)
-        return self.reshapes.run(func, args, kwargs)
+
+def guard_of_backward(quirks: Sequence[Quirk]) -> EscapeGuard:
+    """Make a guard for what runs in a backward; ``quirks`` are those of the trace."""
+    return EscapeGuard(quirks=[type(quirk)() for quirk in quirks])
 
 
-def _guarded(hook: Callable[..., Any], guard: EscapeGuard) -> Callable[..., Any]:
-    """Let a function mode see what a hook does."""
-
-    def call(value: Any) -> Any:
-        TorchFunctionMode.__enter__(guard)
-        try:
-            return hook(value)
-        finally:
-            TorchFunctionMode.__exit__(guard, None, None, None)
-
-    return call
-
-
-_RETAINS_GRAD = Tensor.retains_grad.__get__  # type: ignore[attr-defined]  # a getter
-_HOOKS: dict[Any, Any] = {
-    Tensor.register_hook: "hook",
-    Tensor.register_post_accumulate_grad_hook: "post_accumulate",
-    Tensor.retain_grad: "retain_grad",
-    _RETAINS_GRAD: "retain_grad",
-}
+_HOOKS = frozenset(
+    (
+        Tensor.register_hook,
+        Tensor.register_post_accumulate_grad_hook,
+        Tensor.retain_grad,
+        Tensor.retains_grad.__get__,  # type: ignore[attr-defined]  # a getter
+    )
+)
 
 _LETS_REQUIRE_GRAD = frozenset(
     (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # a setter

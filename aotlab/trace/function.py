@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,16 +25,15 @@ from aotlab.trace.boundary import clocks_watched
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.hooked import all_outputs
-from aotlab.trace.hooks import Hook
 from aotlab.trace.inputs import Entered, input_info
 from aotlab.trace.outputs import Outputs
+from aotlab.trace.passed_views import all_outputs
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.reshapes import Reshapes
+from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
 from aotlab.trace.uncounted_writes import with_uncounted_writes
-from aotlab.trace.warned import Warned, WarningTape, would_raise
+from aotlab.trace.warned import WarningTape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,10 @@ class Findings:
         The grad mode that the function leaves behind; None if it is the one that it found.
     offsets_read
         The kept inputs whose offset in their storage the function looked at.
-    warned
-        What the function warned of.
     hooks
         The hooks that it registered.
     chronicle
         When it made views of inputs, and wrote them.
-    sets_saved_hooks
-        Whether it sets ``saved_tensors_hooks``.
-    differentiates
-        Whether it calls ``torch.autograd.grad``.
     holder
         What puts the traced parameters and buffers in their place again; see `Target.holder`.
     visible
@@ -75,11 +69,8 @@ class Findings:
     out_spec: Any
     left_grad_mode: bool | None
     offsets_read: tuple[int, ...]
-    warned: tuple[Warned, ...]
     hooks: Sequence[Hook]
     chronicle: Chronicle
-    sets_saved_hooks: bool
-    differentiates: bool
     holder: Callable[[], AbstractContextManager[None]]
     visible: int
 
@@ -96,7 +87,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     recorder.names = {id(item.fake): item.name for item in inputs}
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
-            escapes = _escape_guard(inputs)
+            escapes = _escape_guard(inputs, recorder)
             with warned, escapes, clocks_watched():
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
@@ -109,8 +100,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
-            if escapes.differentiates:
-                _check_differentiated(item)
             item.take_new_edge()
             if item.base is not None and escapes.chronicle.used_late(item.storage):
                 raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
@@ -125,15 +114,11 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
         _check_others(call, dedupe, inputs, infos)
-        hooks = escapes.hooks.all
-        escapes.hooks.check()
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
-    if would_raise(warned.noted):
-        raise RunEagerly(
-            "a warning of the function is turned into an error", passing=True, suggestion="mend what it warns of"
-        )
-    return Findings(
+    if warned.noted:
+        escapes.claimed(warnings.warn, tuple(warned.noted), {})
+    findings = Findings(
         call=call,
         dedupe=dedupe,
         recorder=recorder,
@@ -143,14 +128,14 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
         offsets_read=tuple(sorted(escapes.looks.offsets_read)),
-        warned=tuple(warned.noted),
         chronicle=escapes.chronicle,
-        hooks=hooks,
-        sets_saved_hooks=escapes.sets_saved_hooks,
-        differentiates=escapes.differentiates,
+        hooks=tuple(escapes.hooks.values()),
         holder=call.target.holder(lifted),
         visible=len(leaves),
     )
+    for quirk in recorder.quirks:
+        quirk.check(findings)
+    return findings
 
 
 def _check_siblings(inputs: Sequence[Entered]) -> None:
@@ -203,9 +188,7 @@ def _check_counters(
     """
     index = {position: k for k, position in enumerate(dedupe.kept)}
     tensors = outputs.tensors.values()
-    in_grad = (
-        escapes.differentiates or any(t.requires_grad for t in tensors) or any(item.written_visibly for item in inputs)
-    )
+    in_grad = any(t.requires_grad for t in tensors) or any(item.written_visibly for item in inputs)
     for first in {first for first, _ in call.state.counters}:
         group = [index[n] for pair in call.state.counters for n in pair if pair[0] == first]
         memory = {inputs[k].storage for k in group}
@@ -216,32 +199,22 @@ def _check_counters(
             raise RunEagerly(f"{names} count writes together, as parts of one buffer, and one is written")
 
 
-def _escape_guard(inputs: Sequence[Entered]) -> EscapeGuard:
+def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
     grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         first = inputs[base.members[0]]
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
     escapes = EscapeGuard(
         grounds,
-        Reshapes(inputs),
+        inputs,
         [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
+        quirks=recorder.quirks,
     )
     for ground in grounds.values():
         if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
             escapes.looks.is_partly_bool(ground.wrapper)
     return escapes
-
-
-def _check_differentiated(item: Entered) -> None:
-    """Leave to eager gradients inside the function that would be others to the caller's input.
-
-    A gradient with respect to it passes its hooks, which the trace has not.
-    """
-    if item.real.requires_grad and (internals.is_hooked(item.real) or internals.is_leaf_by_its_base(item.real)):
-        raise RunEagerly(f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True)
-    if item.real.requires_grad and item.steps:
-        raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

@@ -22,11 +22,11 @@ from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outpu
 from aotlab.trace.function import Findings
 from aotlab.trace.gradients import check_histories, check_out_of_sight, differentiate_all
 from aotlab.trace.history import node_bits, read_by_themselves, state_masks, survey, watches
-from aotlab.trace.hooked import check_partners, check_passed
 from aotlab.trace.inputs import value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.nodes import autograd_nodes
 from aotlab.trace.owners import check_owners
+from aotlab.trace.passed_views import check_passed
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Source, TraceRecord
 from aotlab.trace.segments import Exit, Segment
@@ -44,8 +44,7 @@ def make_joint(
     tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
     sources.update(carriers)
     through = made_through(outputs)
-    check_partners(findings.hooks, outputs, findings.inputs)
-    check_passed(findings.hooks, outputs, findings.inputs, through)
+    check_passed(outputs, findings.inputs, through)
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
@@ -109,9 +108,7 @@ def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge,
         counted=[write.index for write in forward.counted],
         write_back=forward.write_back,
         hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
-        warned=findings.warned,
-        sets_saved_hooks=findings.sets_saved_hooks,
-        differentiates=findings.differentiates,
+        quirks=findings.recorder.quirks,
         fragile=inputs_of(chronicle.has_fragile_views),
         viewed_unseen=inputs_of(chronicle.was_viewed_unseen),
         viewed_late=inputs_of(chronicle.used_late),

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
-from aotlab.trace.draws import order_of_memory
 from aotlab.trace.tape import tensors_in
 
 #: Records an op on positional arguments, and returns its result.
@@ -38,6 +37,18 @@ def laid_out(result: Any, fake: Any, record: Record) -> Any:
     if all(copy is None for copy in copies.values()):
         return result
     return internals.pytree.tree_map_only(Tensor, lambda tensor: _or(copies[id(tensor)], tensor), result)
+
+
+def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions in the order of the memory; None unless they lie in it one in the other, without gaps."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    return order
 
 
 def _or(copy: Tensor | None, tensor: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.trace.deriver import Deriver, Tangents
 from aotlab.trace.edges import Edge, next_edges
-from aotlab.trace.hooks import HookKind
 from aotlab.trace.inputs import value_of
+from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import Source, Write
+from aotlab.trace.records import HookKind, Source, Write
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import view_parent
-from aotlab.trace.warned import Warned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +73,8 @@ class Effects:
         (input, new value) for what the graph itself writes.
     hooks
         The hooks that it registered: the kind, what stands for the tensor, and the hook.
-    warned
-        What it warned of.
-    sets_saved_hooks, differentiates
-        Whether it sets ``saved_tensors_hooks``, and whether it calls ``torch.autograd.grad``.
+    quirks
+        The quirks of the trace, which may write lines of the run-time function.
     fragile
         The inputs of which views were made that must not be used once their version has moved.
     viewed_unseen, viewed_late
@@ -87,9 +84,7 @@ class Effects:
     counted: Sequence[int]
     write_back: Sequence[tuple[Tensor, Tensor]]
     hooks: Sequence[tuple[HookKind, Source, Callable[..., Any] | None]]
-    warned: tuple[Warned, ...]
-    sets_saved_hooks: bool
-    differentiates: bool
+    quirks: Sequence[Quirk]
     fragile: frozenset[int]
     viewed_unseen: frozenset[int]
     viewed_late: frozenset[int]

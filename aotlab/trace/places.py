@@ -23,7 +23,7 @@ _ENGINE = tuple(
     str(_HERE / name)
     for name in (
         *("_torch", "api.py", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook"),
-        *("partition", "pipeline.py", "runtime", "trace"),
+        *("partition", "pipeline.py", "quirks", "runtime", "trace"),
     )
 )
 #: The files that call what is traced.

@@ -24,12 +24,12 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.draws import order_of_draws
 from aotlab.trace.fakes import LAID_OUT, as_in_eager
 from aotlab.trace.layouts import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.trace.naming import called, name_of
 from aotlab.trace.places import user_line, user_place
+from aotlab.trace.quirk import Quirk
 from aotlab.trace.running import here
 from aotlab.trace.states import States, draws
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
@@ -85,6 +85,8 @@ class Recorder(TorchDispatchMode):
         Ops that are replaced by what their function calls.
     functional
         Whether random ops take the state of their generator as an argument, and return the next one.
+    quirks
+        Those of this trace.
 
     Attributes
     ----------
@@ -106,6 +108,7 @@ class Recorder(TorchDispatchMode):
         decompositions: dict[Any, Callable[..., Any]] | None = None,
         *,
         functional: bool = False,
+        quirks: Sequence[Quirk] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = tape
@@ -128,7 +131,9 @@ class Recorder(TorchDispatchMode):
         self._unmemoisable: set[OpOverload] = set()
         self._places: dict[int, Callable[[], UserLine | None]] = {}
         self._metas: dict[int, dict[str, Any]] = {}
-        self._likes: dict[int, Tensor] = {}  # what took its strides from which tensor, where the tape does not say so
+        self.quirks = quirks
+        self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
+        self.likes: dict[int, Tensor] = {}  # what took its strides from which tensor, where the tape does not say so
 
     def __enter__(self) -> Recorder:
         """Start recording."""
@@ -166,10 +171,11 @@ class Recorder(TorchDispatchMode):
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
-                return self._record(func, types, args, kwargs or {})
-        return self._record(func, types, args, kwargs or {})
+                return self.record(func, types, args, kwargs or {})
+        return self.record(func, types, args, kwargs or {})
 
-    def _record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op on fake tensors and append it, or what stands for it, to the tape."""
         answer = _ANSWERED_BY_THE_FAKE.get(func)
         if answer is not None:
             return answer(*args)
@@ -194,20 +200,20 @@ class Recorder(TorchDispatchMode):
                     self._original = None
             if result is not NotImplemented:
                 if func is torch.ops.aten.empty_like.default and not kwargs.get("memory_format"):
-                    self._likes[id(result)] = args[0]
+                    self.likes[id(result)] = args[0]
                 return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
-        if func is internals.ONEDNN_RNN_LAYER and torch.is_grad_enabled():
-            func = torch.ops.aotlab.onednn_rnn_layer.default  # see `aotlab.trace.recurrent`
+        if func in self._claims:
+            result = self._claims[func](self, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
         tape = self.tape
         for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
             if not tape.knows(tensor):
                 self._refuse_foreign(func, tensor)
         if func._schema.is_mutable:
             self._refuse_mutation(func)
-        if func in _TWINS_OF_RANDOM_WRITES and (order := order_of_draws(tape, func, args[0], self._likes)) is not None:
-            return self._record_permuted(func, types, args, kwargs, order)
         if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
             line = self._line()
             raise RunEagerly(
@@ -218,7 +224,7 @@ class Recorder(TorchDispatchMode):
         if func is _RANDOM_BETWEEN and args[2] is not None and not (kwargs and kwargs.get("generator")):
             # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
             like = {"dtype": args[0].dtype, "device": args[0].device}
-            return self._record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
+            return self.record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
         if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
             raise RandomOpError(
                 f"`{func}` draws from a generator of its own",
@@ -229,7 +235,7 @@ class Recorder(TorchDispatchMode):
         self._check_settings(func)
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
             # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
-            return self._record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
+            return self.record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
         try:
             result = self._run_on_fakes(func, types, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
@@ -270,8 +276,8 @@ class Recorder(TorchDispatchMode):
         """Compute zeros and ones from the bools of them, which are a fraction to save for the backward."""
         if not (drawn.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
             return drawn
-        mask = self._record(torch.ops.aten.ne.Scalar, types, (drawn, 0), {})
-        result: Tensor = self._record(internals.CAST, types, (mask,), {"dtype": drawn.dtype})
+        mask = self.record(torch.ops.aten.ne.Scalar, types, (drawn, 0), {})
+        result: Tensor = self.record(internals.CAST, types, (mask,), {"dtype": drawn.dtype})
         return result
 
     def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
@@ -296,21 +302,7 @@ class Recorder(TorchDispatchMode):
         return laid_out(result, fake, self._recording(types))
 
     def _recording(self, types: Sequence[type]) -> Callable[..., Any]:
-        return lambda op, args, kwargs: self._record(op, types, args, kwargs)
-
-    def _record_permuted(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        order: tuple[int, ...],
-    ) -> Any:
-        """Record a random op for the dimensions in another order, and put its result's back."""
-        permute = torch.ops.aten.permute.default
-        first = self._record(permute, types, (args[0], list(order)), {})
-        drawn = self._record(func, types, (first, *args[1:]), kwargs)
-        return self._record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
+        return lambda op, args, kwargs: self.record(op, types, args, kwargs)
 
     def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
         """Make the error for an op that asks for values; see `aotlab.trace.boundary` for its final words."""

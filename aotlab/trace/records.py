@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import fx
+from torch import Tensor, fx
 
+from aotlab.errors import UserLine
 from aotlab.ir.metadata import ViewAndMutationMeta
 
 #: For each tangent of a segment, whether it is defined; or the strides with which it comes, if they are not the usual.
@@ -81,3 +82,20 @@ class Source:
 
     kind: SourceKind
     index: int
+
+
+HookKind = Literal["hook", "retain_grad", "post_accumulate"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hook:
+    """A hook to be registered by each call: where in the autograd graph it hangs, and on which traced tensor.
+
+    ``edge`` is a node and the number of its output.
+    """
+
+    kind: HookKind
+    edge: tuple[Any, int]
+    tensor: Tensor
+    function: Callable[..., Any] | None
+    line: UserLine | None

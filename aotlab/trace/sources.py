@@ -17,10 +17,9 @@ from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.trace.function import Findings
-from aotlab.trace.hooks import Hook, HookKind
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
-from aotlab.trace.records import Source
+from aotlab.trace.records import Hook, HookKind, Source
 from aotlab.trace.segments import Segment, segments
 from aotlab.trace.sums import summed_apart, to_be_cut
 from aotlab.trace.uncounted_writes import changed_bases

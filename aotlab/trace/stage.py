@@ -44,6 +44,7 @@ from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
 from aotlab.trace.live import Trace
+from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
 from aotlab.trace.tangent_layouts import does_the_same
@@ -74,6 +75,7 @@ def run(
     bases: Sequence[Base] = (),
     exact: bool = False,
     functional_draws: bool = False,
+    quirks: Sequence[Quirk] = (),
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -93,6 +95,8 @@ def run(
         Have gradients summed in eager's order everywhere.
     functional_draws
         Let random ops take and return states of generators.
+    quirks
+        What is compiled besides, each made for this trace.
 
     Raises
     ------
@@ -101,7 +105,9 @@ def run(
     RunEagerly, TraceFailed
         Eager has to run this call.
     """
-    recorder = Recorder(Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws)
+    recorder = Recorder(
+        Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws, quirks=quirks
+    )
     recorder.exact = exact
     inputs = enter_inputs(recorder, call, dedupe, bases)
     findings = run_function(call, dedupe, recorder, inputs)

@@ -22,7 +22,7 @@ from aotlab import _torch as internals
 from aotlab.trace.deriver import Deriver
 from aotlab.trace.differentiate import run_one
 from aotlab.trace.edges import next_edges
-from aotlab.trace.escapes import EscapeGuard
+from aotlab.trace.escapes import guard_of_backward
 from aotlab.trace.inputs import value_of
 from aotlab.trace.records import Pattern
 from aotlab.trace.segments import Segment
@@ -57,7 +57,8 @@ def does_the_same(deriver: Deriver, number: int, pattern: Pattern) -> bool:
     senders = _senders(part, [edge for edge, way in zip(part.entries, pattern, strict=True) if way])
     deriver.recorder.phase = "backward"
     try:
-        with deriver.holder(), tracing(deriver.recorder), EscapeGuard(), internals.disable_autocast(), torch.no_grad():
+        guard = guard_of_backward(deriver.recorder.quirks)
+        with deriver.holder(), tracing(deriver.recorder), guard, internals.disable_autocast(), torch.no_grad():
             return _walk(deriver, part, arriving, senders)
     finally:
         deriver.recorder.phase = "forward"

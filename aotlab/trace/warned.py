@@ -1,19 +1,10 @@
-"""Warnings that a traced function gives: noted, and given again at each call.
-
-    def f(x):
-        warnings.warn("slow path")
-        return x * 2
-
-Eager warns at each call (and Python's filters decide what becomes of it); the line does not run in a compiled call. So
-what was warned, and where, is noted during the trace, and the run-time function warns in the function's stead.
-"""
+"""What a function warns of while it is traced is held back: eager, or the quirk `aotlab.quirks.warned`, gives it."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -38,7 +29,8 @@ def _frame_of(file: str, line: int) -> FrameType | None:
     return frame
 
 
-def _is_engine(scope: dict[str, Any]) -> bool:
+def is_engine(scope: dict[str, Any]) -> bool:
+    """Tell by a frame's globals whether it is one of aotlab's."""
     return str(scope.get("__name__", "")).partition(".")[0] == "aotlab"
 
 
@@ -87,49 +79,6 @@ class WarningTape:
                 file=filename,
                 line=lineno,
                 scope=scope,
-                by_caller=_is_engine(scope),
+                by_caller=is_engine(scope),
             )
-        )
-
-
-def would_raise(noted: Sequence[Warned]) -> bool:
-    """Tell whether Python's filters turn one of some warnings into an error."""
-    return any(_action(each) == "error" for each in noted)
-
-
-def _action(warned: Warned) -> str:
-    text = str(warned.message)
-    module = str(warned.scope.get("__name__", "<unknown>"))
-    for action, pattern, category, where, line in warnings.filters:
-        if (
-            (pattern is None or _matches(pattern, text))
-            and issubclass(warned.category, category)
-            and (where is None or _matches(where, module))
-            and line in (0, warned.line)
-        ):
-            return str(action)
-    return str(warnings.defaultaction)  # type: ignore[attr-defined]  # not in the stubs
-
-
-def _matches(pattern: Any, text: str) -> bool:
-    return bool(text.startswith(pattern) if isinstance(pattern, str) else pattern.match(text))
-
-
-def warn_again(noted: Sequence[Warned]) -> None:
-    """Warn of all of them, as if from their own lines."""
-    for each in noted:
-        file, line, scope = each.file, each.line, each.scope
-        if each.by_caller:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and (_is_engine(frame.f_globals) or frame.f_code.co_filename.startswith("<aotlab")):
-                frame = frame.f_back
-            if frame is not None:
-                file, line, scope = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
-        warnings.warn_explicit(
-            each.message,
-            each.category,
-            file,
-            line,
-            module=scope.get("__name__"),
-            registry=scope.setdefault("__warningregistry__", {}),
         )

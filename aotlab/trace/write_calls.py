@@ -21,7 +21,6 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.corrections import CORRECTIONS
 from aotlab.trace.places import user_line
-from aotlab.trace.reshapes import Reshapes
 from aotlab.trace.running import (
     are_cast,
     casts_inside,
@@ -66,16 +65,16 @@ def writes_in_place(func: Any) -> bool:
 
 
 class Writes:
-    """Lets calls pass that may write, for an `EscapeGuard`, whose looks, chronicle and inputs these are."""
+    """Lets calls pass that may write, for an `EscapeGuard`, whose looks and chronicle these are."""
 
     def __init__(
         self,
         looks: StorageLooks,
-        reshapes: Reshapes,
+        is_inference: Callable[[Tensor], bool],
         chronicle: Chronicle,
     ) -> None:
         self._looks = looks
-        self._reshapes = reshapes
+        self._is_inference = is_inference
         self._chronicle = chronicle
         self._owners: dict[int, weakref.ref[Tensor]] = {}  # memory → what aliases that know no base are made of
 
@@ -155,7 +154,7 @@ class Writes:
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that writes its first argument, and let that keep its strides."""
         written: Tensor = args[0]
-        ordinary = not (written.is_inference() or self._reshapes.is_inference(written))
+        ordinary = not (written.is_inference() or self._is_inference(written))
         if not ordinary and not torch.is_inference_mode_enabled():
             # the op itself sees that of whole tensors only; the wrapper of an input is none
             _fall_back("an inference tensor is written outside of inference_mode")

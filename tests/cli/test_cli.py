@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import aotlab
-from aotlab import cli
+from aotlab import cli, config
 from aotlab.errors import RandomOpError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +142,9 @@ def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cli.main(["fuzz", "--min-cut"])
     assert calls.pop()[0] == Plan(min_cut=True)
     assert cli.main(["fuzz", "--min-cut", "--engine", "upstream"]) == 2
+    cli.main(["fuzz", "--without", "all"])
+    assert calls.pop()[0] == Plan(without=config.quirks)
+    assert cli.main(["fuzz", "--without", "nonesuch"]) == 2
     cli.main(["fuzz", "--related"])
     assert calls.pop()[0] == Plan(related=True)
     assert cli.main(["fuzz", "--related", "--grad"]) == 2

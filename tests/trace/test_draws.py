@@ -10,7 +10,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aotlab.trace import draws
+from aotlab.quirks import draws
 from tests.engine_helpers import compiled, same
 
 MAKERS = {

@@ -70,6 +70,7 @@ class Blocks:
 def check(plan: Plan, block: Block) -> None:
     """Fail if more failed in a block than still may, with what did, and how to see it again."""
     options = " --dynamo" * plan.dynamo + " --related" * plan.related
+    options += f" --without {' '.join(plan.without)}" * bool(plan.without)
     again = f"aotlab fuzz{options} --seed {plan.seed} --programs {(block.number + 1) * BLOCK}"
     texts = [failure.cell or f"# {failure.name}" for failure in block.failures]
     told = "\n\n".join([f"{len(texts)} programs failed; to see them again: {again}", *texts])

@@ -447,7 +447,7 @@ def test_a_state_file_is_read_with_care(tmp_path):
 def test_another_engine_or_generator_is_another_run(monkeypatch):
     """What was run on other sources is not taken for this run's."""
     plans = [Plan(), Plan(seed=1), Plan(grad=True), Plan(dynamo=True), Plan(engine="upstream"), Plan(min_cut=True)]
-    plans.append(Plan(related=True))
+    plans += [Plan(related=True), Plan(without=("moves",))]
     names = {each.name for each in plans}
     with monkeypatch.context() as patch:
         patch.setattr(plan, "engine_revision", lambda engine: "other")
@@ -455,7 +455,7 @@ def test_another_engine_or_generator_is_another_run(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(plan, "generator_version", lambda: "other")
         names.add(Plan().name)
-    assert len(names) == 9
+    assert len(names) == 10
 
 
 # --- processes and their state -----------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ def _write(plan: Plan, program: Program, source: str, heading: str) -> str:
     settings |= {name: name for name in ("before", "after") if f"\ndef {name}(" in source}
     settings |= {name: name for name in ("grad_modes", "seen") if f"\n{name} = " in source}
     settings |= {} if program.exact else {"exact": "False"}
+    given = ", ".join(f"{key}={value}" for key, value in settings.items())
+    switched = f"with aotlab.config.patch(quirks={plan.quirks}):\n    " if plan.without else ""
     calls = ", ".join(re.findall(r"^def (inputs_\d+)\(", source, re.MULTILINE))
     return "\n".join(
         [
@@ -82,7 +84,7 @@ def _write(plan: Plan, program: Program, source: str, heading: str) -> str:
             compiled,
             *(["", ""] if compiled.startswith("def ") else []),
             "# eagerly, then compiled",
-            f"found = differences(program, compiled, [{calls}], {', '.join(f'{k}={v}' for k, v in settings.items())})",
+            f"{switched}found = differences(program, compiled, [{calls}], {given})",
             'print("\\n".join(found))',
             'assert found, "no difference: it is mended"',
             "",

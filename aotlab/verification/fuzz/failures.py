@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aotlab import observe
+from aotlab import config, observe
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import drawing
 from aotlab.verification.fuzz.engines import DynamoAlone, Watch, watch
@@ -54,7 +54,8 @@ def run(plan: Plan, program: Program) -> tuple[Outcome, Watch]:
     eager itself ends in an internal assertion, which is a mistake of torch's and says nothing about what is right.
     """
     watched = watch(plan)
-    outcome = _run(watched, program)
+    with config.patch(quirks=plan.quirks):
+        outcome = _run(watched, program)
     if any(INTERNAL_ASSERTION in difference.expected for difference in outcome.differences):
         watched.asserts = outcome.differences
         return replace(outcome, differences=(), status="ok"), watched

@@ -15,6 +15,8 @@ from typing import Literal
 
 import torch
 
+from aotlab import config
+
 Engine = Literal["aotlab", "upstream"]
 
 #: Programs in a block: some seconds' work, and what an interrupt can lose.
@@ -47,6 +49,8 @@ class Plan:
         Our engine with `aotlab.min_cut_rematerialization_partition` at its full budget, which does what eager does.
     related
         Short programs about two inputs that have to do with each other, see `aotlab.verification.programs.related`.
+    without
+        The quirks that are switched off, see `aotlab.config.quirks`.
     """
 
     engine: Engine = "aotlab"
@@ -56,12 +60,19 @@ class Plan:
     dynamo: bool = False
     min_cut: bool = False
     related: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Name what the programs of a run depend on besides the sources: ``"7 grad dynamo"``."""
         switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut, "related": self.related}
-        return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on)])
+        without = [f"without-{name}" for name in self.without]
+        return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on), *without])
+
+    @property
+    def quirks(self) -> tuple[str, ...]:
+        """The quirks that are on."""
+        return tuple(name for name in config.quirks if name not in self.without)
 
     @property
     def name(self) -> str:

@@ -1,35 +1,56 @@
-"""oneDNN's LSTM, by which eager trains on the CPU.
+"""LSTMs that are trained: on the CPU, eager runs a kernel of oneDNN's.
 
-Its kernel looks at grad mode when it runs: without it, it keeps nothing for the backward. A compiled forward runs
-without, and so does not call it itself, but an op that turns grad mode on for it. Compilers that do not compute bit for
+That looks at grad mode when it runs: without it, it keeps nothing for the backward. A compiled forward runs without it,
+and so does not call the kernel itself, but an op that turns grad mode on for it. Compilers that do not compute bit for
 bit what eager does get the ops that define an LSTM instead, which they can join.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace import running
+from aotlab.trace.quirk import Handler, OpHandler, Quirk
+from aotlab.trace.running import is_exact
+
+if TYPE_CHECKING:
+    from aotlab.trace.escapes import EscapeGuard
+    from aotlab.trace.recorder import Recorder
 
 
-def lstm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``torch.lstm`` in a trace that may be differentiated."""
-    if running.is_exact():
-        keeping_layer()
+class Lstm(Quirk):
+    """Records the layer that keeps what its backward needs."""
+
+    name = "lstm"
+
+    def claims(self) -> Mapping[Any, Handler]:
+        return {torch.lstm: _lstm}
+
+    def ops(self) -> Mapping[Any, OpHandler]:
+        return {internals.ONEDNN_RNN_LAYER: _layer}
+
+
+def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not torch.is_grad_enabled():
+        return guard.run(func, args, kwargs)
+    if is_exact():
         with internals.no_python_dispatcher():  # which has another LSTM
             return func(*args, **kwargs)
     with internals.without_onednn():
         return func(*args, **kwargs)
 
 
+def _layer(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return recorder.record(_keeping_layer(), types, args, kwargs) if torch.is_grad_enabled() else NotImplemented
+
+
 @functools.cache
-def keeping_layer() -> Any:
+def _keeping_layer() -> Any:
     """Make the op, when it is first needed, that stands in a graph for a layer of which a backward is wanted."""
 
     def layer(

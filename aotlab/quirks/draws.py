@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,12 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload, pytree
 from aotlab.ir.random_state import original
+from aotlab.trace.layouts import order_of_memory
+from aotlab.trace.quirk import OpHandler, Quirk
 from aotlab.trace.tape import Tape, tensors_in
+
+if TYPE_CHECKING:
+    from aotlab.trace.recorder import Recorder
 
 _BERNOULLI = torch.ops.aten.bernoulli.p
 
@@ -37,17 +42,27 @@ _ROW_BY_ROW = frozenset(
 )  # fmt: skip
 
 
-def order_of_draws(tape: Tape, op: OpOverload, tensor: Tensor, likes: Mapping[int, Tensor]) -> tuple[int, ...] | None:
-    """Return the order of dimensions for which to draw what ``op`` stands for a write of to ``tensor``.
+class Draws(Quirk):
+    """Records a draw for the dimensions in the order of the memory."""
 
-    Those whose ids are in ``likes`` took their strides from the value there. None says that the order is their own, or
-    that there is none that is certain to be eager's.
-    """
-    if op is not _BERNOULLI or tensor.is_contiguous() or tensor.device.type != "cpu":
-        return None
+    name = "draws"
+
+    def ops(self) -> Mapping[Any, OpHandler]:
+        return {_BERNOULLI: _draw}
+
+
+def _draw(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor: Tensor = args[0]
+    if tensor.is_contiguous() or tensor.device.type != "cpu":
+        return NotImplemented
     order = order_of_memory(tensor)
-    known = order is not None and _strides_are_certain(tape, tensor, likes) and _goes_along_memory(tensor.dtype)
-    return order if known else None
+    certain = order is not None and _strides_are_certain(recorder.tape, tensor, recorder.likes)
+    if order is None or not certain or not _goes_along_memory(tensor.dtype):
+        return NotImplemented
+    permute = torch.ops.aten.permute.default
+    first = recorder.record(permute, types, (tensor, list(order)), {})
+    drawn = recorder.record(_BERNOULLI, types, (first, *args[1:]), kwargs)
+    return recorder.record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
 
 
 def _strides_are_certain(tape: Tape, tensor: Tensor, likes: Mapping[int, Tensor]) -> bool:
@@ -99,18 +114,6 @@ def _kernel_lays_out_so(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
             return False
     pairs = zip(tensors_in(found), tensors_in(result), strict=True)
     return all(one.shape == two.shape and one.stride() == two.stride() for one, two in pairs)
-
-
-def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions in the order of the memory; None unless they lie in it one in the other, without gaps."""
-    sizes, strides = tensor.shape, tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))
-    expected = 1
-    for d in reversed(order):
-        if strides[d] != expected:
-            return None
-        expected *= sizes[d]
-    return order
 
 
 @functools.cache

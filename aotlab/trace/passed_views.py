@@ -6,8 +6,6 @@
 
 A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node in
 common. So it is here if the gradient passes ``v``: the epilogue makes that as if it were an output.
-
-The function's own hooks on views that outputs are views of would be passed by: eager runs such calls.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
-from aotlab.trace.hooks import Hook
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs, read_outputs
 from aotlab.trace.tape import Tape
@@ -62,87 +59,36 @@ def _views_passed(outputs: Outputs, inputs: Sequence[Entered], chronicle: Chroni
     return [view for view in found if not any(view is tensor for tensor in known) and edge_of(view) in passed]
 
 
-def check_passed(
-    hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered], made_through: Mapping[int, int]
-) -> None:
-    """See to it that outputs that are made by views are made through views with hooks, and those made by strides.
+def check_passed(outputs: Outputs, inputs: Sequence[Entered], through: Mapping[int, int]) -> None:
+    """See to it that outputs that are made by views are made through those that are made by strides.
+
+    ``through`` says for views of outputs that are views of which one; see `aotlab.trace.sources.made_through`.
 
     Raises
     ------
     RunEagerly
         Its gradient would go past one of them.
     """
-    for i, hook in _passed(hooks, outputs, inputs):
-        if outputs.infos[i].views is None or not _is_made_through(i, hook.edge, outputs, made_through):
-            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view with a hook, registered at {hook.line}")
-    by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if _is_made_by_strides(info, outputs)}
-    for i, edge in _ways_back(outputs, inputs) if by_strides else ():
-        if edge in by_strides and not _is_made_through(i, edge, outputs, made_through):
+    by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if is_made_by_strides(info, outputs)}
+    for i, edge in ways_back(outputs, inputs) if by_strides else ():
+        if edge in by_strides and not is_made_through(i, edge, outputs, through):
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view that is made by sizes and strides")
 
 
-def _is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
+def is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
     """Tell whether an output has a history and is made by sizes and strides, so that no other is made from it."""
     return info.is_made_by_views and info.views is None and outputs.tensors[info.index].grad_fn is not None
 
 
-def _is_made_through(i: int, edge: Edge, outputs: Outputs, made_through: Mapping[int, int]) -> bool:
+def is_made_through(i: int, edge: Edge, outputs: Outputs, through: Mapping[int, int]) -> bool:
+    """Tell whether an output is made from the one at an edge, perhaps by others in between."""
     j: int | None = i
     while j is not None and edge_of(outputs.tensors[j]) != edge:
-        j = made_through.get(j)
+        j = through.get(j)
     return j is not None
 
 
-def check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
-    """Leave to eager hooks that it may call with None, unless a compiled call does so too.
-
-    That happens to a hook on one of the results of a node when a gradient arrives at another only. At run time such
-    results have a node in common if all of them are views that the epilogue makes, or none is.
-
-    Raises
-    ------
-    RunEagerly
-        There is a way for gradients past such a hook into its node.
-    """
-    own = {hook.edge[0] for hook in hooks if hook.kind == "hook"}
-    if not own:
-        return
-    starts = [tensor for tensor in outputs.tensors.values() if tensor.grad_fn is not None]
-    starts += [item.wrapper for item in inputs if item.wrapper.grad_fn is not None]
-    arrives: dict[Any, dict[Edge, set[int]]] = {node: {} for node in own}
-    for number, start in enumerate(starts):
-        for edge in edges_behind([edge_of(start)]):
-            if edge[0] in own:
-                arrives[edge[0]].setdefault(edge, set()).add(number)
-    made = {edge_of(t) for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
-    for hook in hooks:
-        ways = arrives.get(hook.edge[0], {})
-        always = all(numbers <= ways.get(hook.edge, set()) for numbers in ways.values())
-        in_common = hook.edge in ways and (made.issuperset(ways) or made.isdisjoint(ways))
-        if hook.kind == "hook" and not always and not in_common:
-            raise RunEagerly(
-                f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
-            )
-
-
-def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
-    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back.
-
-    So it passes the hooks on the output itself, if that is not made by views of the function but by sizes and strides.
-    """
-    at: dict[Edge, list[Hook]] = {}
-    for hook in hooks:
-        if hook.kind == "hook":
-            at.setdefault(hook.edge, []).append(hook)
-    if at:
-        for i, edge in _ways_back(outputs, inputs):
-            yield from ((i, hook) for hook in at.get(edge, ()))
-        for i, info in enumerate(outputs.infos):
-            if _is_made_by_strides(info, outputs):
-                yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
-
-
-def _ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
+def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
     """Go through the outputs that are made by views, each with the edges that its gradient passes on its way back."""
     ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
     ends.update(item.edge for item in inputs if item.edge is not None)

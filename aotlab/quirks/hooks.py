@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import dis
 import enum
-import functools
 import sys
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +29,18 @@ from torch.utils.hooks import RemovableHandle
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import UserLine
+from aotlab.trace.edges import Edge, edge_of, edges_behind
+from aotlab.trace.function import Findings
+from aotlab.trace.inputs import Entered
+from aotlab.trace.outputs import Outputs
+from aotlab.trace.passed_views import is_made_by_strides, is_made_through, ways_back
 from aotlab.trace.places import user_line
+from aotlab.trace.quirk import Handler, Quirk
+from aotlab.trace.records import Hook, HookKind
+from aotlab.trace.sources import made_through
 
-HookKind = Literal["hook", "retain_grad", "post_accumulate"]
+if TYPE_CHECKING:
+    from aotlab.trace.escapes import EscapeGuard
 
 #: What a call may make anew for a hook to hold: it is never changed.
 _FIXED = (
@@ -42,22 +49,11 @@ _FIXED = (
 )  # fmt: skip
 #: What is no more changeable than its parts.
 _MADE_OF_PARTS = (
-    types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial, tuple, frozenset,
+    types.FunctionType, types.MethodType, types.BuiltinMethodType, partial, tuple, frozenset,
 )  # fmt: skip
 _FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
 #: So many containers, closures and objects deep a traced tensor is looked for.
 _DEPTH = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Hook:
-    """A hook: where in the autograd graph it hangs (a node and the number of its output), on which traced tensor."""
-
-    kind: HookKind
-    edge: tuple[Any, int]
-    tensor: Tensor
-    function: Callable[..., Any] | None
-    line: UserLine | None
 
 
 def _edge_of(tensor: Tensor) -> GradientEdge:
@@ -65,61 +61,126 @@ def _edge_of(tensor: Tensor) -> GradientEdge:
         return get_gradient_edge(tensor)
 
 
-class Hooks:
-    """The hooks of one trace, in the order of their registration."""
+class Hooks(Quirk):
+    """Notes the hooks in the table of the guard, from which each compiled call registers them."""
 
-    def __init__(self) -> None:
-        self._table: OrderedDict[int, Hook] = OrderedDict()
+    name = "hooks"
 
-    @property
-    def all(self) -> tuple[Hook, ...]:
-        """Those that were not removed again."""
-        return tuple(self._table.values())
+    def claims(self) -> Mapping[Any, Handler]:
+        return {
+            Tensor.register_hook: partial(_register, "hook"),
+            Tensor.register_post_accumulate_grad_hook: partial(_register, "post_accumulate"),
+            Tensor.retain_grad: _retain,
+            Tensor.retains_grad.__get__: _retains,  # type: ignore[attr-defined]  # a getter
+        }
 
-    def retains(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` was asked to retain its gradient."""
-        return any(hook.kind == "retain_grad" and hook.tensor is tensor for hook in self.all)
-
-    def has(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` has a hook, of whatever history."""
-        return any(hook.tensor is tensor for hook in self.all)
-
-    def has_older(self, tensor: Tensor) -> bool:
-        """Tell whether ``tensor`` has hooks on a history that it had before a write."""
-        edge = _edge_of(tensor)
-        older = (hook for hook in self.all if hook.tensor is tensor and hook.kind == "hook")
-        return any(hook.edge != (edge.node, edge.output_nr) for hook in older)
-
-    def add(self, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None = None) -> RemovableHandle:
-        """Note a hook and return its handle.
-
-        Raises
-        ------
-        RunEagerly
-            The hook keeps state that each call makes anew.
-        """
-        line = user_line()
-        state = None if function is None else _state_of_the_call(function)
-        if state is not None:
-            raise RunEagerly(f"a hook {state}, registered at {line}", suggestion=_FROM_OUTSIDE)
-        edge = _edge_of(tensor)
-        handle = RemovableHandle(self._table)
-        self._table[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, line)
-        return handle
-
-    def check(self) -> None:
-        """Leave to eager hooks that hold a tensor of the call; to be called when the function has returned.
-
-        Raises
-        ------
-        RunEagerly
-            One does, wherever Python lets us look.
-        """
-        for hook in self.all:
+    def check(self, findings: Findings) -> None:
+        if not findings.hooks:
+            return
+        for hook in findings.hooks:
             if _holds_traced(hook.function, _DEPTH):
                 raise RunEagerly(
                     f"a hook holds a tensor of the call, registered at {hook.line}", suggestion=_FROM_OUTSIDE
                 )
+        _check_partners(findings.hooks, findings.outputs, findings.inputs)
+        through = made_through(findings.outputs)
+        for i, hook in _passed(findings.hooks, findings.outputs, findings.inputs):
+            info = findings.outputs.infos[i]
+            if info.views is None or not is_made_through(i, hook.edge, findings.outputs, through):
+                raise RunEagerly(f"`{info.name}` is a view of a view with a hook, registered at {hook.line}")
+
+
+def _register(kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Note a hook for the run time; where eager has an error to raise, it does."""
+    tensor: Tensor = args[0]
+    if not tensor.requires_grad or (kind == "post_accumulate" and not tensor.is_leaf):
+        return func(*args, **kwargs)
+    view = internals.base_of(tensor) is not None
+    if view and tensor.grad_fn is None:
+        raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
+    edge = _edge_of(tensor)
+    older = (hook for hook in guard.hooks_of(tensor) if hook.kind == "hook")
+    if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
+        # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
+        raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
+    return _add(guard, kind, tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
+
+
+def _retain(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensor: Tensor = args[0]
+    if not tensor.requires_grad:
+        func(*args, **kwargs)
+    elif not tensor.is_leaf and not _is_retaining(guard, tensor):
+        _add(guard, "retain_grad", tensor, None)
+
+
+def _retains(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return _is_retaining(guard, args[0]) or func(*args, **kwargs)
+
+
+def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
+    return any(hook.kind == "retain_grad" for hook in guard.hooks_of(tensor))
+
+
+def _add(guard: EscapeGuard, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None) -> RemovableHandle:
+    """Note a hook and return its handle; fall back to eager if it keeps state that each call makes anew."""
+    line = user_line()
+    state = None if function is None else _state_of_the_call(function)
+    if state is not None:
+        raise RunEagerly(f"a hook {state}, registered at {line}", suggestion=_FROM_OUTSIDE)
+    edge = _edge_of(tensor)
+    handle = RemovableHandle(guard.hooks)
+    guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, line)
+    return handle
+
+
+def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
+    """Leave to eager hooks that it may call with None, unless a compiled call does so too.
+
+    That happens to a hook on one of the results of a node when a gradient arrives at another only. At run time such
+    results have a node in common if all of them are views that the epilogue makes, or none is.
+
+    Raises
+    ------
+    RunEagerly
+        There is a way for gradients past such a hook into its node.
+    """
+    own = {hook.edge[0] for hook in hooks if hook.kind == "hook"}
+    if not own:
+        return
+    starts = [tensor for tensor in outputs.tensors.values() if tensor.grad_fn is not None]
+    starts += [item.wrapper for item in inputs if item.wrapper.grad_fn is not None]
+    arrives: dict[Any, dict[Edge, set[int]]] = {node: {} for node in own}
+    for number, start in enumerate(starts):
+        for edge in edges_behind([edge_of(start)]):
+            if edge[0] in own:
+                arrives[edge[0]].setdefault(edge, set()).add(number)
+    made = {edge_of(t) for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    for hook in hooks:
+        ways = arrives.get(hook.edge[0], {})
+        always = all(numbers <= ways.get(hook.edge, set()) for numbers in ways.values())
+        in_common = hook.edge in ways and (made.issuperset(ways) or made.isdisjoint(ways))
+        if hook.kind == "hook" and not always and not in_common:
+            raise RunEagerly(
+                f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
+            )
+
+
+def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
+    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back.
+
+    So it passes the hooks on the output itself, if that is not made by views of the function but by sizes and strides.
+    """
+    at: dict[Edge, list[Hook]] = {}
+    for hook in hooks:
+        if hook.kind == "hook":
+            at.setdefault(hook.edge, []).append(hook)
+    if at:
+        for i, edge in ways_back(outputs, inputs):
+            yield from ((i, hook) for hook in at.get(edge, ()))
+        for i, info in enumerate(outputs.infos):
+            if is_made_by_strides(info, outputs):
+                yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 
 def _state_of_the_call(hook: Any) -> str | None:
@@ -152,7 +213,7 @@ def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
     inner: Sequence[Any] = ()
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
         inner = (value.__self__,)
-    elif isinstance(value, functools.partial):
+    elif isinstance(value, partial):
         inner = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, tuple | list | set | frozenset | deque):
         inner = list(value)
@@ -166,11 +227,11 @@ def _running() -> Iterator[types.FrameType]:
 
     The recorder's own stand between; what else of aotlab is met called the function.
     """
-    package, room = __name__.split(".")[:2]
+    package = __name__.partition(".")[0]
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         names = frame.f_globals.get("__name__", "").split(".")
-        if names[0] == package and names[1:2] != [room]:
+        if names[0] == package and names[1:2] not in (["trace"], ["quirks"]):
             return
         if names[0] not in (package, "torch"):
             yield frame

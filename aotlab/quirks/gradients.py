@@ -1,0 +1,62 @@
+"""``torch.autograd.grad`` inside of the function: what it computes is traced like anything else.
+
+A gradient with respect to an input would pass that input's hooks, which the trace has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.guards.call_state import TensorFacts
+from aotlab.trace.function import Findings
+from aotlab.trace.places import user_line
+from aotlab.trace.quirk import Handler, Point, Quirk
+
+if TYPE_CHECKING:
+    from aotlab.runtime.draft import Draft
+    from aotlab.trace.escapes import EscapeGuard
+
+
+class Gradients(Quirk):
+    """Lets the function take gradients, where no hook is on the way."""
+
+    name = "gradients"
+
+    def __init__(self) -> None:
+        self._used = False
+
+    def claims(self) -> Mapping[Any, Handler]:
+        return {torch.autograd.grad: self._grad}
+
+    def _grad(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._used = True
+        if guard.hooks:  # which are registered when the compiled function runs
+            raise RunEagerly(f"`torch.autograd.grad` is called where there may be hooks, at {user_line()}")
+        return guard.run(func, args, kwargs)
+
+    def check(self, findings: Findings) -> None:
+        if not self._used:
+            return
+        for item in findings.inputs:
+            if item.real.requires_grad and (internals.is_hooked(item.real) or internals.is_leaf_by_its_base(item.real)):
+                raise RunEagerly(
+                    f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True
+                )
+            if item.real.requires_grad and item.steps:
+                raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
+        if findings.call.state.counters and any(info.moves_version for info in findings.infos):
+            raise RunEagerly("gradients are taken inside, and inputs that count writes together are written")
+
+    def emit(self, draft: Draft, at: Point) -> None:
+        if not self._used or at != "prologue":
+            return
+        for i in draft.parts.dedupe.kept:
+            facts, tensor = draft.state.leaves[i], draft.expressions[i]
+            if isinstance(facts, TensorFacts) and facts.requires_grad:
+                checks = internals.is_hooked, internals.is_leaf_by_its_base
+                draft.miss([f"{draft.w.constant(check.__name__, check)}({tensor})" for check in checks])

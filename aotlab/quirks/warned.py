@@ -1,0 +1,96 @@
+"""Warnings that a function gives: noted while it is traced, and given again at each call.
+
+    def f(x):
+        warnings.warn("slow path")
+        return x * 2
+
+Eager warns at each call, and Python's filters decide what becomes of it; the line does not run in a compiled call. So
+the run-time function warns in the function's stead.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from aotlab.capture.signals import RunEagerly
+from aotlab.trace.quirk import Handler, Point, Quirk
+from aotlab.trace.warned import Warned, is_engine
+
+if TYPE_CHECKING:
+    from aotlab.runtime.draft import Draft
+    from aotlab.trace.escapes import EscapeGuard
+
+
+class Warnings(Quirk):
+    """Lets the run-time function give the warnings of the traced one."""
+
+    name = "warnings"
+
+    def __init__(self) -> None:
+        self._noted: tuple[Warned, ...] = ()
+
+    def claims(self) -> Mapping[Any, Handler]:
+        return {warnings.warn: self._note}
+
+    def _note(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the warnings of a trace, all at once."""
+        self._noted = args
+        if would_raise(args):
+            raise RunEagerly(
+                "a warning of the function is turned into an error", passing=True, suggestion="mend what it warns of"
+            )
+
+    def emit(self, draft: Draft, at: Point) -> None:
+        if self._noted:
+            noted = draft.w.constant("noted", self._noted)
+            if at == "prologue":
+                draft.miss([f"{draft.w.constant('would_raise', would_raise)}({noted})"])
+            else:  # not before the graph ran: where that raises, eager warns
+                draft.w.add(f"{draft.w.constant('warn_again', warn_again)}({noted})  # as the function does")
+
+
+def would_raise(noted: Sequence[Warned]) -> bool:
+    """Tell whether Python's filters turn one of some warnings into an error."""
+    return any(_action(each) == "error" for each in noted)
+
+
+def _action(warned: Warned) -> str:
+    text = str(warned.message)
+    module = str(warned.scope.get("__name__", "<unknown>"))
+    for action, pattern, category, where, line in warnings.filters:
+        if (
+            (pattern is None or _matches(pattern, text))
+            and issubclass(warned.category, category)
+            and (where is None or _matches(where, module))
+            and line in (0, warned.line)
+        ):
+            return str(action)
+    return str(warnings.defaultaction)  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _matches(pattern: Any, text: str) -> bool:
+    return bool(text.startswith(pattern) if isinstance(pattern, str) else pattern.match(text))
+
+
+def warn_again(noted: Sequence[Warned]) -> None:
+    """Warn of all of them, as if from their own lines."""
+    for each in noted:
+        file, line, scope = each.file, each.line, each.scope
+        if each.by_caller:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and (is_engine(frame.f_globals) or frame.f_code.co_filename.startswith("<aotlab")):
+                frame = frame.f_back
+            if frame is not None:
+                file, line, scope = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
+        warnings.warn_explicit(
+            each.message,
+            each.category,
+            file,
+            line,
+            module=scope.get("__name__"),
+            registry=scope.setdefault("__warningregistry__", {}),
+        )
