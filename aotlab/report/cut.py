@@ -2,7 +2,7 @@
 
 A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
 little of it; so what a cell's output embeds is cut until it fits, the bulkiest things first: nodes, then code, then
-long tables, then whole graphs. The verdict is taken from the whole report before anything goes, and each cut is noted.
+long tables, then whole graphs. The verdict and all counts are those of the whole report, and each cut is noted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import TypeVar, cast
 
+from aotlab.report.counts import count, count_frame, summary
 from aotlab.report.markup import clean
-from aotlab.report.model import Report, Summary, VerificationRow
+from aotlab.report.model import Frame, Graph, Report, VerificationRow
 from aotlab.report.text import amount, listed
-from aotlab.report.verdict import verdict
 
 R = TypeVar("R")
 
@@ -54,12 +54,11 @@ _LADDER = (
 def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None) -> Report:
     """Return ``report``, or the least cut form of it for which ``fits`` is true.
 
-    The result carries its verdict as ``summary``, made from the whole report; what was cut is said in ``notes``. With
+    The result carries ``summary`` and ``counts``, made from the whole report; what was cut is said in ``notes``. With
     more than ``most`` characters of text a report does not fit. A cut is cheap if it leaves little: so it begins with
     the harshest, or with the one that was right for a report of the same graphs.
     """
-    found = verdict(report)
-    told = replace(report, summary=Summary(sentence=found.sentence, state=found.state))
+    told = replace(report, summary=summary(report))
     key = tuple([(frame.name, graph.entry, graph.duration_ns) for frame in report.frames for graph in frame.graphs])
     known = _rungs.get(key) if most is not None else None
     if known is not None and fits(small := _cut(told, _LADDER[known])):
@@ -133,6 +132,10 @@ class _Cutter:
             return cast("R", self._text(name, value))
         if isinstance(value, tuple):
             return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
+        if isinstance(value, Graph) and self._limits is not None and value.counts is None:
+            value = cast("R", replace(value, counts=count(value)))
+        if isinstance(value, Frame) and self._limits is not None and value.counts is None:
+            value = cast("R", replace(value, counts=count_frame(value)))
         if is_dataclass(value) and not isinstance(value, type):
             kind = type(value)
             return cast("R", kind(**{name: self.visit(name, getattr(value, name)) for name in _names_of(kind)}))

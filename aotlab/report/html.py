@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from aotlab.report.counts import summary
 from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Call, Frame, Report, TimingRow
@@ -20,7 +21,6 @@ from aotlab.report.parts import cell, fold, grid, heading, mark, track, words
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
 from aotlab.report.text import amount, duration, explanation, listed, place, place_in
-from aotlab.report.verdict import verdict
 
 #: How many calls the strip shows.
 MOST_CALLS = 150
@@ -82,7 +82,7 @@ def _style() -> Markup:
 
 
 def _header(report: Report) -> Markup:
-    found = verdict(report)
+    found = summary(report)
     environment = report.environment
     tracers = sorted({graph.tracer for frame in report.frames for graph in frame.graphs if graph.tracer})
     facts = [
@@ -102,6 +102,7 @@ def _header(report: Report) -> Markup:
             element("span", found.sentence),
             kind=f"verdict {found.state}",
         ),
+        *[element("p", element("b", fact.title), f" {fact.sentence}", kind="happened") for fact in found.facts],
         element("p", " · ".join(fact for fact in facts if fact), kind="facts"),
         *[element("p", note, kind="note") for note in report.notes],
     )
@@ -270,6 +271,7 @@ def _verification(report: Report) -> Markup | None:
     rows = report.verification_rows
     if not rows:
         return None
+    about = summary(report)
     different = [row for row in rows if not row.equal]
     engines = listed(sorted({row.engine for row in rows}))
     head = heading("Verification", f"{engines} against eager")
@@ -286,11 +288,11 @@ def _verification(report: Report) -> Markup | None:
             for row in different
         ]
         open_part = join(
-            element("p", mark(f"{len(different)} of {len(rows)} differ", "bad")),
+            element("p", mark(f"{about.different:,} of {about.compared:,} differ", "bad")),
             grid(("engine", "observable", "of", "eager has", "it has", "difference"), shown),
         )
     else:
-        open_part = element("p", mark(f"all {len(rows)} equal", "good"))
+        open_part = element("p", mark(f"all {about.compared:,} equal", "good"))
     everything = [
         [
             cell(mark("equal", "good") if row.equal else mark("differs", "bad")),
@@ -312,5 +314,5 @@ def _verification(report: Report) -> Markup | None:
         head,
         open_part,
         element("p", uncovered, kind="soft") if uncovered else None,
-        fold("Everything that was compared", amount(len(rows), "observable"), table),
+        fold("Everything that was compared", amount(about.compared, "observable"), table),
     )

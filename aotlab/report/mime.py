@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from aotlab.report.counts import count
 from aotlab.report.cut import fitting
 from aotlab.report.html import fragment
 from aotlab.report.markup import clean
@@ -56,12 +57,11 @@ def plain(report: Report) -> str:
         calls = frame.calls
         lines.append(f"  {frame.name}: {amount(calls.total, 'call')}, {calls.compiled} compiled, {calls.eager} eager")
         for graph in frame.graphs[:10]:
-            mutated = sum(argument.mutated for argument in graph.inputs if argument.duplicate_of is None)
-            aliased = sum(output.base is not None for output in graph.outputs)
+            counts = count(graph)
             lines.append(
                 f"    graph {graph.index}: {graph.status} in {duration(graph.duration_ns)}, "
-                f"{amount(len(graph.inputs), 'input')} ({mutated} mutated), "
-                f"{amount(len(graph.outputs), 'output')} ({aliased} aliased), {amount(len(graph.kernels), 'kernel')}"
+                f"{amount(counts.inputs, 'input')} ({counts.mutated} mutated), "
+                f"{amount(counts.outputs, 'output')} ({counts.aliased} aliased), {amount(counts.kernels, 'kernel')}"
             )
     lines += [f"  note: {note}" for note in report.notes]
     return clean("\n".join(lines))

@@ -593,6 +593,49 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What the tables of a graph held before they were cut to fit a notebook.
+
+    Attributes
+    ----------
+    stages, stages_ns
+        The stages, and what they took together.
+    nodes
+        The nodes of the trace.
+    inputs, mutated
+        The arguments, and how many different ones were mutated.
+    outputs, aliased
+        The outputs, and how many share memory with something else.
+    storages, shared, storage_bytes
+        The storages, how many hold several tensors, and their bytes together.
+    saved, saved_bytes, held_bytes
+        The values that are saved for the backward, the memory that this takes, and that of values which the caller
+        holds anyway.
+    kernels, kernels_called
+        The kernels, and how many of them are a library's.
+    guards
+        The guards.
+    """
+
+    stages: int = 0
+    stages_ns: int = 0
+    nodes: int = 0
+    inputs: int = 0
+    mutated: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    storages: int = 0
+    shared: int = 0
+    storage_bytes: int = 0
+    saved: int = 0
+    saved_bytes: int = 0
+    held_bytes: int = 0
+    kernels: int = 0
+    kernels_called: int = 0
+    guards: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """One compiled entry of a frame: what the pipeline did, stage by stage.
 
@@ -627,6 +670,8 @@ class Graph:
         What differentiating the function raised, in older reports; such a function runs eagerly now.
     reused
         Whether it was compiled before this run: the cell ran unchanged for a second time.
+    counts
+        What its tables held before they were cut; None if they are whole.
     """
 
     index: int
@@ -654,6 +699,7 @@ class Graph:
     random_ops: tuple[str, ...] = ()
     backward_error: str | None = None
     reused: bool = False
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -734,6 +780,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrameCounts:
+    """What a frame held before the report was cut.
+
+    Attributes
+    ----------
+    graphs, refusals
+        How many there were.
+    compile_ns
+        What compiling the graphs took.
+    """
+
+    graphs: int = 0
+    refusals: int = 0
+    compile_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One function that was compiled or called.
 
@@ -747,6 +810,8 @@ class Frame:
         Where it is defined.
     graphs, refusals, calls
         See the records of those names.
+    counts
+        What it held before the report was cut; None if it is whole.
     """
 
     name: str
@@ -755,6 +820,7 @@ class Frame:
     graphs: tuple[Graph, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     calls: Calls = Calls()
+    counts: FrameCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -845,8 +911,27 @@ class VerificationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What happened to the user's tensors: one line of the page's head.
+
+    Attributes
+    ----------
+    key
+        What it is about, for programs: ``"error"``, ``"mutated"``, ``"aliases"`` or ``"saved"``.
+    title
+        The same, for readers.
+    sentence
+        What happened.
+    """
+
+    key: str
+    title: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The report in one line, made before anything was cut from it.
+    """The head of the page, made before anything was cut from the report.
 
     Attributes
     ----------
@@ -855,10 +940,20 @@ class Summary:
     state
         ``"verified"``, ``"unverified"``, ``"different"``, ``"partly"`` or ``"nothing"``; see
         `aotlab.report.verdict.Verdict`.
+    facts
+        What was mutated, what shares memory, what is saved for the backward.
+    frames
+        How many functions were compiled or called.
+    compared, different
+        How many observables were compared with eager, and how many of them differ.
     """
 
     sentence: str
     state: str
+    facts: tuple[Fact, ...] = ()
+    frames: int = 0
+    compared: int = 0
+    different: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from aotlab.report.counts import count
 from aotlab.report.markup import Markup, element, join
-from aotlab.report.model import AutogradNode, Graph, Input, Kernel, Node, Output, Refusal, Span, Storage, TensorInfo
+from aotlab.report.model import (
+    AutogradNode,
+    Counts,
+    Graph,
+    Input,
+    Kernel,
+    Node,
+    Output,
+    Refusal,
+    Span,
+    Storage,
+    TensorInfo,
+)
 from aotlab.report.parts import (
     cell,
     code_block,
@@ -31,6 +44,7 @@ MOST_STORAGES = 60
 
 def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
     """Write one graph: a fold with everything that is known of it."""
+    counts = count(graph)
     kind = {True: "training", False: "inference", None: None}[graph.training]
     status = "compiled in an earlier run of the cell" if graph.reused and graph.status == "compiled" else graph.status
     facts = [
@@ -49,16 +63,16 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
             element("p", f"Compiled again: {graph.reason}", kind="note") if graph.reason else None,
             element("p", f"The backward raises: {graph.backward_error}", kind="note") if graph.backward_error else None,
             _refusal(refusal),
-            _stages(graph),
-            _inputs(graph.inputs),
-            _outputs(graph.outputs),
-            _storage_map(graph.storages),
+            _stages(graph, counts),
+            _inputs(graph.inputs, counts),
+            _outputs(graph.outputs, counts),
+            _storage_map(graph.storages, counts),
             _autograd(graph.autograd),
-            _saved(graph),
-            _kernels(graph.kernels),
-            _guards(graph),
+            _saved(graph, counts),
+            _kernels(graph.kernels, counts),
+            _guards(graph, counts),
             _codes(graph),
-            _nodes(graph.nodes),
+            _nodes(graph.nodes, counts),
             kind="inside",
         ),
         kind="graph",
@@ -79,10 +93,10 @@ def _refusal(refusal: Refusal | None) -> Markup | None:
     )
 
 
-def _stages(graph: Graph) -> Markup | None:
+def _stages(graph: Graph, counts: Counts) -> Markup | None:
     if not graph.stages:
         return None
-    total = sum(stage.duration_ns for stage in graph.stages)
+    total = counts.stages_ns
     begin = 0
     rows = []
     for stage in graph.stages:
@@ -98,7 +112,7 @@ def _stages(graph: Graph) -> Markup | None:
             ]
         )
     return join(
-        heading("Stages", f"{duration(total)} in {amount(len(graph.stages), 'stage')}{_unaccounted(graph, total)}"),
+        heading("Stages", f"{duration(total)} in {amount(counts.stages, 'stage')}{_unaccounted(graph, total)}"),
         grid(("stage", "when", "time#", "ops#", "what it did"), rows),
     )
 
@@ -109,8 +123,8 @@ def _unaccounted(graph: Graph, total: int) -> str:
     return f"; {duration(rest)} more between them" if graph.status == "compiled" and rest > total // 20 else ""
 
 
-def _inputs(inputs: Sequence[Input]) -> Markup | None:
-    if not inputs:
+def _inputs(inputs: Sequence[Input], counts: Counts) -> Markup | None:
+    if not counts.inputs:
         return None
     rows = [
         [
@@ -124,9 +138,8 @@ def _inputs(inputs: Sequence[Input]) -> Markup | None:
         ]
         for row in inputs
     ]
-    mutated = sum(row.mutated for row in inputs if row.duplicate_of is None)
     return join(
-        heading("Inputs", f"{len(inputs)}, {mutated} mutated"),
+        heading("Inputs", f"{counts.inputs:,}, {counts.mutated:,} mutated"),
         grid(("name", "kind", "tensor or value", "bytes#", "storage#", "autograd", "what happened to it"), rows),
     )
 
@@ -170,8 +183,8 @@ def _grad_marks(tensor: TensorInfo | None) -> list[Markup]:
     return [mark("requires grad", "blue"), element("span", "leaf" if tensor.is_leaf else "non-leaf", kind="soft")]
 
 
-def _outputs(outputs: Sequence[Output]) -> Markup | None:
-    if not outputs:
+def _outputs(outputs: Sequence[Output], counts: Counts) -> Markup | None:
+    if not counts.outputs:
         return None
     rows = []
     for row in outputs:
@@ -192,9 +205,8 @@ def _outputs(outputs: Sequence[Output]) -> Markup | None:
                 ),
             ]
         )
-    aliased = sum(row.base is not None for row in outputs)
     return join(
-        heading("Outputs", f"{len(outputs)}, {aliased} aliased"),
+        heading("Outputs", f"{counts.outputs:,}, {counts.aliased:,} aliased"),
         grid(("name", "tensor or type", "storage#", "autograd", "what it shares memory with"), rows),
     )
 
@@ -202,14 +214,13 @@ def _outputs(outputs: Sequence[Output]) -> Markup | None:
 # Memory
 
 
-def _storage_map(storages: Sequence[Storage]) -> Markup | None:
+def _storage_map(storages: Sequence[Storage], counts: Counts) -> Markup | None:
     if not storages:
         return None
     # A storage is of interest if something happens in it: shared, written, or made by the graph.
     interesting = [s for s in storages if len(s.spans) > 1 or s.owner != "input" or any(p.mutated for p in s.spans)]
     drawn = (interesting or list(storages))[:MOST_STORAGES]
-    shown = {storage.number for storage in drawn}
-    rest = [storage for storage in storages if storage.number not in shown]
+    more = counts.storages - len(drawn)
     cells: list[Markup] = []
     for storage in drawn:
         owner = {"input": "the caller's", "intermediate": "an intermediate of the graph"}.get(storage.owner, "new")
@@ -218,9 +229,11 @@ def _storage_map(storages: Sequence[Storage]) -> Markup | None:
         for span in storage.spans:
             cells += _span(span, storage)
     left = None
-    if rest:
-        known = sum(storage.nbytes for storage in rest if isinstance(storage.nbytes, int))
-        left = element("p", f"{amount(len(rest), 'more storage')} ({data_size(known)}), not drawn.", kind="soft")
+    if more:
+        known = counts.storage_bytes - sum(
+            known_size(storage.nbytes) for storage in drawn if storage.nbytes is not None
+        )
+        left = element("p", f"{amount(more, 'more storage')} ({data_size(known)}), not drawn.", kind="soft")
     key = element(
         "p",
         *[
@@ -271,12 +284,12 @@ def _autograd(nodes: Sequence[AutogradNode]) -> Markup | None:
     )
 
 
-def _saved(graph: Graph) -> Markup | None:
+def _saved(graph: Graph, counts: Counts) -> Markup | None:
     if not graph.training:
         return None
-    if not graph.saved:
+    if not counts.saved:
         return heading("Saved for backward", "nothing")
-    most = max(known_size(row.nbytes) for row in graph.saved)
+    most = max((known_size(row.nbytes) for row in graph.saved), default=0)
     rows = [
         [
             cell(row.name, kind="name"),
@@ -294,11 +307,9 @@ def _saved(graph: Graph) -> Markup | None:
         ]
         for row in graph.saved
     ]
-    new = sum(row.new_bytes for row in graph.saved)
-    held = sum(known_size(row.nbytes) for row in graph.saved) - new
-    about = f"{amount(len(graph.saved), 'value')}: {data_size(new)} of new memory"
-    if held:
-        about += f"; {data_size(held)} that the caller holds anyway"
+    about = f"{amount(counts.saved, 'value')}: {data_size(counts.saved_bytes)} of new memory"
+    if counts.held_bytes:
+        about += f"; {data_size(counts.held_bytes)} that the caller holds anyway"
     return join(
         heading("Saved for backward", about),
         grid(("value", "tensor", "share", "bytes#", "why", "used by"), rows),
@@ -308,8 +319,8 @@ def _saved(graph: Graph) -> Markup | None:
 # What the compiler made
 
 
-def _kernels(kernels: Sequence[Kernel]) -> Markup | None:
-    if not kernels:
+def _kernels(kernels: Sequence[Kernel], counts: Counts) -> Markup | None:
+    if not counts.kernels:
         return None
     written = [kernel for kernel in kernels if kernel.language != "extern"]
     folds = [
@@ -326,20 +337,21 @@ def _kernels(kernels: Sequence[Kernel]) -> Markup | None:
         if kernel.language == "extern":
             called.setdefault(kernel.graph_name, []).append(kernel)
     for graph_name, calls in called.items():
-        counts = Counter(kernel.name for kernel in calls)
-        names = [name if count == 1 else f"{name} × {count}" for name, count in counts.items()]
+        times = Counter(kernel.name for kernel in calls)
+        names = [name if often == 1 else f"{name} × {often}" for name, often in times.items()]
         about = f"extern · {calls[0].kind} · {graph_name}"
         sources = "\n".join(kernel.source.strip() for kernel in calls)
         folds.append(fold(element("code", listed(names)), about, preformatted(sources)))
     languages = listed(sorted({kernel.language for kernel in written}))
-    parts = [f"{len(written)} written in {languages}"] if written else []
-    parts += [f"{len(kernels) - len(written)} called from libraries"] if called else []
+    own = counts.kernels - counts.kernels_called
+    parts = [f"{own:,} written{f' in {languages}' if languages else ''}"] if own else []
+    parts += [f"{counts.kernels_called:,} called from libraries"] if counts.kernels_called else []
     # Behind one title: a model's kernels would push everything else off the page.
     return fold("Kernels", ", ".join(parts), element("div", *folds, kind="inside"))
 
 
-def _guards(graph: Graph) -> Markup | None:
-    if not graph.guards:
+def _guards(graph: Graph, counts: Counts) -> Markup | None:
+    if not counts.guards:
         return None
     rows = [
         [cell(guard.kind), cell(guard.subject, kind="name"), cell(words(guard.sentence), kind="words")]
@@ -348,7 +360,7 @@ def _guards(graph: Graph) -> Markup | None:
     table = grid(("kind", "about", "assumption"), rows)
     return join(
         heading("Guards", "what a call must fulfil to be served by this graph"),
-        fold(amount(len(graph.guards), "guard"), "", table),
+        fold(amount(counts.guards, "guard"), "", table),
     )
 
 
@@ -369,10 +381,10 @@ def _codes(graph: Graph) -> Markup | None:
     )
 
 
-def _nodes(nodes: Sequence[Node]) -> Markup | None:
+def _nodes(nodes: Sequence[Node], counts: Counts) -> Markup | None:
     """List the nodes of the trace, which are where every later graph's come from."""
     traced = [node for node in nodes if node.stage == "trace"]
-    if not traced:
+    if not counts.nodes:
         return None
     rows = [
         [
@@ -384,8 +396,9 @@ def _nodes(nodes: Sequence[Node]) -> Markup | None:
         ]
         for node in traced[:MOST_NODES]
     ]
-    more = len(traced) - len(rows)
-    about = f"{amount(len(traced), 'node')}, each with the line that caused it"
+    more = counts.nodes - len(rows)
+    about = f"{amount(counts.nodes, 'node')}, each with the line that caused it"
     table = grid(("node", "op", "value", "phase", "user's line"), rows)
     left = element("p", f"{more:,} more nodes: see report.nodes.", kind="note") if more else None
-    return fold(f"Nodes of the {traced[0].part} graph", about, join(table, left))
+    part = traced[0].part if traced else "joint"
+    return fold(f"Nodes of the {part} graph", about, join(table, left))

@@ -278,14 +278,6 @@ test('only a live report offers to measure, and says how far it is', () => {
   assert.equal(all('[data-action=measure]').length, 0);
 });
 
-test('what was written through another tensor is not said to be written outside the graphs', () => {
-  const report = sample();
-  const written = { kind: 'alias', name: 'flat', overlaps: ['a', 'b'], mutates_data: true, tensor: null };
-  (report.cell as { mutated_outside: unknown[] }).mutated_outside.push(written);
-  show(report);
-  assert.match(text('[data-fact=mutated]'), /flat \(data, through a, b\)/);
-});
-
 test('the figure is an image, so that nothing in it can run', () => {
   show(sample());
   source.receive({ kind: 'report', report: sample(), figure: '<svg onload="alert(1)">#</svg>' });
@@ -365,13 +357,24 @@ test('what was refused is said to be refused, not to have mutated nothing', () =
   assert.equal(text('tr[data-name=x] td[data-column=mutates_data]'), 'not known');
 });
 
-test('a cut report does not claim more than it shows', () => {
-  show({ ...sample(), notes: ['This output is cut to fit a notebook: 3 of 9 inputs.'] });
-  assert.match(text('[data-fact=mutated]'), /as far as this cut output shows$/);
+test('a cut report counts what the whole one held, and says what is missing', () => {
+  const report = sample();
+  const [frame] = report['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  assert.ok(frame !== undefined && graph !== undefined);
+  graph['counts'] = { inputs: 2900, mutated: 31, saved: 370, saved_bytes: 2 ** 20 };
+  frame['counts'] = { graphs: 71, refusals: 0, compile_ns: 5e9 };
+  const facts = [{ key: 'saved', title: 'saved for backward', sentence: '370 values, 1.00 MiB of new memory' }];
+  show({ ...report, summary: { sentence: 'fine', state: 'verified', facts, compared: 4000, different: 1 } });
+  assert.equal(text('[data-fact=saved]'), '370 values, 1.00 MiB of new memory');
+  assert.match(text('table[data-table=frames] td[data-column=graphs]'), /^71$/);
   tab('inputs');
-  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /3 inputs shown/);
-  source.update({ reading: readReport({ ...sample(), notes: ['This output is cut to fit a notebook: 0 of 9 nodes.'] }) });
-  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /3 inputs, 1 mutated/);
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /2,900 inputs, 31 mutated/);
+  assert.match(text('[data-panel=inputs] [data-cut]'), /more rows, cut from this output/);
+  tab('stages');
+  assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
+  tab('verification');
+  assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
 });
 
 test('when disposed, the view leaves nothing behind', () => {

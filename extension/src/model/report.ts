@@ -100,6 +100,24 @@ const kernel = record('Kernel', {
   source: text()
 });
 const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
+const counts = record('Counts', {
+  stages: number(),
+  stages_ns: number(),
+  nodes: number(),
+  inputs: number(),
+  mutated: number(),
+  outputs: number(),
+  aliased: number(),
+  storages: number(),
+  shared: number(),
+  storage_bytes: number(),
+  saved: number(),
+  saved_bytes: number(),
+  held_bytes: number(),
+  kernels: number(),
+  kernels_called: number(),
+  guards: number()
+});
 const graph = record('Graph', {
   index: number(),
   status: text(),
@@ -118,7 +136,8 @@ const graph = record('Graph', {
   kernels: list(kernel),
   guards: list(guard),
   backward_error: maybe(text()),
-  reused: flag()
+  reused: flag(),
+  counts: maybe(counts)
 });
 const call = record('Call', {
   at_ns: number(),
@@ -137,13 +156,15 @@ const refusal = record('Refusal', {
   outcome: text(),
   at_ns: number()
 });
+const frameCounts = record('FrameCounts', { graphs: number(), refusals: number(), compile_ns: number() });
 const frame = record('Frame', {
   name: text(),
   function: text(),
   line: maybe(line),
   graphs: list(graph),
   refusals: list(refusal),
-  calls
+  calls,
+  counts: maybe(frameCounts)
 });
 const part = record('CellPart', {
   first_line: number(),
@@ -197,7 +218,15 @@ const verification = record('VerificationRow', {
   frame: maybe(text()),
   graph: maybe(number())
 });
-const summary = record('Summary', { sentence: text(), state: text() });
+const fact = record('Fact', { key: text(), title: text(), sentence: text() });
+const summary = record('Summary', {
+  sentence: text(),
+  state: text(),
+  facts: list(fact),
+  frames: number(),
+  compared: number(),
+  different: number()
+});
 const report = record('Report', {
   name: text(),
   identifier: text(),
@@ -223,9 +252,11 @@ export type Span = Read<typeof span>;
 export type Storage = Read<typeof storage>;
 export type Saved = Read<typeof saved>;
 export type Kernel = Read<typeof kernel>;
+export type Counts = Read<typeof counts>;
 export type Graph = Read<typeof graph>;
 export type Call = Read<typeof call>;
 export type Refusal = Read<typeof refusal>;
+export type FrameCounts = Read<typeof frameCounts>;
 export type Frame = Read<typeof frame>;
 export type CellPart = Read<typeof part>;
 export type Cell = Read<typeof cell>;
@@ -236,8 +267,9 @@ export type Report = Read<typeof report>;
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, graph, call, calls, refusal,
-  frame, part, cell, device, setting, environment, graphBreak, timing, verification, summary, report
+  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
+  refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, timing, verification, fact, summary,
+  report
 ];
 
 /** What became of reading: a report, or a sentence that says why there is none. */

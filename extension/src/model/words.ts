@@ -68,6 +68,11 @@ export function listed(items: readonly string[], most = 6): string {
   return items.length > 1 ? `${items.slice(0, -1).join(', ')} and ${items.at(-1)}` : (items[0] ?? '');
 }
 
+/** Say that so many things were cut from a report to fit a notebook. */
+export function notHere(count: number, noun: string): string {
+  return `${amount(count, `more ${noun}`)}, cut from this output to fit a notebook.`;
+}
+
 /** Name a function without the functions around it. */
 export function short(name: string): string {
   return name.split('<locals>.').at(-1) ?? name;

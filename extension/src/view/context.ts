@@ -23,8 +23,6 @@ export interface Context {
   readonly entries: readonly Entry[];
   /** Those that the reader chose. */
   readonly chosen: readonly Entry[];
-  /** Whether rows are missing because the report was cut to fit a notebook. */
-  readonly cut: boolean;
   /** The keys of the folds that the reader opened (true) or closed (false). */
   readonly folds: Map<string, boolean>;
 }

@@ -1,7 +1,8 @@
 /** Inputs: what each tensor is, whether it was mutated and how, which are the same or share bytes. */
 
+import { countsOf, mutated } from '../model/counts';
 import type { Input } from '../model/report';
-import { amount, sizes } from '../model/words';
+import { amount, grouped, sizes } from '../model/words';
 import type { Context, Entry } from './context';
 import { heading, mark, soft } from './dom';
 import type { Child } from './dom';
@@ -9,21 +10,6 @@ import { graphHeading } from './graph';
 import { mutationLegend } from './legend';
 import { table } from './table';
 import type { Column } from './table';
-
-/** Whether anything about the tensor changed. */
-export function mutated(input: Input): boolean {
-  return input.mutates_data === true || input.mutates_metadata === true || input.mutates_storage === true;
-}
-
-/** Say in words what changed: `data, metadata`. */
-export function mutations(input: Input): string {
-  const kinds = [
-    input.mutates_data === true ? 'data' : '',
-    input.mutates_metadata === true ? 'metadata' : '',
-    input.mutates_storage === true ? 'storage' : ''
-  ];
-  return kinds.filter(kind => kind !== '').join(', ');
-}
 
 /** Yes or no about a tensor; nothing for an argument that is none. */
 function answer(input: Input, value: boolean | null): Child {
@@ -133,6 +119,7 @@ function inputTable(entry: Entry): HTMLElement {
     label: `Inputs of ${entry.title}`,
     columns: columnsFor(rows),
     rows,
+    total: countsOf(entry.graph).inputs,
     key: row => row.name,
     tone: row => (mutated(row) ? 'al-written' : null),
     data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
@@ -144,8 +131,8 @@ export function inputsPanel(context: Context): Child[] {
   const drawn: Child[] = [];
   for (const entry of context.chosen) {
     const inputs = entry.graph.inputs;
-    const changed = inputs.filter(row => mutated(row) && row.duplicate_of === null).length;
-    drawn.push(graphHeading(context, entry, `${amount(inputs.length, 'input')}${context.cut ? ' shown' : ''}, ${changed} mutated`));
+    const counts = countsOf(entry.graph);
+    drawn.push(graphHeading(context, entry, `${amount(counts.inputs, 'input')}, ${grouped(counts.mutated)} mutated`));
     drawn.push(inputs.length > 0 ? inputTable(entry) : soft(entry.graph.status === 'compiled' ? 'It takes none.' : 'Not known: it was not traced.'));
   }
   const outside = context.report.cell?.mutated_outside ?? [];

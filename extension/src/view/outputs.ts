@@ -1,7 +1,8 @@
 /** Outputs: what each tensor is and what it shares memory with. */
 
+import { countsOf } from '../model/counts';
 import type { Output } from '../model/report';
-import { amount, sizes } from '../model/words';
+import { amount, grouped, sizes } from '../model/words';
 import type { Context } from './context';
 import { h, mark, soft } from './dom';
 import type { Child } from './dom';
@@ -49,15 +50,16 @@ export function outputsPanel(context: Context): Child[] {
   const drawn: Child[] = [];
   for (const entry of context.chosen) {
     const outputs = entry.graph.outputs;
-    const aliased = outputs.filter(row => row.base !== null).length;
+    const counts = countsOf(entry.graph);
     drawn.push(
-      graphHeading(context, entry, `${amount(outputs.length, 'output')}${context.cut ? ' shown' : ''}, ${aliased} aliased`),
+      graphHeading(context, entry, `${amount(counts.outputs, 'output')}, ${grouped(counts.aliased)} aliased`),
       outputs.length > 0
         ? table({
             name: 'outputs',
             label: `Outputs of ${entry.title}`,
             columns: COLUMNS,
             rows: outputs,
+            total: counts.outputs,
             key: row => row.name,
             data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
           })

@@ -1,13 +1,12 @@
 /** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
 
+import { countsOf, frameCountsOf } from '../model/counts';
 import type { Cell, CellPart, Frame, Report } from '../model/report';
-import { amount, dataSize, duration, grouped, known, listed, place, short } from '../model/words';
+import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
 import { fold } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
-import { mutated, mutations } from './inputs';
-import { newBytes } from './stages';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -23,7 +22,7 @@ const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
 export function overviewPanel(context: Context): Child[] {
   const { report } = context;
   return [
-    ...happened(context),
+    ...happened(report),
     ...(report.cell === null ? [] : cellSource(report.cell)),
     ...frameTable(report),
     environmentFold(context)
@@ -81,62 +80,16 @@ function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTML
 
 // What happened
 
-/** At most so many names in one line. */
-const MOST_NAMES = 8;
-
-function happened(context: Context): Child[] {
-  const { report, entries } = context;
-  const changed = new Map<string, string>();
-  const views: string[] = [];
-  for (const { graph } of entries) {
-    for (const input of graph.inputs) {
-      if (mutated(input) && input.duplicate_of === null) {
-        changed.set(input.name, mutations(input));
-      }
-    }
-    for (const output of graph.outputs) {
-      if (output.base !== null) {
-        views.push(`${output.name}: ${output.relation}`);
-      }
-    }
-  }
-  for (const input of report.cell?.mutated_outside ?? []) {
-    const how = input.kind === 'alias' ? `through ${input.overlaps.join(', ')}` : 'outside the graphs';
-    changed.set(input.name, `${mutations(input)}, ${how}`);
-  }
-  const facts: (readonly [string, string, string])[] = [];
-  if (report.cell?.error) {
-    facts.push(['error', 'ended with', report.cell.error]);
-  }
-  // A graph that was refused says nothing of what the function did.
-  const traced = entries.some(entry => entry.graph.status === 'compiled');
-  const shown = context.cut ? ', as far as this cut output shows' : '';
-  if (traced || changed.size > 0) {
-    // Between the graphs of a broken function Python runs; of what it writes only the arguments are watched.
-    const broken = report.cell?.kind === 'definitions' && report.graph_break_rows.length > 0;
-    const nothing = broken ? 'no argument; what else Python wrote between the graphs is not watched' : 'nothing';
-    const names = [...changed].map(([name, kinds]) => `${name} (${kinds})`);
-    facts.push(['mutated', 'mutated', `${names.length > 0 ? listed(names, MOST_NAMES) : nothing}${shown}`]);
-  }
-  if (traced) {
-    const aliases = [...new Set(views)];
-    facts.push(['aliases', 'aliases', `${aliases.length > 0 ? listed(aliases, 4) : 'no output shares memory'}${shown}`]);
-  }
-  const training = entries.filter(entry => entry.graph.training === true);
-  if (training.length > 0) {
-    const count = training.reduce((sum, entry) => sum + entry.graph.saved.length, 0);
-    const bytes = training.reduce((sum, entry) => sum + newBytes(entry.graph), 0);
-    facts.push(['saved', 'saved for backward', `${amount(count, 'value')}, ${dataSize(bytes)} of new memory`]);
-  }
+function happened(report: Report): Child[] {
+  const facts = report.summary?.facts ?? [];
   if (facts.length === 0) {
     return [];
   }
   return [
-    h(
-      'dl',
-      { class: 'al-facts' },
-      ...facts.flatMap(([key, title, text]) => [h('dt', {}, title), h('dd', { 'data-fact': key }, text)])
-    )
+    h('dl', { class: 'al-facts' }, ...facts.flatMap(({ key, title, sentence }) => [
+        h('dt', {}, title),
+        h('dd', { 'data-fact': key }, sentence)
+      ]))
   ];
 }
 
@@ -145,7 +98,7 @@ function happened(context: Context): Child[] {
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: frame => short(frame.name) },
   { name: 'line', title: 'where', kind: 'code', cell: frame => place(frame.line) },
-  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => String(frame.graphs.length) },
+  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => grouped(frameCountsOf(frame).graphs) },
   { name: 'calls', title: 'calls', kind: 'number', cell: frame => grouped(frame.calls.total) },
   { name: 'compiled', title: 'compiled', kind: 'number', cell: frame => grouped(frame.calls.compiled) },
   {
@@ -158,27 +111,29 @@ const FRAME_COLUMNS: readonly Column<Frame>[] = [
     name: 'refused',
     title: 'refused',
     kind: 'number',
-    cell: frame => (frame.refusals.length > 0 ? mark(String(frame.refusals.length), 'warn') : '0')
+    cell: frame => (frameCountsOf(frame).refusals > 0 ? mark(grouped(frameCountsOf(frame).refusals), 'warn') : '0')
   },
   {
     name: 'compile_ns',
     title: 'compiling took',
     kind: 'number',
-    cell: frame => duration(frame.graphs.reduce((sum, graph) => sum + (graph.duration_ns ?? 0), 0))
+    cell: frame => duration(frameCountsOf(frame).compile_ns)
   }
 ];
 
 function frameTable(report: Report): Child[] {
-  if (report.frames.length === 0) {
+  const count = Math.max(report.summary?.frames ?? 0, report.frames.length);
+  if (count === 0) {
     return [soft('No function was compiled or called.')];
   }
   return [
-    heading('Functions', amount(report.frames.length, 'function')),
+    heading('Functions', amount(count, 'function')),
     table({
       name: 'frames',
       label: 'Functions that were compiled or called',
       columns: FRAME_COLUMNS,
       rows: report.frames,
+      total: count,
       key: frame => frame.name
     })
   ];
@@ -203,10 +158,10 @@ function environmentFold(context: Context): HTMLElement {
 }
 
 function storageTotal(context: Context): string {
-  const storages = context.entries.flatMap(entry => entry.graph.storages);
-  if (storages.length === 0) {
-    return '';
-  }
-  const bytes = storages.reduce((sum, storage) => sum + (known(storage.nbytes) ?? 0), 0);
-  return `${amount(storages.length, 'storage')} of inputs and outputs, ${dataSize(bytes)} summed over graphs`;
+  const counts = context.entries.map(entry => countsOf(entry.graph));
+  const storages = counts.reduce((sum, each) => sum + each.storages, 0);
+  const bytes = counts.reduce((sum, each) => sum + each.storage_bytes, 0);
+  return storages === 0
+    ? ''
+    : `${amount(storages, 'storage')} of inputs and outputs, ${dataSize(bytes)} summed over graphs`;
 }

@@ -1,7 +1,8 @@
 /** Stages: what each step of the pipeline handed on, what is kept for the backward, kernels and guards. */
 
-import type { Code, Graph, Kernel, Saved, Stage } from '../model/report';
-import { amount, dataSize, duration, grouped, known, place, tensorText } from '../model/words';
+import { countsOf } from '../model/counts';
+import type { Code, Kernel, Saved, Stage } from '../model/report';
+import { amount, dataSize, duration, grouped, notHere, place, tensorText } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
 import { h, heading, mark, soft } from './dom';
@@ -69,14 +70,16 @@ function stageTable(entry: Entry): Child[] {
     const why = entry.graph.status === 'refused' ? 'The compilation was refused before a stage was done.' : '';
     return [soft(why || 'No stages were recorded.')];
   }
-  const total = stages.reduce((sum, stage) => sum + stage.duration_ns, 0);
+  const counts = countsOf(entry.graph);
+  const total = counts.stages_ns;
   return [
-    heading('Stages', `${duration(total)} in ${amount(stages.length, 'stage')}`),
+    heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
     table({
       name: 'stages',
       label: `Stages of ${entry.title}`,
       columns: STAGE_COLUMNS(total),
       rows: stages,
+      total: counts.stages,
       key: row => row.name,
       data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
     })
@@ -130,13 +133,12 @@ function savedTable(entry: Entry): Child[] {
   if (graph.training !== true) {
     return [];
   }
-  if (graph.saved.length === 0) {
+  const counts = countsOf(graph);
+  if (counts.saved === 0) {
     return [heading('Saved for backward', 'nothing')];
   }
-  const bytes = (rows: readonly Saved[]): number => rows.reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
-  const held = graph.saved.filter(row => row.is_input || row.is_output);
-  let about = `${amount(graph.saved.length, 'value')}, ${dataSize(newBytes(graph))} of new memory`;
-  about += held.length > 0 ? `; ${dataSize(bytes(held))} that the caller holds anyway` : '';
+  let about = `${amount(counts.saved, 'value')}, ${dataSize(counts.saved_bytes)} of new memory`;
+  about += counts.held_bytes > 0 ? `; ${dataSize(counts.held_bytes)} that the caller holds anyway` : '';
   return [
     heading('Saved for backward', about),
     table({
@@ -144,33 +146,32 @@ function savedTable(entry: Entry): Child[] {
       label: `Values that ${entry.title} keeps for the backward`,
       columns: SAVED_COLUMNS,
       rows: graph.saved,
+      total: counts.saved,
       key: row => row.name,
       data: { 'data-frame': entry.frame.name, 'data-graph': String(graph.index) }
     })
   ];
 }
 
-/** The memory that saved values take beyond what the caller holds anyway. */
-export function newBytes(graph: Graph): number {
-  return graph.saved
-    .filter(row => !row.is_input && !row.is_output)
-    .reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
-}
-
 function kernels(context: Context, entry: Entry): Child[] {
   const all = entry.graph.kernels;
-  if (all.length === 0) {
+  const counts = countsOf(entry.graph);
+  if (counts.kernels === 0) {
     return [];
   }
-  const written = all.filter(kernel => kernel.language !== 'extern');
-  const called = all.length - written.length;
+  const [called, written, left] = [
+    counts.kernels_called,
+    counts.kernels - counts.kernels_called,
+    counts.kernels - all.length
+  ];
   const about = [
-    written.length > 0 ? `${written.length} written` : '',
-    called > 0 ? `${called} called from libraries` : ''
+    written > 0 ? `${grouped(written)} written` : '',
+    called > 0 ? `${grouped(called)} called from libraries` : ''
   ];
   return [
     heading('Kernels', about.filter(each => each !== '').join(', ')),
-    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index))
+    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index)),
+    left > 0 ? soft(notHere(left, 'kernel')) : null
   ];
 }
 
@@ -188,10 +189,11 @@ function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: numbe
 
 function guards(context: Context, entry: Entry): Child[] {
   const rows = entry.graph.guards;
-  if (rows.length === 0) {
+  const { guards: total } = countsOf(entry.graph);
+  if (total === 0) {
     return [];
   }
-  const title = ['Guards ', h('small', {}, `${amount(rows.length, 'assumption')} that a call must meet to be served`)];
+  const title = ['Guards ', h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
   return [
     fold(context, `guards ${entry.key}`, title, () => [
       table({
@@ -203,6 +205,7 @@ function guards(context: Context, entry: Entry): Child[] {
           { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
         ],
         rows,
+        total,
         key: row => row.subject
       })
     ])

@@ -2,8 +2,9 @@
 
 import { runs, union } from '../model/layout';
 import type { Range } from '../model/layout';
+import { countsOf } from '../model/counts';
 import type { Graph, Span, Storage, TensorInfo } from '../model/report';
-import { amount, dataSize, grouped, known } from '../model/words';
+import { amount, dataSize, grouped, known, notHere } from '../model/words';
 import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, soft, svg, uniqueId } from './dom';
@@ -57,12 +58,14 @@ function storagesOf(context: Context, entry: Entry): Child[] {
   const plain = storages.filter(storage => !telling.includes(storage));
   const first = storages.length <= FEW_STORAGES ? [...telling, ...plain] : telling;
   const rest = storages.filter(storage => !first.includes(storage));
-  const shared = storages.filter(storage => storage.spans.length > 1).length;
+  const counts = countsOf(entry.graph);
+  const left = counts.storages - storages.length;
   return [
-    graphHeading(context, entry, `${amount(storages.length, 'storage')}${context.cut ? ' shown' : ''}, ${shared} shared`),
+    graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
     first.length > 0 ? map(first.slice(0, MOST_STORAGES)) : null,
     first.length > MOST_STORAGES ? others(context, entry, 'more', first.slice(MOST_STORAGES), map) : null,
-    rest.length > 0 ? others(context, entry, 'plain', rest, map) : null
+    rest.length > 0 ? others(context, entry, 'plain', rest, map) : null,
+    left > 0 ? soft(notHere(left, 'storage')) : null
   ];
 }
 

@@ -1,5 +1,6 @@
 /** Tables: one row per thing, named cells, long ones cut until the reader asks for all. */
 
+import { notHere } from '../model/words';
 import { h } from './dom';
 import type { Child } from './dom';
 
@@ -23,6 +24,8 @@ export interface TableOptions<T> {
   readonly label: string;
   readonly columns: readonly Column<T>[];
   readonly rows: readonly T[];
+  /** How many rows there were before the report was cut to fit a notebook. */
+  readonly total?: number;
   /** The name of the thing in a row. */
   readonly key: (row: T) => string;
   /** A class for the whole row. */
@@ -57,15 +60,17 @@ export function table<T>(options: TableOptions<T>): HTMLElement {
     { class: 'al-scroll' },
     h('table', { 'data-table': options.name, 'aria-label': options.label, ...options.data }, h('thead', {}, head), body)
   );
+  const left = (options.total ?? rows.length) - rows.length;
+  const rest = left > 0 ? h('p', { class: 'al-soft', 'data-cut': String(left) }, notHere(left, 'row')) : null;
   if (rows.length > MOST_ROWS) {
     const button = h('button', { type: 'button', class: 'al-button' }, `Show all ${rows.length} rows`);
     button.addEventListener('click', () => {
       append(rows.slice(MOST_ROWS));
       button.remove();
     });
-    return h('div', {}, box, button);
+    return h('div', {}, box, button, rest);
   }
-  return box;
+  return rest === null ? box : h('div', {}, box, rest);
 }
 
 function tableRow<T>(row: T, options: TableOptions<T>): HTMLElement {

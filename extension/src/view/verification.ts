@@ -1,7 +1,7 @@
 /** Verification: what was compared with eager, differences first. */
 
 import type { VerificationRow } from '../model/report';
-import { amount, listed, short } from '../model/words';
+import { amount, grouped, listed, short } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
@@ -33,30 +33,35 @@ export function verificationPanel(context: Context): Child[] {
     return [soft('Nothing was compared with eager.')];
   }
   const different = rows.filter(row => !row.equal);
+  // Of a report that was cut the rows of single graphs are not counted; those that differ are the last to go.
+  const { summary } = context.report;
+  const [compared, differing] =
+    all && summary !== null ? [summary.compared, summary.different] : [rows.length, different.length];
   const engines = listed([...new Set(rows.map(row => row.engine))]);
   const drawn: Child[] = [
     h(
       'p',
       { class: 'al-counts' },
       different.length > 0
-        ? mark(`${different.length} of ${rows.length} differ`, 'bad')
-        : mark(`all ${amount(rows.length, 'observable')} equal`, 'good'),
+        ? mark(`${grouped(differing)} of ${grouped(compared)} differ`, 'bad')
+        : mark(`all ${amount(compared, 'observable')} equal`, 'good'),
       h('span', { class: 'al-soft' }, `${engines} against eager`)
     )
   ];
   if (different.length > 0) {
     drawn.push(heading('Differences'), verificationTable('differences', different));
   }
-  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows));
+  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows, compared));
   return drawn;
 }
 
-function verificationTable(name: string, rows: readonly VerificationRow[]): HTMLElement {
+function verificationTable(name: string, rows: readonly VerificationRow[], total = rows.length): HTMLElement {
   return table({
     name,
     label: name === 'differences' ? 'Differences from eager' : 'Everything that was compared with eager',
     columns: COLUMNS.filter(column => rows.some(row => (column.cell(row) ?? '') !== '')),
     rows,
+    total,
     key: row => row.subject
   });
 }

@@ -249,9 +249,7 @@ class View implements Disposable {
     }
     const entries = entriesOf(report);
     const chosen = this.scope === ALL ? entries : entries.filter(entry => entry.key === this.scope);
-    // Python notes what it cut; a count of these is then none of the whole report.
-    const cut = report.notes.some(note => /cut to fit.*\b(inputs|outputs|graphs|frames|more)\b/s.test(note));
-    const context: Context = { source: this.source, report, entries, chosen, cut, folds: this.folds };
+    const context: Context = { source: this.source, report, entries, chosen, folds: this.folds };
     for (const tab of TABS) {
       const panel = this.root.querySelector<HTMLElement>(`[data-panel=${tab.name}]`);
       const shown = tab.name === this.tab;

@@ -1,0 +1,105 @@
+"""What a report holds in numbers, which stay those of the whole report when its tables are cut to fit a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
+from aotlab.report.text import amount, data_size, known_size, listed
+from aotlab.report.verdict import State, verdict
+
+#: So many names, and so many sentences, stand in one fact.
+_MOST_NAMES, _MOST_SENTENCES = 8, 4
+
+
+def count(graph: Graph) -> Counts:
+    """Count what the tables of a graph hold; of one that was cut, what they held before."""
+    if graph.counts is not None:
+        return graph.counts
+    new = sum(row.new_bytes for row in graph.saved)
+    called = sum(kernel.language == "extern" for kernel in graph.kernels)
+    return Counts(
+        stages=len(graph.stages),
+        stages_ns=sum(stage.duration_ns for stage in graph.stages),
+        nodes=sum(node.stage == "trace" for node in graph.nodes),
+        inputs=len(graph.inputs),
+        mutated=sum(row.mutated for row in graph.inputs if row.duplicate_of is None),
+        outputs=len(graph.outputs),
+        aliased=sum(row.base is not None for row in graph.outputs),
+        storages=len(graph.storages),
+        shared=sum(len(storage.spans) > 1 for storage in graph.storages),
+        storage_bytes=sum(known_size(storage.nbytes) for storage in graph.storages if storage.nbytes is not None),
+        saved=len(graph.saved),
+        saved_bytes=new,
+        held_bytes=sum(known_size(row.nbytes) for row in graph.saved) - new,
+        kernels=len(graph.kernels),
+        kernels_called=called,
+        guards=len(graph.guards),
+    )
+
+
+def count_frame(frame: Frame) -> FrameCounts:
+    """Count the graphs and refusals of a frame; of one that was cut, those that there were before."""
+    if frame.counts is not None:
+        return frame.counts
+    compile_ns = sum(graph.duration_ns or 0 for graph in frame.graphs)
+    return FrameCounts(graphs=len(frame.graphs), refusals=len(frame.refusals), compile_ns=compile_ns)
+
+
+def summary(report: Report) -> Summary:
+    """Return the head of the page: that of a report that was cut is the whole one's."""
+    if report.summary is not None and report.summary.state in get_args(State):
+        return report.summary
+    found = verdict(report)
+    return Summary(
+        sentence=found.sentence,
+        state=found.state,
+        facts=tuple(_facts(report)),
+        frames=len(report.frames),
+        compared=len(report.verification_rows),
+        different=sum(not row.equal for row in report.verification_rows),
+    )
+
+
+def _facts(report: Report) -> Iterator[Fact]:
+    """Say what happened to the user's tensors: what was mutated, what shares memory, what is saved for the backward."""
+    graphs = [graph for frame in report.frames for graph in frame.graphs]
+    traced = any(graph.status == "compiled" for graph in graphs)  # a refused one says nothing of what the function did
+    if report.cell is not None and report.cell.error is not None:
+        yield Fact(key="error", title="ended with", sentence=report.cell.error)
+    changed = dict(_changed(report, graphs))
+    if traced or changed:
+        names = [f"{name} ({how})" for name, how in changed.items()]
+        text = listed(names, _MOST_NAMES) if names else _nothing(report)
+        yield Fact(key="mutated", title="mutated", sentence=text)
+    if traced:
+        aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
+        text = listed(list(dict.fromkeys(aliases)), _MOST_SENTENCES) if aliases else "no output shares memory"
+        yield Fact(key="aliases", title="aliases", sentence=text)
+    training = [count(graph) for graph in graphs if graph.training]
+    if training:
+        values = amount(sum(each.saved for each in training), "value")
+        new = data_size(sum(each.saved_bytes for each in training))
+        yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {new} of new memory")
+
+
+def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
+    for graph in graphs:
+        for row in graph.inputs:
+            if row.mutated and row.duplicate_of is None:
+                yield row.name, _how(row)
+    for row in () if report.cell is None else report.cell.mutated_outside:
+        where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"
+        yield row.name, f"{_how(row)}, {where}"
+
+
+def _how(row: Input) -> str:
+    kinds = (("data", row.mutates_data), ("metadata", row.mutates_metadata), ("storage", row.mutates_storage))
+    return ", ".join(kind for kind, changed in kinds if changed)
+
+
+def _nothing(report: Report) -> str:
+    broken = report.cell is not None and report.cell.kind == "definitions" and bool(report.graph_break_rows)
+    # between the graphs of a broken function Python runs; of what it writes only the arguments are watched
+    return "no argument; what else Python wrote between the graphs is not watched" if broken else "nothing"

@@ -1,0 +1,48 @@
+/** What a report holds in numbers; where tables were cut to fit a notebook, Python counted before, in `counts.py`. */
+
+import type { Counts, Frame, FrameCounts, Graph, Input, Saved } from './report';
+import { known } from './words';
+
+/** Whether anything about the tensor changed. */
+export function mutated(input: Input): boolean {
+  return input.mutates_data === true || input.mutates_metadata === true || input.mutates_storage === true;
+}
+
+function bytes(rows: readonly Saved[]): number {
+  return rows.reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
+}
+
+/** Count what the tables of a graph hold, or held before they were cut. */
+export function countsOf(graph: Graph): Counts {
+  return (
+    graph.counts ?? {
+      stages: graph.stages.length,
+      stages_ns: graph.stages.reduce((sum, stage) => sum + stage.duration_ns, 0),
+      nodes: 0, // the page lists none
+      inputs: graph.inputs.length,
+      mutated: graph.inputs.filter(row => mutated(row) && row.duplicate_of === null).length,
+      outputs: graph.outputs.length,
+      aliased: graph.outputs.filter(row => row.base !== null).length,
+      storages: graph.storages.length,
+      shared: graph.storages.filter(storage => storage.spans.length > 1).length,
+      storage_bytes: graph.storages.reduce((sum, storage) => sum + (known(storage.nbytes) ?? 0), 0),
+      saved: graph.saved.length,
+      saved_bytes: bytes(graph.saved.filter(row => !row.is_input && !row.is_output)),
+      held_bytes: bytes(graph.saved.filter(row => row.is_input || row.is_output)),
+      kernels: graph.kernels.length,
+      kernels_called: graph.kernels.filter(kernel => kernel.language === 'extern').length,
+      guards: graph.guards.length
+    }
+  );
+}
+
+/** Count the graphs and refusals of a function, or those that there were before the report was cut. */
+export function frameCountsOf(frame: Frame): FrameCounts {
+  return (
+    frame.counts ?? {
+      graphs: frame.graphs.length,
+      refusals: frame.refusals.length,
+      compile_ns: frame.graphs.reduce((sum, graph) => sum + (graph.duration_ns ?? 0), 0)
+    }
+  );
+}
