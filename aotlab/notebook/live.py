@@ -9,6 +9,10 @@ report as it stands now, and a measurement of forward and backward beside eager.
                          {"kind": "error", "message": "…"}                              a measurement failed; it is over
                          {"kind": "unknown"}                                            no such report; the comm closes
     front end → kernel   {"kind": "measure"}
+                         {"kind": "leave"}                                              nobody looks; the comm closes
+
+It is the kernel that closes a comm: JupyterLab ends the comm's thread in the kernel as soon as it has sent a close of
+its own, and what the thread has not read by then is a traceback in the notebook.
 
 A report or an error ends what ``progress`` said. A report message is never larger than what a cell's output may embed.
 
@@ -527,8 +531,13 @@ def _opened(comm: Any, message: Any) -> None:
         kind = data.get("kind") if isinstance(data, dict) else None
         if kind == "measure":
             request_measurement(identifier, viewer)
+        elif kind == "leave":
+            stop()
+            with contextlib.suppress(Exception):
+                context.copy().run(comm.close)
         else:
-            viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows 'measure'"})
+            known = "'measure' and 'leave'"
+            viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {known}"})
 
     comm.on_msg(received)
     comm.on_close(lambda _: stop())

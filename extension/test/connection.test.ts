@@ -51,14 +51,16 @@ class FakeComm {
       throw new Error('Cannot send');
     }
     this.sent.push(data);
+    if ((data as { kind: string }).kind === 'leave') {
+      // Nobody else closes it: JupyterLab would end its subshell before the kernel has read so.
+      this.onClose({});
+      this.dispose();
+    }
     return { done: Promise.reject(new Error('Canceled future')) };
   }
 
-  close(): { done: Promise<unknown> } {
-    // As JupyterLab's: whoever closes it is called back as well.
-    this.onClose({});
+  dispose(): void {
     this.isDisposed = true;
-    return { done: Promise.resolve() };
   }
 
   says(data: unknown): void {
@@ -155,6 +157,7 @@ test('the kernel is asked for the identifier, and the first report makes it live
   source.measure();
   assert.deepEqual(comm.sent, [{ kind: 'measure' }]);
   connection.dispose();
+  assert.deepEqual(comm.sent, [{ kind: 'measure' }, { kind: 'leave' }]);
   assert.equal(comm.isDisposed, true);
   assert.equal(session.listeners, 0);
 });

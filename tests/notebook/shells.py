@@ -62,6 +62,8 @@ _OURS = re.compile(
     r"torch/_dynamo|torch/_inductor|torch/fx|torch/_functorch|run_cell_magic|"
     + re.escape(os.path.dirname(aotlab.__file__) + os.sep)
 )
+#: A thread that torch's interpreter of graphs starts, by making a progress bar that it does not show.
+_TQDM = "tqdm_monitor"
 #: What `%load_ext` may change, and what other tests of this process may have changed.
 _RELATIVE = frozenset(
     {
@@ -443,7 +445,7 @@ def _process(notebook: Notebook, threads: Set[threading.Thread]) -> dict[str, st
         "main module": str(sys.modules["__main__"] is shell.user_module),
         "signals": plain(str(signal.getsignal(signal.SIGINT))),
         "garbage collection": str([gc.isenabled(), gc.get_threshold(), len(gc.callbacks)]),
-        "threads": str(sorted(thread.name for thread in threading.enumerate() if thread not in threads)),
+        "threads": str(sorted(each.name for each in set(threading.enumerate()) - threads if each.name != _TQDM)),
         "loggers": str([logging.getLogger().level, len(logging.getLogger().handlers), logging.root.manager.disable]),
         "tasks": str(len(asyncio.all_tasks())),
         "execution count": str(shell.execution_count),

@@ -505,6 +505,14 @@ def test_changes_come_at_the_end_of_the_cell(kernel: Kernel, known: str) -> None
     kernel.run("live._INTERVAL = interval")
 
 
+def test_a_front_end_that_leaves(kernel: Kernel, known: str) -> None:
+    """The kernel closes the comm: JupyterLab's own close may overtake the thread that has to read it."""
+    comm = Comm(kernel, {"identifier": known}, kernel.subshell())
+    comm.next()
+    comm.send({"kind": "leave"})
+    assert comm.next() == {"kind": "closed"}
+
+
 def test_a_closed_comm_is_told_nothing(kernel: Kernel, known: str) -> None:
     """When the view is gone, the report has no viewer left."""
     comm = Comm(kernel, {"identifier": known})

@@ -28,6 +28,7 @@ export class Connection implements Disposable {
   private readonly session: Session;
   private readonly source: ReportSource;
   private comm: Kernel.IComm | null = null;
+  private opened = false;
   /** Counts how often everything began anew; what was begun for an earlier number is stale. */
   private round = 0;
   private tried = false;
@@ -130,7 +131,7 @@ export class Connection implements Disposable {
     }
     if (round !== this.round) {
       answer(true);
-      close(comm, kernel);
+      comm.dispose(); // the kernel has not heard of it
       return;
     }
     comm.onMsg = message => {
@@ -145,6 +146,7 @@ export class Connection implements Disposable {
         this.source.leave();
       }
     };
+    this.opened = true;
     quietly(comm.open({ identifier: this.source.identifier }).done);
   }
 
@@ -170,15 +172,13 @@ export class Connection implements Disposable {
 
   /** Go back to the still report; tell the kernel so if it is there to be told. */
   private letGo(tell: boolean): void {
-    const { comm } = this;
+    const { comm, opened } = this;
     this.round += 1;
     this.tried = false;
     this.comm = null;
-    if (comm !== null) {
-      const kernel = this.reachable();
-      if (tell && kernel !== null) {
-        close(comm, kernel);
-      }
+    this.opened = false;
+    if (comm !== null && opened && tell && this.reachable() !== null) {
+      leave(comm);
     }
     this.source.leave();
   }
@@ -200,12 +200,15 @@ function later(milliseconds: number): Promise<void> {
   });
 }
 
-function close(comm: Kernel.IComm, kernel: Kernel.IKernelConnection): void {
-  if (comm.isDisposed || kernel.isDisposed) {
-    return;
-  }
+/**
+ * Have the kernel close a comm.
+ *
+ * JupyterLab's own `close` ends the comm's subshell as soon as its message is sent, on another channel: a busy kernel
+ * then reads the message for a subshell that is gone, and writes a traceback into the running cell.
+ */
+function leave(comm: Kernel.IComm): void {
   try {
-    quietly(comm.close().done);
+    quietly(comm.send({ kind: 'leave' }).done);
   } catch {
     // It went away between the question and the deed.
   }
