@@ -48,30 +48,13 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(eq=False, kw_only=True)
 class Entry:
-    """One compiled form of a function, and the calls that it is for.
+    """One compiled form of a function: the generated function ``run``, and the calls that it is for.
 
-    Attributes
-    ----------
-    number
-        Unique in the process.
-    run
-        The generated function.
-    state
-        What it assumes of a call.
-    settings
-        Torch's own check of the global settings.
-    mutates
-        Whether it writes an input, so that overlaps among inputs matter.
-    offsets
-        The positions of the arguments whose offset in their storage matters.
-    records
-        The stages' records by stage name. The graphs in them are the compiler's: some compilers change them.
-    reason
-        Why it was compiled although there were other entries; None for the first.
-    printed
-        What the function printed while it was traced, until that is written.
-    calls
-        How many calls it has served.
+    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call; overlaps among
+    inputs matter if it ``mutates`` one, and so do the ``offsets`` of some arguments in their storage. ``records`` are
+    the stages', by name, with graphs that a compiler may have changed. ``reason`` says why it was compiled although
+    there were others; None for the first. ``printed`` is what the function printed while it was traced, until that is
+    written; ``calls`` counts those that it served.
     """
 
     number: int
@@ -87,8 +70,17 @@ class Entry:
 
     def distance(self, state: CallState) -> tuple[bool, int]:
         """Say how far a call is from what the entry assumes: in nesting, and in how many facts."""
+        nested = self.state.nesting != state.nesting or len(self.state.leaves) != len(state.leaves)
         found = differences(self.state, state, mutates=self.mutates, offsets=self.offsets)
-        return self.state.nesting != state.nesting or len(self.state.leaves) != len(state.leaves), sum(1 for _ in found)
+        return nested, sum(1 for _ in found)
+
+    def difference(self, state: CallState) -> str:
+        """Say in a sentence why the entry does not serve a call."""
+        found = difference(self.state, state, mutates=self.mutates, offsets=self.offsets)
+        changed = self.settings.reason()
+        if found is None and changed is not None:
+            return f"a global setting of torch changed: {changed}"
+        return found or "a guard did not hold"
 
     @property
     def source(self) -> str:
@@ -123,16 +115,12 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
         super().__init__(str(refusal))
 
 
-#: A kind of call that runs eagerly, and why.
-_Refused = tuple[CallState, str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Eagerly:
     """Eager has to run a call: the sentence to warn with, and what to remember once that went well."""
 
     notice: str | None
-    refused: _Refused | None = None
+    refused: tuple[CallState, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +145,9 @@ class CallLog:
 _ids = itertools.count()
 #: So many refused kinds of calls are remembered by each function, to refuse the like at once.
 _REFUSALS = 64
+#: What is said where `aotlab.config.saved_tensors_hooks` decides.
+_APPLY = 'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
+_NO_PART = "a compiled graph has no part in transforms of its caller's"
 
 
 def next_number() -> int:
@@ -169,16 +160,14 @@ class CompiledFunction:
 
     Parameters
     ----------
-    target
-        What is compiled.
-    compile_call
-        Makes an entry for one call: ``(target, args, kwargs, reason, entry_number, function_id) -> Entry``.
+    target, compile_call
+        What is compiled, and ``(target, args, kwargs, explain, entry_number, function_id) -> Entry``.
     tells
         Whether a refusal is raised although `config.fallback` is ``"eager"``: to a caller who runs the call eagerly.
     number
         What events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of code.
     warn
-        Whether it is said with a warning that a call runs eagerly; not where it is said otherwise.
+        Whether a warning says that a call runs eagerly.
     accept
         Asked about a new entry before it serves its first call: ``(entry, args, kwargs)`` to a sentence that says why
         it shall not be used, or None. It must leave the arguments as they are.
@@ -197,6 +186,7 @@ class CompiledFunction:
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
+        self._settings = {"tells": tells, "backend_name": backend_name, "warn": warn, "accept": accept}
         self._compile_call = compile_call
         self._tells = tells
         self._backend_name = backend_name
@@ -204,15 +194,13 @@ class CompiledFunction:
         self._accept = accept
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
-        self._refused: deque[_Refused] = deque(maxlen=_REFUSALS)
+        self._refused: deque[tuple[CallState, str]] = deque(maxlen=_REFUSALS)
         self._eagerly = Refusals()
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
         self._warned: set[str] = set()
-        self._said_limit = False
-        self._said_transform = False
         self._told_of_transform = -1  # the audience that was told
         self.__qualname__ = target.name
         self.__name__ = target.name.rpartition(".")[2]
@@ -237,8 +225,8 @@ class CompiledFunction:
             return self._run_eagerly(args, kwargs)
         if foreign_saved_tensor_hooks() and config.saved_tensors_hooks == "eager":
             return self._run_under_hooks(args, kwargs)
-        if observe.listening():
-            return self._observed_call(args, kwargs)
+        listening = observe.listening()
+        started = time.perf_counter_ns() if listening else 0
         for entry in self._entries:
             try:
                 result = entry.run(args, kwargs)
@@ -248,55 +236,22 @@ class CompiledFunction:
             if result is not MISS:
                 entry.calls += 1
                 self._recent.append((time.perf_counter_ns(), entry.number))
+                if listening:
+                    self._announce(entry.number, started)
                 return result
         else:
-            return self._serve_new(args, kwargs)[0]
-        return self._run_again(error, args, kwargs)
-
-    def _observed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for entry in self._entries:
-            started = time.perf_counter_ns()
-            try:
-                result = entry.run(args, kwargs)
-            except ForwardFailed as failure:
-                error = failure.error
-                break
-            if result is not MISS:
-                duration = time.perf_counter_ns() - started
-                entry.calls += 1
-                self._recent.append((started, entry.number))
-                self._announce(entry.number, duration, compiled=False)
-                return result
-        else:
-            started = time.perf_counter_ns()
             result, number = self._serve_new(args, kwargs)
-            self._announce(number, time.perf_counter_ns() - started, compiled=number is not None)
+            if listening:
+                self._announce(number, started, compiled=number is not None)
             return result
         result = self._run_again(error, args, kwargs)
-        self._announce(None, time.perf_counter_ns() - started, compiled=False)
+        if listening:
+            self._announce(None, started)
         return result
-
-    def _announce(self, entry: int | None, duration: int, *, compiled: bool) -> None:
-        observe.emit(
-            observe.Called(
-                function=self._target.name,
-                function_id=self._id,
-                entry=entry,
-                duration_ns=duration,
-                compiled=compiled,
-            )
-        )
 
     def for_target(self, target: Target) -> CompiledFunction:
         """Make a function with the same settings and no entries for another target."""
-        return CompiledFunction(
-            target,
-            self._compile_call,
-            tells=self._tells,
-            backend_name=self._backend_name,
-            warn=self._warns,
-            accept=self._accept,
-        )
+        return CompiledFunction(target, self._compile_call, **self._settings)  # type: ignore[arg-type]
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
@@ -306,14 +261,7 @@ class CompiledFunction:
                 return str(self.__qualname__)
         except AttributeError:
             pass
-        make = partial(
-            CompiledFunction,
-            tells=self._tells,
-            backend_name=self._backend_name,
-            warn=self._warns,
-            accept=self._accept,
-        )
-        return make, (self._target, self._compile_call)
+        return partial(CompiledFunction, **self._settings), (self._target, self._compile_call)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""
@@ -339,12 +287,10 @@ class CompiledFunction:
     def calls(self) -> CallLog:
         """How the function was called so far."""
         per_entry = {entry.number: entry.calls for entry in self._entries}
-        return CallLog(
-            total=sum(per_entry.values()) + self._eager_calls,
-            eager=self._eager_calls,
-            per_entry=per_entry,
-            recent=tuple(self._recent),
-        )
+        total, recent = sum(per_entry.values()) + self._eager_calls, tuple(self._recent)
+        return CallLog(total=total, eager=self._eager_calls, per_entry=per_entry, recent=recent)
+
+    # --- calls for which no entry holds ---------------------------------------------------------------------------
 
     def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Serve a call for which no entry holds; also say which entry served it in the end."""
@@ -359,8 +305,6 @@ class CompiledFunction:
         with self._lock:
             served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
             outcome = self._compile(args, kwargs) if served is None else None
-        if served is not None:
-            return served
         if isinstance(outcome, Entry):
             self._eagerly.compiled(kind)
             served = self._serve_by((outcome,), args, kwargs)
@@ -369,13 +313,12 @@ class CompiledFunction:
                 text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
                 if config.debug_assert:
                     raise GraphInvariantError(text)
-                result = self._run_eagerly(args, kwargs)
-                self._warn(text)
-                return result, None
-            return served
-        assert outcome is not None
-        if not observe.listening():  # who listens hears of each
+                outcome = _Eagerly(notice=text)
+        elif outcome is not None and not observe.listening():  # who listens hears of each
             self._eagerly.ran_eagerly(self._module, args, kwargs)
+        if not isinstance(outcome, _Eagerly):
+            assert served is not None
+            return served
         result = self._run_eagerly(args, kwargs)
         if outcome.refused is not None:
             self._refused.append(outcome.refused)
@@ -407,58 +350,39 @@ class CompiledFunction:
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Eagerly:
         """Make an entry; or say that the call has to run eagerly."""
-        number = observe.next_entry()
-        reason: list[str | None] = [None]
-
-        def explain(state: CallState) -> str | None:
-            """Say why no entry holds for ``state``, or decline if nothing shall be compiled for it."""
-            for refused, text in self._refused if config.fallback == "eager" else ():
-                if difference(refused, state, mutates=True) is None:
-                    raise Declined(RefusedError(text), known=True)
-            if self._entries:
-                nearest = min(self._entries, key=lambda entry: entry.distance(state))
-                found = difference(nearest.state, state, mutates=nearest.mutates, offsets=nearest.offsets)
-                changed = nearest.settings.reason()
-                if found is None and changed is not None:
-                    found = f"a global setting of torch changed: {changed}"
-                reason[0] = found or "a guard did not hold"
-            if len(self._entries) >= config.recompile_limit:
-                text = (
-                    f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
-                    f"aotlab.config.recompile_limit; the last reason: {reason[0]}; it runs eagerly from now on"
-                )
-                raise Declined(RecompileLimitError(text))
-            return reason[0]
-
-        started = time.perf_counter_ns()
+        number, started = observe.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
-                entry = self._compile_call(self._target, args, kwargs, explain, number, self._id)
+                entry = self._compile_call(self._target, args, kwargs, self._reason_to_compile, number, self._id)
+            objection = self._accept(entry, args, kwargs) if self._accept is not None else None
+            if objection is not None:
+                raise Declined(RefusedError(objection), state=entry.state, printed=entry.printed)
         except Declined as declined:
             return self._decline(declined, number, started)
         except BaseException as error:
             self._failed(number, started, error, "raised")
             raise
-        try:
-            objection = self._accept(entry, args, kwargs) if self._accept is not None else None
-        except BaseException as error:
-            self._failed(number, started, error, "raised")
-            raise
-        if objection is not None:
-            rejected = Declined(RefusedError(objection), state=entry.state, printed=entry.printed)
-            return self._decline(rejected, number, started)
         entry.printed.release()
         self._entries = (entry, *self._entries)
         return entry
 
-    def _decline(self, declined: Declined, number: int, started: int) -> _Eagerly:
-        """Remember why nothing was compiled, and say what is to happen to the call.
+    def _reason_to_compile(self, state: CallState) -> str | None:
+        """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
+        for refused, text in self._refused if config.fallback == "eager" else ():
+            if difference(refused, state, mutates=True) is None:
+                raise Declined(RefusedError(text), known=True)
+        nearest = min(self._entries, key=lambda entry: entry.distance(state), default=None)
+        reason = None if nearest is None else nearest.difference(state)
+        if len(self._entries) >= config.recompile_limit:
+            text = (
+                f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
+                f"aotlab.config.recompile_limit; the last reason: {reason}; it runs eagerly from now on"
+            )
+            raise Declined(RecompileLimitError(text))
+        return reason
 
-        Raises
-        ------
-        RefusedError, RecompileLimitError
-            Nothing is to run eagerly, or whoever called sees to it.
-        """
+    def _decline(self, declined: Declined, number: int, started: int) -> _Eagerly:
+        """Remember why nothing was compiled, and have the call run eagerly; or raise, if it is not to, or not here."""
         raises = config.fallback == "error"
         if not declined.known:
             self._failed(number, started, declined.refusal, "raised" if raises else "ran eagerly")
@@ -474,21 +398,11 @@ class CompiledFunction:
             raise declined.refusal from declined.__cause__
         if isinstance(declined.refusal, RefusedError):
             text = f"`{self._target.name}` runs eagerly: {text}"
-        elif self._said_limit:
+        elif any("recompile_limit" in said for said in self._warned):  # once, whatever the last reason
             return _Eagerly(notice=None)
-        else:
-            self._said_limit = True
         return _Eagerly(notice=None if declined.known else text, refused=refused if declined.raised else None)
 
-    def _failed(
-        self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
-    ) -> None:
-        if observe.listening():
-            observe.emit(
-                observe.CompileFailed(
-                    entry=number, duration_ns=time.perf_counter_ns() - started, error=error, outcome=outcome
-                )
-            )
+    # --- calls that run eagerly ------------------------------------------------------------------------------------
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._eager_calls += 1
@@ -496,66 +410,38 @@ class CompiledFunction:
         return self._target.eager(args, kwargs)
 
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises.
-
-        Raises
-        ------
-        Exception
-            Whatever eager raises; ``error`` itself if whoever called sees to it that the call runs eagerly.
-        """
+        """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises."""
         if self._tells and config.fallback == "eager":
             raise error
-        text = (
-            f"`{self._target.name}` was compiled, but this call ran eagerly: its compiled form raised "
-            f"{type(error).__name__}: {error}"
-        )
+        raised = f"its compiled form raised {type(error).__name__}: {error}"
         traceback.clear_frames(error.__traceback__)  # they hold what the graph had computed by then
         result = self._run_eagerly(args, kwargs)
         if config.fallback == "error":
             error.add_note("aotlab: eager did not raise this; the arguments are as eager left them")
             raise error
-        self._warn(text)
+        self._warn(f"`{self._target.name}` was compiled, but this call ran eagerly: {raised}")
         return result
 
     def _run_under_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves.
-
-        Raises
-        ------
-        HooksError
-            Nothing is to run eagerly.
-        """
+        """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves."""
         text = f"`{self._target.name}` is called under saved_tensors_hooks"
         if config.fallback == "error":
             raise HooksError(
-                text,
-                why="what a compiled forward saves is not what eager saves",
-                suggestion='set aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed',
+                text, why="what a compiled forward saves is not what eager saves", suggestion=f"set {_APPLY}"
             )
         started = time.perf_counter_ns()
         result = self._run_eagerly(args, kwargs)
         if observe.listening():
-            self._announce(None, time.perf_counter_ns() - started, compiled=False)
-        self._warn(
-            f"{text} and runs eagerly there: a compiled forward saves other values than eager; set "
-            'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
-        )
+            self._announce(None, started)
+        self._warn(f"{text} and runs eagerly there: a compiled forward saves other values than eager; set {_APPLY}")
         return result
 
     def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, because a transform is to see what the function does: a graph would hide it.
-
-        Raises
-        ------
-        TransformError
-            Nothing is to run eagerly, or whoever called sees to it.
-        """
+        """Run eagerly, because a transform is to see what the function does: a graph would hide it."""
         eagerly = config.fallback != "error"
-        refusal = TransformError(
-            f"`{self._target.name}` is called under {transform}",
-            why="a compiled graph has no part in transforms of its caller's",
-            suggestion="" if eagerly else "call the original function there, or compile what calls the transform",
-        )
+        text = f"`{self._target.name}` is called under {transform}"
+        suggestion = "" if eagerly else "call the original function there, or compile what calls the transform"
+        refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)
         if observe.listening() and self._told_of_transform != observe.audience():
             self._told_of_transform = observe.audience()
             number = observe.next_entry()
@@ -573,13 +459,25 @@ class CompiledFunction:
         if self._tells or not eagerly:
             raise refusal
         result = self._run_eagerly(args, kwargs)
-        if not self._said_transform:
-            self._said_transform = True
-            self._warn(
-                f"`{self._target.name}` is called under {transform} and runs eagerly there: a compiled graph has no "
-                "part in transforms of its caller's"
-            )
+        if not any(_NO_PART in said for said in self._warned):  # once, whichever transform
+            self._warn(f"{text} and runs eagerly there: {_NO_PART}")
         return result
+
+    # --- what is said ----------------------------------------------------------------------------------------------
+
+    def _announce(self, entry: int | None, started: int, *, compiled: bool = False) -> None:
+        duration = time.perf_counter_ns() - started
+        name, number = self._target.name, self._id
+        observe.emit(
+            observe.Called(function=name, function_id=number, entry=entry, duration_ns=duration, compiled=compiled)
+        )
+
+    def _failed(
+        self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
+    ) -> None:
+        if observe.listening():
+            duration = time.perf_counter_ns() - started
+            observe.emit(observe.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
 
     def _warn(self, text: str) -> None:
         if self._warns and text not in self._warned:

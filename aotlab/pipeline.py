@@ -8,9 +8,9 @@
     compile          the graphs become callables
     runtime          the function that stands between the caller and the callables
 
-Every stage hands on one frozen record and announces it to `observe`; capture, trace and partition hand on a live object
-beside it (`Call`, `Trace`, `Split`), which holds the tensors that a record must not hold.
-What overlaps among the inputs means is decided inside trace, as soon as it is known what was written.
+Every stage hands on one frozen record, which the journal announces to `observe`; capture, trace and partition hand on a
+live object beside it (`Call`, `Trace`, `Split`), which holds the tensors that a record must not hold. What overlaps
+among the inputs means is decided inside trace, as soon as it is known what was written.
 
 Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
@@ -23,20 +23,18 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
-from aotlab.backends.base import Backend, Boxed
+from aotlab.backends.base import Backend
 from aotlab.cache import Declined, Entry
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
@@ -44,8 +42,7 @@ from aotlab.capture.call import Call, Target
 from aotlab.capture.dedupe import Strategy
 from aotlab.capture.signals import NeedsInputsApart, RunEagerly
 from aotlab.capture.synthetic_bases import Base
-from aotlab.derivatives.higher import Higher
-from aotlab.derivatives.levels import first_level
+from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code_lines import definition, line_like
@@ -88,103 +85,114 @@ def compile_call(
     Declined
         The call cannot be compiled faithfully; nothing was changed.
     """
-    started = time.perf_counter_ns()
-    journal = _Journal(number)
-    pause = _GarbagePause()
-    state = None
+    journal = _Journal(options.backend.name, target, number, function_id)
     surroundings = internals.Surroundings()
-    printed = Printed()
     try:
-        with journal.stage("capture"), pause:
-            captured, call = capture.run(target, args, kwargs)
-            state = call.state
-            reason = explain(call.state)
-        _announce_start(target, function_id, number, options, reason)
-        journal.announce("capture", captured)
+        return _through_all_stages(options, target, args, kwargs, explain, journal)
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+        raised = isinstance(error, trace.TraceFailed)
+        again = None if isinstance(error, RunEagerly) and error.passing else journal.state
+        refusal = _refusal(error, target, journal.state)
+        raise Declined(refusal, state=again, raised=raised, printed=journal.printed) from error
+    except KeyboardInterrupt:
+        surroundings.restore()
+        raise
+
+
+def _through_all_stages(
+    options: Options,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    explain: Callable[[CallState], str | None],
+    journal: _Journal,
+) -> Entry:
+    backend = options.backend
+    with _garbage_pause():
+        captured, call = capture.run(target, args, kwargs)
+        journal.begin(call.state, explain)
+        journal.finish("capture", captured)
         if torch.is_anomaly_enabled():
             raise RunEagerly(
                 "it is called in anomaly mode, which looks at what each autograd node of eager's returns",
                 suggestion="call it outside of torch.autograd.detect_anomaly() to have it compiled",
             )
 
-        with journal.stage("dedupe"):
-            deduped = dedupe.run(call, options.duplicates)
-        journal.announce("dedupe", deduped)
+        deduped = dedupe.run(call, options.duplicates)
+        journal.finish("dedupe", deduped)
 
-        with journal.stage("synthetic_bases"):
-            based, bases = synthetic_bases.run(call, deduped)
-        journal.announce("synthetic_bases", based)
+        based, bases = synthetic_bases.run(call, deduped)
+        journal.finish("synthetic_bases", based)
 
-        decompositions = options.backend.decompositions()
-        with journal.stage("trace"), pause:
-            functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-            traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=functional)
-            if not functional and options.backend.needs_states(traced.module):
-                traced, live = _trace(options, call, deduped, bases, decompositions, printed, functional=True)
-            if config.debug_assert:
-                check_graph(traced.module, "joint", writes_inputs=True)
-        journal.announce("trace", traced, op_count(traced.module.graph))
+        traced, live = _trace(options, call, deduped, bases, journal.printed)
+        journal.finish("trace", traced, op_count(traced.module.graph))
 
-        with journal.stage("partition"), pause:
-            if live.training and live.is_whole:
-                options.backend.prepare(traced.module, live.fake_mode)
-            split_record, split = partition.run(traced, live, options.partitioner)
-        journal.announce("partition", split_record, _size(split_record))
+        if live.training and live.is_whole:
+            backend.prepare(traced.module, live.fake_mode)
+        divided, split = partition.run(traced, live, options.partitioner)
+        journal.finish("partition", divided, _size(divided))
 
-        context = compile.CompilationContext(model_name="model", number=number, shared={}, detailed=observe.listening())
-        with journal.stage("compile"):
-            compiled, forward, full_backward = compile.run(
-                split_record,
-                live,
-                options.backend,
-                context,
-                lazy_backward=config.lazy_backward or not live.is_whole or bool(live.deriver.draws),
-                output_labels=[f"`{label}`" for label in traced.outputs],
-                gradient_labels=live.gradient_labels(0) if live.training else (),
-            )
-        journal.announce("compile", compiled)
+    context = compile.CompilationContext(journal.number)
+    compiled, forward, full_backward = compile.run(
+        divided,
+        live,
+        backend,
+        context,
+        lazy_backward=config.lazy_backward or not live.is_whole or bool(live.deriver.draws),
+        output_labels=[f"`{label}`" for label in traced.outputs],
+        gradient_labels=live.gradient_labels(0) if live.training else (),
+    )
+    journal.finish("compile", compiled)
 
-        with journal.stage("runtime"):
-            backward = [
-                _backward(options, live, split_record, split, segment, full_backward, context)
-                for segment in range(len(live.segments))
-            ]
-            settings = internals.SettingsGuard()
-            generated, run = runtime.run(
-                _parts(options, call, deduped, live, split_record, split, forward, backward, settings, number)
-            )
-        journal.announce("runtime", generated)
-    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        raised = isinstance(error, trace.TraceFailed)
-        again = None if isinstance(error, RunEagerly) and error.passing else state
-        raise Declined(_refusal(error, target, state), state=again, raised=raised, printed=printed) from error
-    except KeyboardInterrupt:
-        surroundings.restore()
-        raise
+    settings = internals.SettingsGuard()
+    parts = runtime.Parts(
+        call=call,
+        dedupe=deduped,
+        trace=live,
+        partition=divided,
+        split=split,
+        forward=forward,
+        backward=backwards(backend, live, divided, split, full_backward, context),
+        settings_hold=settings.holds,
+        tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept]),
+        entry=journal.number,
+        debug=config.debug_assert,
+        repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),
+        exact=backend.exact,
+    )
+    generated, run = runtime.run(parts)
+    journal.finish("runtime", generated)
 
     mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
-    if observe.listening():
-        observe.emit(
-            observe.CompileFinished(
-                entry=number,
-                duration_ns=time.perf_counter_ns() - started,
-                guards=sentences(call.state, mutates=mutates),
-            )
-        )
+    journal.end(mutates=mutates)
     return Entry(
-        number=number,
+        number=journal.number,
         run=run,
-        state=state,
+        state=call.state,
         settings=settings,
         mutates=mutates,
         offsets=tuple(deduped.kept[k] for k in live.inputs.offsets_read),
         records=journal.records,
-        reason=reason,
-        printed=printed,
+        reason=journal.reason,
+        printed=journal.printed,
     )
 
 
 def _trace(
+    options: Options, call: Call, deduped: dedupe.DedupeRecord, bases: Sequence[Base], printed: Printed
+) -> tuple[trace.TraceRecord, trace.Trace]:
+    """Trace the call; once more where random ops turn out to have to take states of generators."""
+    decompositions = options.backend.decompositions()
+    functional = config.functionalize_rng_ops or options.backend.needs_states(None)
+    traced, live = _trace_once(options, call, deduped, bases, decompositions, printed, functional=functional)
+    if not functional and options.backend.needs_states(traced.module):
+        traced, live = _trace_once(options, call, deduped, bases, decompositions, printed, functional=True)
+    if config.debug_assert:
+        check_graph(traced.module, "joint", writes_inputs=True)
+    return traced, live
+
+
+def _trace_once(
     options: Options,
     call: Call,
     deduped: dedupe.DedupeRecord,
@@ -225,13 +233,6 @@ def _trace(
         return record, live
 
 
-def _line_like(pattern: str | None, state: CallState | None) -> UserLine | None:
-    """Look in the function's code for a line that an error cannot name, but describe."""
-    if pattern is None or state is None:
-        return None
-    return line_like((item.expected for item in state.reached if isinstance(item.expected, CodeType)), pattern)
-
-
 def _definition(target: Target) -> UserLine | None:
     """Return the line where a function begins, for errors that know no better one."""
     function = getattr(target, "function", None)
@@ -245,7 +246,11 @@ def _refusal(
     """Make of what ended a compilation the error that says so, with the line of the user's program."""
     if isinstance(error, RefusedError):
         if error.line is None:
-            error.reword(line=_line_like(error.pattern, state) or _definition(target))
+            line = None
+            if error.pattern is not None and state is not None:  # it cannot name the line, but describe it
+                codes = (item.expected for item in state.reached if isinstance(item.expected, CodeType))
+                line = line_like(codes, error.pattern)
+            error.reword(line=line or _definition(target))
         if target.frontend == "dynamo":
             error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
         return error
@@ -255,159 +260,65 @@ def _refusal(
     return RefusedError(str(error), suggestion=error.suggestion, line=None if has_line else _definition(target))
 
 
-class _GarbagePause:
+@contextmanager
+def _garbage_pause() -> Iterator[None]:
     """Keep Python's cyclic collector from going through all of torch's objects in the middle of a trace.
 
-    A trace makes many objects that live as long as it does; each full collection costs a tenth of a second or more and
-    finds nothing.
+    These live as long as the trace does: each full collection costs a tenth of a second or more and finds nothing.
     """
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *error: object) -> None:
-        if self._was_enabled:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
             gc.enable()
 
 
 class _Journal:
-    """Times the stages and announces their records."""
+    """Keeps the records of one compilation, times its stages and announces them."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, backend_name: str, target: Target, number: int, function_id: int) -> None:
+        self._backend_name = backend_name
+        self._target = target
+        self._function_id = function_id
         self.number = number
+        self.state: CallState | None = None
+        self.reason: str | None = None
         self.records: dict[str, Any] = {}
-        self._duration = 0
+        self.printed = Printed()
+        self._started = self._since = time.perf_counter_ns()
 
-    @contextmanager
-    def stage(self, name: str) -> Any:
-        started = time.perf_counter_ns()
-        yield
-        self._duration = time.perf_counter_ns() - started
-
-    def announce(self, name: str, record: object, nodes: int | None = None) -> None:
-        self.records[name] = record
-        if observe.listening():
-            observe.emit(
-                observe.StageFinished(
-                    entry=self.number, stage=name, record=record, duration_ns=self._duration, nodes=nodes
-                )
-            )
-
-
-def _announce_start(target: Target, function_id: int, number: int, options: Options, reason: str | None) -> None:
-    if observe.listening():
+    def begin(self, state: CallState, explain: Callable[[CallState], str | None]) -> None:
+        """Note what was called, and announce why it is compiled."""
+        self.state = state
+        self.reason = explain(state)
         observe.emit(
             observe.CompileStarted(
-                function=target.name,
-                function_id=function_id,
-                entry=number,
-                frontend=target.frontend,
-                backend=options.backend.name,
-                reason=reason,
+                function=self._target.name,
+                function_id=self._function_id,
+                entry=self.number,
+                frontend=self._target.frontend,
+                backend=self._backend_name,
+                reason=self.reason,
             )
         )
+
+    def finish(self, stage: str, record: object, nodes: int | None = None) -> None:
+        """Keep what a stage handed on, and announce it; the next stage begins."""
+        self.records[stage] = record
+        duration = time.perf_counter_ns() - self._since
+        observe.emit(
+            observe.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=duration, nodes=nodes)
+        )
+        self._since = time.perf_counter_ns()
+
+    def end(self, *, mutates: bool) -> None:
+        """Announce that the entry is ready, with its guards."""
+        if observe.listening() and self.state is not None:
+            duration, guards = time.perf_counter_ns() - self._started, sentences(self.state, mutates=mutates)
+            observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards))
 
 
 def _size(record: partition.PartitionRecord) -> int:
     return op_count(record.forward.graph) + (op_count(record.backward.graph) if record.backward is not None else 0)
-
-
-def _backward(
-    options: Options,
-    live: trace.Trace,
-    record: partition.PartitionRecord,
-    split: partition.Split,
-    segment: int,
-    full: Boxed | None,
-    context: compile.CompilationContext,
-) -> runtime.Backward:
-    """Make the backward of a segment, which compiles itself for each pattern of tangents that is met."""
-    labels = live.gradient_labels(segment)
-
-    def compile_pattern(pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.Compiled:
-        started = time.perf_counter_ns()
-        usual = trace.is_full(pattern) and live.is_whole and not live.deriver.draws
-        if usual and record.backward is not None and not internals.any_autocast_enabled():
-            return compile_module(record.backward, pattern, started), tuple(range(len(split.saved_names)))
-        with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-            module, needs = partition.derive_backward(live, split, segment, pattern, asked)
-        return compile_module(module, pattern, started), needs
-
-    def compile_module(module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
-        started = time.perf_counter_ns() if started is None else started
-        context.detailed = observe.listening()
-        with torch.no_grad(), internals.disable_autocast():
-            compiled, graph = compile.compile_graph(module, "backward", options.backend, live, context, 0, labels)
-        if observe.listening():
-            defined = tuple(map(bool, pattern))
-            observe.emit(
-                observe.BackwardCompiled(
-                    entry=context.number,
-                    pattern=defined,
-                    record=compile.BackwardRecord(pattern=defined, graph=graph),
-                    duration_ns=time.perf_counter_ns() - started,
-                )
-            )
-        return compiled
-
-    def does_the_same(pattern: trace.Pattern) -> bool:
-        with internals.no_dispatch_modes():
-            return trace.does_the_same(live.deriver, segment, pattern)
-
-    def make_higher(backward: runtime.Backward) -> Higher:
-        return Higher(
-            first_level(live, segment),
-            split,
-            wanted=backward.wanted,
-            all_masks=backward.all_masks,
-            write=partial(partition.write_backward, live),
-            compile=compile_module,
-            name=live.call_name,
-            exact=options.backend.exact,
-            is_first=True,
-        )
-
-    made = runtime.Backward(
-        live,
-        split,
-        segment,
-        full if live.is_whole else None,
-        compile_pattern,
-        make_higher,
-        live.call_name,
-        does_the_same=does_the_same,
-        exact=options.backend.exact,
-    )
-    if not live.is_whole and not config.lazy_backward:
-        made.prepare()
-    return made
-
-
-def _parts(
-    options: Options,
-    call: Call,
-    deduped: dedupe.DedupeRecord,
-    live: trace.Trace,
-    record: partition.PartitionRecord,
-    split: partition.Split,
-    forward: Boxed,
-    backward: Sequence[runtime.Backward],
-    settings: internals.SettingsGuard,
-    number: int,
-) -> runtime.Parts:
-    return runtime.Parts(
-        call=call,
-        dedupe=deduped,
-        trace=live,
-        partition=record,
-        split=split,
-        forward=forward,
-        backward=backward,
-        settings_hold=settings.holds,
-        tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept]),
-        entry=number,
-        debug=config.debug_assert,
-        repeatable=runtime.can_be_repeated(live, writes_last=options.backend.writes_last),
-        exact=options.backend.exact,
-    )

@@ -14,14 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from aotlab import _torch as internals
-from aotlab import config
+from aotlab import config, observe
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
 from aotlab.ir.assertions import hold_to, promises
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
@@ -74,14 +74,14 @@ class BackwardRecord:
     graph: CompiledGraphRecord
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class CompilationContext:
-    """What the graphs of one entry share: the model's name, the entry's number, and the backend's own state."""
+    """What the graphs of one entry share: its number, a name, and the backend's own state."""
 
-    model_name: str
     number: int
-    shared: dict[str, Any]
-    detailed: bool
+    model_name: str = "model"
+    shared: dict[str, Any] = field(default_factory=dict)
+    detailed: bool = field(default_factory=observe.listening)
 
 
 _current: ContextVar[tuple[list[str], str, int]] = ContextVar("aotlab_graph", default=([], "model", 0))
