@@ -29,8 +29,6 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-import torch
-
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
@@ -112,11 +110,7 @@ def _through_all_stages(
         captured, call = capture.run(target, args, kwargs)
         journal.begin(call.state, explain)
         journal.finish("capture", captured)
-        if torch.is_anomaly_enabled():
-            raise RunEagerly(
-                "it is called in anomaly mode, which looks at what each autograd node of eager's returns",
-                suggestion="call it outside of torch.autograd.detect_anomaly() to have it compiled",
-            )
+        capture.check_anomaly_mode()
 
         deduped = dedupe.run(call, options.duplicates)
         journal.finish("dedupe", deduped)
@@ -130,18 +124,10 @@ def _through_all_stages(
         if live.training and live.is_whole:
             backend.prepare(traced.module, live.fake_mode)
         divided, split = partition.run(traced, live, options.partitioner)
-        journal.finish("partition", divided, _size(divided))
+        journal.finish("partition", divided, divided.op_count)
 
     context = compile.CompilationContext(journal.number)
-    compiled, forward, full_backward = compile.run(
-        divided,
-        live,
-        backend,
-        context,
-        lazy_backward=config.lazy_backward or not live.is_whole or bool(live.deriver.draws),
-        output_labels=[f"`{label}`" for label in traced.outputs],
-        gradient_labels=live.gradient_labels(0) if live.training else (),
-    )
+    compiled, forward, full_backward = compile.run(traced, divided, live, backend, context)
     journal.finish("compile", compiled)
 
     settings = internals.SettingsGuard()
@@ -183,32 +169,8 @@ def _trace(
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; once more where random ops turn out to have to take states of generators."""
     decompositions = options.backend.decompositions()
-    functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-    traced, live = _trace_once(options, call, deduped, bases, decompositions, printed, functional=functional)
-    if not functional and options.backend.needs_states(traced.module):
-        traced, live = _trace_once(options, call, deduped, bases, decompositions, printed, functional=True)
-    if config.debug_assert:
-        check_graph(traced.module, "joint", writes_inputs=True)
-    return traced, live
 
-
-def _trace_once(
-    options: Options,
-    call: Call,
-    deduped: dedupe.DedupeRecord,
-    bases: Sequence[Base],
-    decompositions: dict[Any, Callable[..., Any]],
-    printed: Printed,
-    *,
-    functional: bool,
-) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; once more if inputs share memory in a way that no base can express.
-
-    They are taken apart then, which is right if the function changes none of them. If ``functional``, random ops take
-    states of generators.
-    """
-
-    def run(chosen: Sequence[Base]) -> tuple[trace.TraceRecord, trace.Trace]:
+    def run(chosen: Sequence[Base], functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
         with printed:
             return trace.run(
                 call,
@@ -222,15 +184,25 @@ def _trace_once(
                 quirks=quirks.chosen(),
             )
 
-    try:
-        return run(bases)
-    except NeedsInputsApart:
-        if not synthetic_bases.may_be_parted(bases, [call.values[position] for position in deduped.kept]):
-            raise
-        record, live = run(())
-        if not synthetic_bases.are_unchanged(bases, record.metadata.input_info):
-            raise
-        return record, live
+    def run_apart_if_needed(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
+        """Take inputs apart that share memory as no base can express, if the function then changes none of them."""
+        try:
+            return run(bases, functional)
+        except NeedsInputsApart:
+            if not synthetic_bases.may_be_parted(bases, [call.values[position] for position in deduped.kept]):
+                raise
+            record, live = run((), functional)
+            if not synthetic_bases.are_unchanged(bases, record.metadata.input_info):
+                raise
+            return record, live
+
+    functional = config.functionalize_rng_ops or options.backend.needs_states(None)
+    traced, live = run_apart_if_needed(functional)
+    if not functional and options.backend.needs_states(traced.module):
+        traced, live = run_apart_if_needed(True)
+    if config.debug_assert:
+        check_graph(traced.module, "joint", writes_inputs=True)
+    return traced, live
 
 
 def _definition(target: Target) -> UserLine | None:
@@ -318,7 +290,3 @@ class _Journal:
         if observe.listening() and self.state is not None:
             duration, guards = time.perf_counter_ns() - self._started, sentences(self.state, mutates=mutates)
             observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards))
-
-
-def _size(record: partition.PartitionRecord) -> int:
-    return op_count(record.forward.graph) + (op_count(record.backward.graph) if record.backward is not None else 0)

@@ -29,6 +29,7 @@ from aotlab.ir.random_state import keeping_states, with_states
 from aotlab.partition.default import is_tangent
 from aotlab.partition.stage import PartitionRecord
 from aotlab.trace.live import Trace
+from aotlab.trace.records import TraceRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,23 +165,17 @@ def compile_graph(
 
 
 def run(
-    partition: PartitionRecord,
-    trace: Trace,
-    backend: Backend,
-    context: CompilationContext,
-    *,
-    lazy_backward: bool,
-    output_labels: Sequence[str] = (),
-    gradient_labels: Sequence[str] = (),
+    traced: TraceRecord, partition: PartitionRecord, trace: Trace, backend: Backend, context: CompilationContext
 ) -> tuple[CompileRecord, Boxed, Boxed | None]:
     """Compile the forward and, unless it is left for later, the backward."""
     kind: GraphKind = "forward" if trace.training else "inference"
+    labels = [f"`{label}`" for label in traced.outputs]
+    later = config.lazy_backward or not trace.is_whole or bool(trace.deriver.draws)
     with torch.no_grad(), internals.disable_autocast():
         visible = partition.num_forward_outputs
-        forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, output_labels)
-        if partition.backward is None or lazy_backward:
+        forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, labels)
+        if partition.backward is None or later:
             return CompileRecord(graphs=(record,)), forward, None
-        backward, backward_record = compile_graph(
-            partition.backward, "backward", backend, trace, context, 0, gradient_labels
-        )
-    return CompileRecord(graphs=(record, backward_record)), forward, backward
+        labels = list(trace.gradient_labels(0))
+        backward, late_record = compile_graph(partition.backward, "backward", backend, trace, context, 0, labels)
+    return CompileRecord(graphs=(record, late_record)), forward, backward

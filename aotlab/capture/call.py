@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from aotlab.capture import nesting
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import UserLine
 from aotlab.guards.call_state import CallState, call_state
 from aotlab.guards.reached import Reached
@@ -141,6 +142,15 @@ def _text_of(spec: nesting.Node) -> str:
     args, kwargs = spec.children
     named = (f"{key}={child}" for key, child in zip(kwargs.keys, kwargs.children, strict=True))
     return f"({', '.join([*map(str, args.children), *named])})"
+
+
+def check_anomaly_mode() -> None:
+    """Have a call in anomaly mode run eagerly."""
+    if torch.is_anomaly_enabled():
+        raise RunEagerly(
+            "it is called in anomaly mode, which looks at what each autograd node of eager's returns",
+            suggestion="call it outside of torch.autograd.detect_anomaly() to have it compiled",
+        )
 
 
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:

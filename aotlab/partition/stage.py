@@ -29,7 +29,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
-from aotlab.ir.graphs import check_graph, line_of, output_args, phase_of, placeholders
+from aotlab.ir.graphs import check_graph, line_of, op_count, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.copies import COPY
 from aotlab.partition.default import default_partition
@@ -83,6 +83,11 @@ class PartitionRecord:
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
     own: tuple[int, ...] = ()
+
+    @property
+    def op_count(self) -> int:
+        """The calls in both graphs."""
+        return sum(op_count(module.graph) for module in (self.forward, self.backward) if module is not None)
 
     @property
     def donated(self) -> tuple[int, ...]:
