@@ -39,7 +39,6 @@ _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
 
-
 #: Ops whose fake results do not say that the real ones are quantized.
 _QUANTIZES = internals.quantizing_ops()
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
@@ -55,48 +54,23 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
-
-
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
-#: What kernels look at when they run and the graph does not say.
-_SETTINGS = ("the default dtype", "deterministic algorithms", "the precision of matmuls")
-
-
-def _settings() -> tuple[Any, ...]:
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        internals.matmul_precision(),
-    )
+def _settings() -> dict[str, Any]:
+    """Return what kernels look at when they run and the graph does not say."""
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the precision of matmuls": internals.matmul_precision(),
+    }
 
 
 class Recorder(TorchDispatchMode):
-    """Run each op on fake tensors and append it to the tape.
+    """Run each op on fake tensors and append it to the tape; refuse what no graph can hold, at the op concerned.
 
-    Parameters
-    ----------
-    tape
-        Where ops go.
-    fake_mode
-        The mode that made the inputs.
-    decompositions
-        Ops that are replaced by what their function calls.
-    functional
-        Whether random ops take the state of their generator as an argument, and return the next one.
-    quirks
-        Those of this trace.
-
-    Attributes
-    ----------
-    exact
-        Whether the graphs are to compute bit for bit what eager does.
-
-    Raises
-    ------
-    CapturedTensorError, HigherOrderOpError, SubclassError, DataDependentError
-        From inside the traced program, at the op concerned.
+    ``decompositions`` are ops that are replaced by what their function calls; ``functional`` says that random ops take
+    the state of their generator and return the next one; ``exact``, that graphs compute bit for bit what eager does.
     """
 
     supports_higher_order_operators = True
@@ -146,7 +120,7 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
         here.active.pop()
 
-    def _decomposition(self, op: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def _decomposition(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         if op not in self._decomposes:
             found = self.decompositions.get(op)
             first = next(iter(tensors_in(args)), None)
@@ -176,62 +150,29 @@ class Recorder(TorchDispatchMode):
 
     def record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op on fake tensors and append it, or what stands for it, to the tape."""
-        answer = _ANSWERED_BY_THE_FAKE.get(func)
-        if answer is not None:
-            return answer(*args)
+        if func in _ANSWERED_BY_THE_FAKE:
+            return _ANSWERED_BY_THE_FAKE[func](*args)
         if not isinstance(func, OpOverload):
             if isinstance(func, HigherOrderOperator):
                 refuse_higher_order(func, self._line())
             return func(*args, **kwargs)
         if self.values_only and func in internals.VECTORS_FLAG:
             args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
-        decomposition = self._decomposition(func, args)
-        if decomposition is not None:
-            outermost = self._original is None
-            if outermost:
-                self._original = func
-            try:
-                with self:
-                    result = decomposition(*args, **kwargs)
-                if outermost and result is not NotImplemented and func in self.decompositions:
-                    result = self._laid_out(func, types, args, kwargs, result)
-            finally:
-                if outermost:
-                    self._original = None
-            if result is not NotImplemented:
-                if func is torch.ops.aten.empty_like.default and not kwargs.get("memory_format"):
-                    self.likes[id(result)] = args[0]
-                return result
+        result = self._decomposed(func, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
+        self._check_arguments(func, args, kwargs)
         if func in self._claims:
             result = self._claims[func](self, types, args, kwargs)
             if result is not NotImplemented:
                 return result
-        tape = self.tape
-        for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
-            if not tape.knows(tensor):
-                self._refuse_foreign(func, tensor)
-        if func._schema.is_mutable:
-            self._refuse_mutation(func)
-        if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
-            line = self._line()
-            raise RunEagerly(
-                f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
-                + ("" if line is None else f", at {line}"),
-                suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
-            )
-        if func is _RANDOM_BETWEEN and args[2] is not None and not (kwargs and kwargs.get("generator")):
+        if func is _RANDOM_BETWEEN and args[2] is not None and args[0].is_contiguous() and not kwargs.get("generator"):
             # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
             like = {"dtype": args[0].dtype, "device": args[0].device}
             return self.record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
-        if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
-            raise RandomOpError(
-                f"`{func}` draws from a generator of its own",
-                line=self._line(),
-                why="a graph cannot hold a generator",
-                suggestion="use the default generator, or draw outside of the compiled function",
-            )
+        self._check_draws(func, args, kwargs)
         self._check_settings(func)
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
             # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
@@ -242,6 +183,63 @@ class Recorder(TorchDispatchMode):
             if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
                 return self._ask_constants(func, args, kwargs)
             raise self._no_values(func, (args, kwargs), error) from error
+        return self._appended(func, types, args, kwargs, result)
+
+    def _decomposed(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run what an op is decomposed into; NotImplemented if it is to be recorded as it is."""
+        decomposition = self._decomposition(func, args)
+        if decomposition is None:
+            return NotImplemented
+        outermost = self._original is None
+        if outermost:
+            self._original = func
+        try:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if outermost and result is not NotImplemented and func in self.decompositions:
+                result = self._laid_out(func, types, args, kwargs, result)
+        finally:
+            if outermost:
+                self._original = None
+        if (
+            func is torch.ops.aten.empty_like.default
+            and result is not NotImplemented
+            and not kwargs.get("memory_format")
+        ):
+            self.likes[id(result)] = args[0]
+        return result
+
+    def _check_arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse tensors that the tape does not know, and ops that functionalization has let pass."""
+        for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
+            if not self.tape.knows(tensor):
+                self._refuse_foreign(func, tensor)
+        if func._schema.is_mutable:
+            self._refuse_mutation(func)
+
+    def _check_draws(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse random ops that a graph would draw otherwise."""
+        if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
+            line = self._line()
+            raise RunEagerly(
+                f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
+                + ("" if line is None else f", at {line}"),
+                suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
+            )
+        if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
+            raise RandomOpError(
+                f"`{func}` draws from a generator of its own",
+                line=self._line(),
+                why="a graph cannot hold a generator",
+                suggestion="use the default generator, or draw outside of the compiled function",
+            )
+
+    def _appended(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        """Append an op that gave ``result`` on fake tensors; return what the program gets."""
         if draws(func):
             result = self._append_draw(func, args, kwargs, result)
             return self._by_mask(types, result) if func is torch.ops.aten.bernoulli.p else result
@@ -364,7 +362,7 @@ class Recorder(TorchDispatchMode):
         """Refuse an op under another setting than the call's: the graph will run under the call's."""
         now = _settings()
         if now != self._settings and self.phase == "forward":
-            name = next(name for name, a, b in zip(_SETTINGS, now, self._settings, strict=True) if a != b)
+            name = next(name for name, value in now.items() if value != self._settings[name])
             raise EscapeError(
                 f"the function changes a global setting, {name}, before it calls `{func}`",
                 line=self._line(),

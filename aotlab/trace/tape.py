@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,37 +26,23 @@ class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it
 _AROUND = "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
 
 
+@dataclass(slots=True, eq=False)
 class Operation:
     """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
 
     ``original`` is the op that was being decomposed when this one was called, else this one; kernels are named by it.
     """
 
-    __slots__ = ("args", "index", "kwargs", "meta", "original", "phase", "place", "result", "sequence", "target")
-
-    def __init__(
-        self,
-        index: int,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        phase: Phase,
-        place: Callable[[], UserLine | None] | None,
-        sequence: int | None,
-        meta: dict[str, Any] | None,
-        original: OpOverload,
-    ) -> None:
-        self.original = original
-        self.index = index
-        self.target = target
-        self.args = args
-        self.kwargs = kwargs
-        self.result = result
-        self.phase = phase
-        self.place = place
-        self.sequence = sequence
-        self.meta = meta
+    index: int
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    phase: Phase
+    place: Callable[[], UserLine | None] | None
+    sequence: int | None
+    meta: dict[str, Any] | None
+    original: OpOverload
 
     @property
     def is_random(self) -> bool:
@@ -135,10 +122,14 @@ class Tape:
         """Tell whether ``fake`` is a value of this tape."""
         return id(fake) in self._origin
 
+    def name_of_constant(self, fake: Tensor) -> str:
+        """Return the name of the constant that ``fake`` stands for; empty for other values."""
+        origin = self._origin.get(id(fake), "")
+        return origin if isinstance(origin, str) else ""
+
     def constant(self, fake: Tensor) -> Tensor | None:
         """Return the tensor that ``fake`` stands for as a constant; None for other values."""
-        origin = self._origin.get(id(fake))
-        return self.constants.get(origin) if isinstance(origin, str) else None
+        return self.constants.get(self.name_of_constant(fake))
 
     def producer(self, fake: Tensor) -> tuple[Operation, tuple[int, ...]] | None:
         """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
@@ -232,91 +223,116 @@ class Tape:
             An output needs a value from outside that is not among the inputs.
         """
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
-        unused: set[int] = set()
-        wanted, outside = self.needed([*outputs, *(value for _, value in write_back)], stop)
-        if keep_impure is not None or keep:
-            stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
-            impure = [self.operations[i] for i in sorted(stays) if i not in wanted]
-            more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
-            unused = {o.index for o in impure} - more
-            wanted |= more | unused
-            outside += further
+        stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
+        results = [*outputs, *(value for _, value in write_back)]
+        wanted, unused, outside = self._chosen(results, stays, stop)
         if outside:
             raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
+        writer = _GraphWriter(self, inputs, same)
+        items = self._items(wanted, outputs, stop)
+        for index in sorted(wanted):
+            writer.write(self.operations[index], items.get(index, {}).values(), stays=index in unused)
+        return writer.finish(name, outputs, write_back)
 
-        graph = fx.Graph()
-        root = torch.nn.Module()
-        nodes: dict[int, fx.Node] = {}
-        for placeholder, fake in inputs:
-            node = graph.placeholder(placeholder)
-            _describe(node, fake)
-            if placeholder.startswith("tangents"):
-                node.meta["phase"] = "backward"
-            nodes[id(fake)] = node
-        nodes.update((id(fake), nodes[id(standing)]) for fake, standing in same)
+    def _chosen(
+        self, results: Sequence[Tensor | None], stays: set[int], stop: set[int]
+    ) -> tuple[set[int], set[int], list[Tensor]]:
+        """Return the ops that a graph consists of, those whose results nobody uses, and the values from outside."""
+        wanted, outside = self.needed(results, stop)
+        impure = [self.operations[i] for i in sorted(stays - wanted)]
+        more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
+        unused = {o.index for o in impure} - more
+        return wanted | more | unused, unused, outside + further
 
-        def use(fake: Tensor) -> fx.Node:
-            node = nodes.get(id(fake))
-            if node is not None:
-                return node
-            origin = self._origin[id(fake)]
-            if isinstance(origin, str):
-                setattr(root, origin, self.constants[origin])
-                node = graph.get_attr(origin)
-            else:
-                operation, path = origin
-                node = results[operation.index]
-                for item in path:
-                    node = graph.create_node("call_function", operator.getitem, (node, item), {})
-                    _inherit(node, operation)
-            _describe(node, fake)
-            nodes[id(fake)] = node
-            return node
-
-        def convert(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return use(value)
-            if type(value) is list or isinstance(value, torch.Size):
-                return [convert(item) for item in value]
-            if type(value) is tuple:
-                return tuple([convert(item) for item in value])
-            if type(value) is complex and 0.0 in (value.real, value.imag):
-                # written as `-0j` it would come back with another sign
-                return graph.call_function(complex, (value.real, value.imag))
-            return value
-
-        # all items that are used of a result stand right behind it, where partitioners look for them
+    def _items(
+        self, wanted: Collection[int], outputs: Sequence[Tensor | None], stop: Collection[int]
+    ) -> dict[int, dict[int, Tensor]]:
+        """Return the parts that are used of the results of ops, by the ops' indices."""
         items: dict[int, dict[int, Tensor]] = {}
         used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
         for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
             origin = self._origin[id(fake)]
             if not isinstance(origin, str) and origin[1] and id(fake) not in stop:
                 items.setdefault(origin[0].index, {})[id(fake)] = fake
+        return items
 
-        results: dict[int, fx.Node] = {}
-        for index in sorted(wanted):
-            operation = self.operations[index]
-            args = tuple([convert(arg) for arg in operation.args])
-            kwargs = {key: convert(arg) for key, arg in operation.kwargs.items()}
-            node = graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
-            _inherit(node, operation)
-            if index in unused:
-                node.meta[STAYS] = True
-            results[index] = node
-            if isinstance(operation.result, Tensor):
-                _describe(node, operation.result)
-                nodes.setdefault(id(operation.result), node)
-            else:
-                node.meta["val"] = operation.result
-                for fake in items.get(index, {}).values():
-                    use(fake)
-        returned = [None if o is None else use(o) for o in outputs]
+
+class _GraphWriter:
+    """Writes one fx graph, op by op; each value gets its node when it is first used."""
+
+    def __init__(self, tape: Tape, inputs: Sequence[tuple[str, Tensor]], same: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._tape = tape
+        self._graph = fx.Graph()
+        self._root = torch.nn.Module()
+        self._results: dict[int, fx.Node] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        for placeholder, fake in inputs:
+            node = self._graph.placeholder(placeholder)
+            _describe(node, fake)
+            if placeholder.startswith("tangents"):
+                node.meta["phase"] = "backward"
+            self._nodes[id(fake)] = node
+        self._nodes.update((id(fake), self._nodes[id(standing)]) for fake, standing in same)
+
+    def write(self, operation: Operation, items: Iterable[Tensor], *, stays: bool) -> None:
+        """Write one op and, right behind it, where partitioners look for them, the ``items`` used of its result."""
+        args = tuple([self._convert(arg) for arg in operation.args])
+        kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
+        node = self._graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
+        _inherit(node, operation)
+        if stays:
+            node.meta[STAYS] = True
+        self._results[operation.index] = node
+        if isinstance(operation.result, Tensor):
+            _describe(node, operation.result)
+            self._nodes.setdefault(id(operation.result), node)
+        else:
+            node.meta["val"] = operation.result
+            for fake in items:
+                self._use(fake)
+
+    def finish(
+        self, name: str, outputs: Sequence[Tensor | None], write_back: Sequence[tuple[Tensor, Tensor]]
+    ) -> fx.GraphModule:
+        """Write what is returned and what is written into inputs, and make the module."""
+        returned = [None if output is None else self._use(output) for output in outputs]
         for target, value in write_back:
-            node = graph.call_function(torch.ops.aten.copy_.default, (use(target), use(value)))
+            node = self._graph.call_function(torch.ops.aten.copy_.default, (self._use(target), self._use(value)))
             node.meta["val"] = target
             node.meta["phase"] = "forward"
-        graph.output(tuple(returned))
-        return internals.graph_module(root, graph, name)
+        self._graph.output(tuple(returned))
+        return internals.graph_module(self._root, self._graph, name)
+
+    def _use(self, fake: Tensor) -> fx.Node:
+        node = self._nodes.get(id(fake))
+        if node is not None:
+            return node
+        made = self._tape.producer(fake)
+        if made is None:
+            constant = self._tape.name_of_constant(fake)
+            setattr(self._root, constant, self._tape.constants[constant])
+            node = self._graph.get_attr(constant)
+        else:
+            operation, path = made
+            node = self._results[operation.index]
+            for item in path:
+                node = self._graph.create_node("call_function", operator.getitem, (node, item), {})
+                _inherit(node, operation)
+        _describe(node, fake)
+        self._nodes[id(fake)] = node
+        return node
+
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._use(value)
+        if type(value) is list or isinstance(value, torch.Size):
+            return [self._convert(item) for item in value]
+        if type(value) is tuple:
+            return tuple([self._convert(item) for item in value])
+        if type(value) is complex and 0.0 in (value.real, value.imag):
+            # written as `-0j` it would come back with another sign
+            return self._graph.call_function(complex, (value.real, value.imag))
+        return value
 
 
 def _name_of(target: Any) -> str:
