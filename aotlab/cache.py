@@ -39,7 +39,7 @@ from aotlab.guards.refusals import Refusals
 from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
 from aotlab.runtime.writer import MISS
-from aotlab.trace.printed import Printed
+from aotlab.trace.held_back import Printed
 from aotlab.trace.running import is_tracing
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.

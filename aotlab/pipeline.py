@@ -49,7 +49,7 @@ from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
 from aotlab.trace import stage as trace
-from aotlab.trace.printed import Printed
+from aotlab.trace.held_back import Printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

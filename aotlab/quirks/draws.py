@@ -24,7 +24,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload, pytree
 from aotlab.ir.random_state import original
-from aotlab.trace.layouts import order_of_memory
+from aotlab.trace.fakes import order_of_memory
 from aotlab.trace.quirk import OpHandler, Quirk
 from aotlab.trace.tape import Tape, tensors_in
 

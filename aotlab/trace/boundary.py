@@ -34,8 +34,7 @@ from aotlab.errors import (
     RefusedError,
     UserLine,
 )
-from aotlab.trace.naming import called, name_of
-from aotlab.trace.places import user_line
+from aotlab.trace.places import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"

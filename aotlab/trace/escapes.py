@@ -31,8 +31,7 @@ from aotlab.trace.boundary import (
 )
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.inputs import Entered
-from aotlab.trace.naming import called
-from aotlab.trace.places import user_line
+from aotlab.trace.places import called, user_line
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.records import Hook
 from aotlab.trace.running import note_checkpoint, note_random_state, strides_are_certain

@@ -1,21 +1,30 @@
-"""Where torch's fake tensors promise other sizes or strides than eager's kernel gives; put right one by one.
+"""The strides of fake results, where torch's own are not those that eager's kernels give; put right one by one.
+
+    x = torch.ones(3, 4).t()
+    torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor takes it for a copy of x: (1, 4)
 
 A wrong promise shows when somebody reads it in the function, when a gradient of that layout is asked for, or in what
 Inductor returns, which it lays out as promised. What is listed here was found by `aotlab verify ops`, with
-``config.debug_assert`` on, and by the same for tensors that do not lie row by row.
+``config.debug_assert`` on, and by the same for tensors that do not lie row by row. Decompositions promise values, not
+strides: where something does not lie row by row, the op's own fake is asked.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode, OpOverload
+from aotlab.capture.signals import RunEagerly
+from aotlab.trace.tape import tensors_in
 
+#: Records an op on positional arguments, and returns its result.
+Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 #: Makes the right fake results of an op from its arguments and the wrong ones.
 Correction = Callable[[tuple[Any, ...], Any], Any]
 
@@ -64,6 +73,13 @@ def _index(args: tuple[Any, ...], result: Any) -> Any:
     given = [indices[d] for d in places]
     if result.numel() == 0 or tensor.device.type != "cpu" or any(index.dtype in _MASKS for index in given):
         return result  # the GPU's kernel copies some indices first
+    if all(each.is_contiguous() for each in (tensor, *given)):
+        return result.new_empty(result.shape)
+    if len(given) > 2:
+        raise RunEagerly(
+            f"an index of {len(given)} tensors, some of which do not lie row by row",
+            suggestion="call contiguous() before, to have it compiled",
+        )
     adjacent = places[-1] - places[0] == len(places) - 1
     before = places[0] if adjacent else 0  # what is taken from several places comes first
     rest = [stride for d, stride in enumerate(tensor.stride()) if d not in places]
@@ -73,47 +89,18 @@ def _index(args: tuple[Any, ...], result: Any) -> Any:
     for index in given:
         strides = [stride if size > 1 else 0 for size, stride in zip(index.shape, index.stride(), strict=True)]
         walks.append([*[0] * before, *[0] * (len(shape) - len(strides)), *strides, *after])
-    return result.new_empty_strided(result.shape, iterated(result.shape, walks))
-
-
-def iterated(shape: Sequence[int], walks: Sequence[Sequence[int]]) -> list[int]:
-    """Return the strides of a new tensor that a kernel fills along others, which it reads with the strides ``walks``.
-
-    Torch's iterators lay it out as the first that says which of two dimensions is the inner one. A stride of zero says
-    nothing.
-    """
-
-    def outer_first(one: int, other: int) -> int:
-        for walk in walks:
-            if walk[one] and walk[other] and shape[one] > 1 and shape[other] > 1:
-                if walk[one] != walk[other]:
-                    return 1 if walk[one] > walk[other] else -1
-                if shape[one] > shape[other]:
-                    return 1
-        return 0
-
-    inner_first = list(range(len(shape)))[::-1]
-    for end in range(1, len(inner_first)):  # sorted as torch sorts: dimensions need not be comparable
-        at = end
-        for d in range(end - 1, -1, -1):
-            order = outer_first(inner_first[d], inner_first[at])
-            if order > 0:
-                inner_first[d], inner_first[at] = inner_first[at], inner_first[d]
-                at = d
-            elif order < 0:
-                break
-    strides, step = [0] * len(shape), 1
-    for d in inner_first:
-        strides[d] = step
-        step *= shape[d]
-    return strides
+    with internals.outside_of_trace():
+        # the kernel lays out its result as any kernel does that reads tensors with these strides
+        read = [torch.empty_strided(result.shape, walk, device="meta") for walk in walks]
+        made = torch.mul(*read) if len(read) == 2 else torch.addcmul(*read)
+    return result.new_empty_strided(result.shape, made.stride())
 
 
 def _elementwise_like(op: OpOverload) -> Correction:
     """Take the strides of another op, whose fake is made by the code that makes the kernels' results."""
 
     def correction(args: tuple[Any, ...], result: Any) -> Any:
-        given = [each for each in args if isinstance(each, torch.Tensor)]
+        given = [each for each in args if isinstance(each, Tensor)]
         if len(given) < 2:  # a number beside a tensor
             return result
         with internals.outside_of_trace():
@@ -198,3 +185,51 @@ def as_in_eager(op: Any, args: tuple[Any, ...], result: Any, mode: FakeTensorMod
         return result
     with mode:
         return correction(args, result)
+
+
+def needs_look(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a decomposition of ``op`` might lay its results out otherwise than the op does."""
+    return not op.is_view and not all(tensor.is_contiguous() for tensor in tensors_in((args, kwargs)))
+
+
+def laid_out(result: Any, fake: Any, record: Record) -> Any:
+    """Return what a decomposition made, copied where its strides are not those of the op's own ``fake`` result."""
+    given, wanted = list(tensors_in(result)), list(tensors_in(fake))
+    if len(given) != len(wanted):  # one of them leaves out what is not wanted
+        return result
+    copies = {id(tensor): _copied(tensor, like, record) for tensor, like in zip(given, wanted, strict=True)}
+    if all(copies[id(tensor)] is tensor for tensor in given):
+        return result
+    return internals.pytree.tree_map_only(Tensor, lambda tensor: copies[id(tensor)], result)
+
+
+def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions in the order of the memory; None unless they lie in it one in the other, without gaps."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    return order
+
+
+def _copied(tensor: Tensor, like: Tensor, record: Record) -> Tensor:
+    """Copy a tensor into the strides of another; not if it has them, or if these leave memory out."""
+    order = order_of_memory(like) if tensor.shape == like.shape and any(_differ(tensor, like)) else None
+    if order is None:
+        return tensor
+    aten = torch.ops.aten
+    permuted = record(aten.permute.default, (tensor, list(order)), {})
+    rows = record(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
+    back = [order.index(d) for d in range(len(order))]
+    copy: Tensor = record(aten.permute.default, (rows, back), {})
+    return copy
+
+
+def _differ(tensor: Tensor, like: Tensor) -> Iterator[bool]:
+    """Tell of each dimension that leads to other elements whether its strides differ."""
+    if tensor.numel():
+        for size, stride, wanted in zip(tensor.shape, tensor.stride(), like.stride(), strict=True):
+            yield size > 1 and stride != wanted

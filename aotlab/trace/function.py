@@ -25,6 +25,7 @@ from aotlab.trace.boundary import clocks_watched
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
+from aotlab.trace.held_back import WarningTape
 from aotlab.trace.inputs import Entered, input_info
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.passed_views import all_outputs
@@ -33,7 +34,6 @@ from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
 from aotlab.trace.uncounted_writes import with_uncounted_writes
-from aotlab.trace.warned import WarningTape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,9 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.fakes import LAID_OUT, as_in_eager
-from aotlab.trace.layouts import laid_out, needs_look
+from aotlab.trace.fakes import LAID_OUT, as_in_eager, laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake, settings_in_key
-from aotlab.trace.naming import called, name_of
-from aotlab.trace.places import user_line, user_place
+from aotlab.trace.places import called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.running import here
 from aotlab.trace.states import States, draws
@@ -54,6 +52,7 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
@@ -203,11 +202,7 @@ class Recorder(TorchDispatchMode):
         finally:
             if outermost:
                 self._original = None
-        if (
-            func is torch.ops.aten.empty_like.default
-            and result is not NotImplemented
-            and not kwargs.get("memory_format")
-        ):
+        if func is _EMPTY_LIKE and result is not NotImplemented and not kwargs.get("memory_format"):
             self.likes[id(result)] = args[0]
         return result
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.trace.places import located
-from aotlab.trace.strides import are_certain
 from aotlab.trace.tape import Operation
 
 if TYPE_CHECKING:
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
 #: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
 #: it, too, and does not see whether it is on.)
 _CAST_INSIDE = frozenset((internals.TRILINEAR,))
-
-
-#: What functionalization puts for a write to a window: the memory as it is with other values there.
-_SCATTERS = frozenset(
-    (
-        torch.ops.aten.as_strided_scatter.default, torch.ops.aten.diagonal_scatter.default,
-        torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default,
-    )
-)  # fmt: skip
 
 
 class _Here(threading.local):
@@ -107,19 +97,32 @@ def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
     ]
 
 
-def _written_below(operation: Operation) -> Tensor | None:
-    """Return what a view looks at, or what an op of functionalization's puts into a window; None for other ops."""
-    place = 1 if operation.target in _SCATTERS else 0
-    arguments = operation.target._schema.arguments
-    if len(operation.args) <= place or (place == 0 and arguments[0].alias_info is None):
-        return None
-    found = operation.args[place]
-    return found if isinstance(found, Tensor) else None
-
-
 def strides_are_certain(wrapper: Tensor) -> bool:
-    """Tell whether a traced tensor has eager's strides; see `aotlab.trace.strides`."""
-    return not here.active or are_certain(here.active[-1].tape, internals.from_functional(wrapper), _written_below)
+    """Tell whether a traced tensor surely has the strides that eager gives it.
+
+        c = torch.ones(3, 1, 1).permute(2, 1, 0)     # strides (1, 1, 1), of shape (1, 1, 3)
+        (c * 2).stride()                             # (1, 1, 1); torch's fake tensors say (3, 3, 1)
+
+    The stride of a dimension of size one, or of a tensor without elements, says nothing, and kernels and their fakes
+    choose it by rules of their own. They agree where all such tensors of a trace lie row by row.
+    """
+    if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
+        return True
+    return all(map(_is_row_by_row, filter(_has_free_strides, here.active[-1].tape.values())))
+
+
+def _has_free_strides(tensor: Tensor) -> bool:
+    return 1 in tensor.shape or 0 in tensor.shape
+
+
+def _is_row_by_row(tensor: Tensor) -> bool:
+    """Tell whether a tensor has the strides of a new one, also where its dimensions have the size one."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True
 
 
 def note_random_state(name: str, state: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,13 @@ class Tape:
         if origin is None:
             raise Untraceable(_AROUND)
         return None if isinstance(origin, str) else origin
+
+    def values(self) -> Iterator[Tensor]:
+        """Go through all tensors: those from outside, then the results of the ops."""
+        yield from self._entered
+        yield from self.constant_fakes.values()
+        for operation in self.operations:
+            yield from tensors_in(operation.result)
 
     def append(self, operation: Operation) -> None:
         """Add an op; results that are also arguments keep their first origin."""

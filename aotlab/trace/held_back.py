@@ -1,4 +1,7 @@
-"""What a function warns of while it is traced is held back: eager, or the quirk `aotlab.quirks.warned`, gives it."""
+"""What a function prints and warns of while it is traced is held back.
+
+Eager prints it, and warns, where the trace is given up; `aotlab.quirks.warned` warns in compiled calls.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,50 @@ import warnings
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
+
+
+class Printed:
+    """Holds back, in ``with`` blocks, what this thread writes to standard output and error; of the last block alone."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[str, str]] = []
+
+    def __enter__(self) -> None:
+        self._held.clear()
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (_Stream(name, getattr(sys, name), self._held) for name in ("stdout", "stderr"))
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout, sys.stderr = self._before
+
+    def release(self) -> None:
+        """Write what was held back."""
+        held, self._held = self._held, []
+        for name, text in held:
+            getattr(sys, name).write(text)
+
+
+class _Stream:
+    """Stands for one stream; other threads write through it."""
+
+    def __init__(self, name: str, stream: Any, held: list[tuple[str, str]]) -> None:
+        self._name = name
+        self._stream = stream
+        self._held = held
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return int(self._stream.write(text))
+        self._held.append((self._name, text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
