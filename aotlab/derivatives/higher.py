@@ -42,9 +42,8 @@ Write = Callable[
 #: Compiles the graph of a backward, for a pattern of defined tangents.
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
 
-#: Which tangents are defined; what comes into the midst; the strides of all of these; which of them require grad, under
-#: ``create_graph``; the autocast that is on; whether all gradients there are were asked for; the edges of written
-#: views that are there.
+#: What `Level.derive` depends on: which tangents are defined; the edges of what comes into the midst; the strides of
+#: all of these; under ``create_graph`` which of them require grad; the autocast that is on; ``everything``.
 _Kind = tuple[
     tuple[bool, ...],
     tuple[Edge, ...],
@@ -52,7 +51,6 @@ _Kind = tuple[
     tuple[bool, ...] | None,
     tuple[Any, ...],
     bool,
-    frozenset[Edge],
 ]
 
 #: The autograd node that hands on what a segment sends to an input; see `aotlab.runtime.segment_calls`.
@@ -77,13 +75,12 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One compiled backward.
+    """One compiled backward, of what `Derived` says.
 
     ``compute`` takes the saved values ``needs`` and what came in, and returns a gradient or None for each of ``count``
-    slots, then what the level above keeps and is not there yet. Of the gradients, ``same_as`` are what came in,
-    ``roots`` can be differentiated. ``kept`` says of each value that the level above keeps where it is: among the saved
-    values, of which so ``takes`` are used, what came in, or what was computed. ``own`` are the numbers of the roots of
-    which it keeps the very gradient.
+    slots, then what the level above keeps and is not there yet. ``kept`` says of each value that the level above keeps
+    where it is: among the saved values, of which so ``takes`` are used, what came in, or what was computed. ``own`` are
+    the numbers of the roots of which it keeps the very gradient.
     """
 
     compute: Boxed
@@ -102,22 +99,10 @@ class _Plan:
 class Higher:
     """The backwards of one level.
 
-    Parameters
-    ----------
-    level
-        What is differentiated.
-    split
-        What it keeps.
-    wanted
-        The slots whose gradients are returned, in this order; the last edges of the running node are theirs.
-    all_masks
-        Which nodes each entry reaches, for all segments that share the saved values.
-    write, compile
-        Write a graph, and compile it.
-    exact
-        Whether gradients are to be summed as they are laid out; else they are copied into the usual strides.
-    is_first
-        Whether it is the level of the function's own nodes.
+    ``split`` says what the level keeps. ``wanted`` are the slots whose gradients are returned, in this order; the last
+    edges of the running node are theirs. ``all_masks`` are those of all segments that share the saved values. If the
+    backend is ``exact``, gradients are summed as they are laid out; else they are copied into the usual strides.
+    ``is_first`` is the level of the function's own nodes.
     """
 
     def __init__(
@@ -153,17 +138,7 @@ class Higher:
         return saved.pending is not None and (id(self), internals.current_graph_task()) in saved.pending
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of ``wanted``; in grad mode they have histories.
-
-        Raises
-        ------
-        DoubleBackwardError
-            A derivative needs what was not kept.
-        TransformError
-            In grad mode, under a transform other than vmap.
-        Exception
-            Whatever the traced program's nodes raise.
-        """
+        """Return the gradients of ``wanted``; in grad mode they have histories."""
         came = saved.take_pending(id(self))
         values = [*tangents, *came.values()]
         create_graph = torch.is_grad_enabled()
@@ -223,12 +198,11 @@ class Higher:
         create_graph = torch.is_grad_enabled()
         casting = autocast_state() if internals.any_autocast_enabled() else ()
         requires = tuple(t.requires_grad for t in given) if create_graph else None
-        views = saved.views_now() if create_graph else {}
-        everything = not self.is_first and _asks_for_all(node)
-        kind = (pattern, extras, tuple(strides), requires, casting, everything, frozenset(views))
+        everything = not self.is_first and internals.is_to_be_run(node.next_functions[0][0])  # the anchor is a leaf
+        kind = (pattern, extras, tuple(strides), requires, casting, everything)
         plan = self._plan(kind)
         arguments = saved.use(plan.mask, plan.takes)
-        ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
+        ends = _Ends(self, node, saved, given, plan).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
             if plan.above is None:
@@ -252,11 +226,9 @@ class Higher:
 
     def _make(self, kind: _Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
-        pattern, extras, strides, requires, casting, everything, views = kind
+        pattern, extras, strides, requires, casting, everything = kind
         level = self.level
-        found = level.derive(
-            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, views=views
-        )
+        found = level.derive(pattern, extras, strides, requires, autocast=bool(casting), everything=everything)
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
         numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
         known.update((id(other), ("saved", numbers[id(value)])) for other, value in self._split.same)
@@ -335,9 +307,7 @@ class _Ends:
         saved: SavedValues,
         given: Sequence[Tensor],
         plan: _Plan,
-        views: dict[Edge, Tensor],
     ) -> None:
-        self._views = views
         self._higher = higher
         self._node = node
         self._saved = saved
@@ -355,8 +325,6 @@ class _Ends:
         if not higher.is_first and edge in self._node.ends:
             known: End = self._node.ends[edge]
             return known
-        if edge in self._views:
-            return End(tensor=self._views[edge])
         is_input = higher.is_first and edge in higher.slot_of
         if is_input and not (self._goes_inside and higher.is_shared.get(edge)):
             tensor = self._input(edge)
@@ -441,11 +409,6 @@ def _anchor() -> Tensor:
         with torch.inference_mode(False):
             _anchors.append(torch.empty(0, requires_grad=True))
     return _anchors[0]
-
-
-def _asks_for_all(node: Any) -> bool:
-    """Tell whether the backward that is being run is ``backward()`` and not ``grad(…)`` of some tensors."""
-    return internals.is_to_be_run(node.next_functions[0][0])
 
 
 def _apart(value: Any, others: set[int]) -> Any:

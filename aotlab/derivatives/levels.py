@@ -38,30 +38,11 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 @dataclass(kw_only=True, eq=False)
 class Level:
-    """The autograd nodes of one order of derivatives, of one segment of a trace.
+    """The autograd nodes of one order of derivatives, of one segment of a trace: ``part``.
 
-    Attributes
-    ----------
-    part
-        The nodes, where gradients come in, and where they leave.
-    slots
-        Its ways out, in the order in which its gradients are listed.
-    tangents
-        What comes in, one for each entry.
-    bits, masks
-        The numbers of the nodes that hold tensors; for each entry, which of these it reaches.
-    known
-        All nodes of this level and those below, with what comes in from below and the inputs' leaves.
-    extras
-        What comes into the midst of the level, from one above it.
-    laid_out
-        What stands for gradients with other strides than the usual, by the ``id`` of what stands for them otherwise.
-    saved
-        What nodes of this level keep, unless it is the first: the first keeps what the partitioner chose.
-    own
-        The numbers of the entries at which gradients from the level above come in, too: nodes keep what they made.
-    wrappers
-        What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
+    Its gradients are listed in the order of ``slots``. ``tangents`` stand for what comes in, one for each entry, and
+    ``extras`` for what a level above sends into the midst. ``bits`` number the nodes that hold tensors, ``masks`` say
+    for each entry which of these it reaches.
     """
 
     trace: Trace
@@ -70,11 +51,16 @@ class Level:
     tangents: Sequence[Tensor]
     bits: Mapping[Any, int]
     masks: Sequence[int]
+    #: All nodes of this level and those below, with what comes in from below and the inputs' leaves.
     known: set[Any]
+    #: What nodes of this level keep, unless it is the first: the first keeps what the partitioner chose.
     saved: Sequence[Tensor]
+    #: The entries at which gradients from the level above come in, too: nodes keep what they made.
     own: tuple[int, ...]
+    #: What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
     wrappers: Sequence[Tensor] = ()
     extras: dict[Edge, Tensor] = field(default_factory=dict)
+    #: What stands for gradients with other strides than the usual, by the ``id`` of what stands for them otherwise.
     laid_out: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def extra_strides(self, edge: Edge, like: Tensor) -> tuple[int, ...]:
@@ -133,23 +119,14 @@ class Level:
         *,
         autocast: bool,
         everything: bool,
-        views: Collection[Edge] = (),
     ) -> Derived:
-        """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in its midst.
+        """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in the midst.
 
-        ``strides`` are those of all of these.
-        ``requires`` says of each of these whether it requires grad, under ``create_graph``; else it is None.
-        ``everything`` says that autograd was asked for all gradients there are, and so runs nodes that lead nowhere.
-        ``views`` are the edges of results that are views and were written: gradients of the level above end there.
-
-        Raises
-        ------
-        RefusedError
-            The backward uses something that a graph cannot hold.
-        Exception
-            Whatever the nodes raise.
+        ``strides`` are those of all of these. ``requires`` says of each whether it requires grad, under
+        ``create_graph``; else it is None. ``everything`` says that autograd was asked for all gradients there are, and
+        so runs nodes that lead nowhere. What the nodes raise is raised.
         """
-        trace = self.trace
+        trace, create_graph = self.trace, requires is not None
         own = [fake for fake, is_defined in zip(self.tangents, pattern, strict=True) if is_defined]
         usual = [*own, *(self.extras[edge] for edge in extras)]
         given = [self._laid_out(fake, stride) for fake, stride in zip(usual, strides, strict=True)]
@@ -159,7 +136,7 @@ class Level:
         left = iter(wrappers)
         tangents = [next(left) if is_defined else None for is_defined in [*pattern, *(True for _ in extras)]]
         part = replace(self.part, entries=(*self.part.entries, *extras))
-        create_graph = requires is not None
+        numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
         comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
         above = None
         same_as: dict[int, int] = {}
@@ -171,34 +148,31 @@ class Level:
                 _raise_errors(part, tangents)
             found = differentiate(part, tangents, create_graph=create_graph)
             gradients = [None if way is None else found.get(way) for way in self.slots]
-            numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
             for slot, gradient in enumerate(gradients if create_graph else ()):
                 if gradient is not None and id(gradient) in numbers:
                     same_as[slot] = numbers[id(gradient)]
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
-        if trace.deriver.drawn:
-            operation = trace.tape.operations[trace.deriver.drawn[0]]
-            raise RandomOpError(
-                f"a backward under create_graph=True, or one of its gradients, draws random numbers by "
-                f"`{operation.target}`",
-                line=None if operation.place is None else operation.place(),
-                why="its derivative would need the numbers that were drawn",
-                suggestion="call the original function where higher derivatives are needed",
-            )
+        _refuse_draws(trace)
         if above is not None:  # not above, where what is made is a wrapper
             above.tangents = [tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None]
-        return Derived(
-            gradients=values,
-            given=given,
-            same_as=same_as,
-            roots=roots,
-            ends=ends,
-            above=above,
+        return Derived(gradients=values, given=given, same_as=same_as, roots=roots, ends=ends, above=above)
+
+
+def _refuse_draws(trace: Trace) -> None:
+    """Raise if random numbers were drawn by what was derived last."""
+    for index in trace.deriver.drawn:
+        operation = trace.tape.operations[index]
+        raise RandomOpError(
+            f"a backward under create_graph=True, or one of its gradients, draws random numbers by "
+            f"`{operation.target}`",
+            line=None if operation.place is None else operation.place(),
+            why="its derivative would need the numbers that were drawn",
+            suggestion="call the original function where higher derivatives are needed",
         )
 
 
@@ -206,20 +180,9 @@ class Level:
 class Derived:
     """What came of differentiating a level.
 
-    Attributes
-    ----------
-    gradients
-        One or None for each slot.
-    given
-        The fakes of what came in, those of the midst last.
-    same_as
-        For gradients that are what came in: slot → its number in ``given``.
-    roots
-        The slots whose gradients can be differentiated, in the order of the entries of ``above``.
-    ends
-        Where the gradients of the level above go: a number in ``given``, or an edge.
-    above
-        The level above; None where nothing can be differentiated.
+    ``gradients`` has one or None for each slot; ``same_as`` says of those that are what came in which of ``given`` they
+    are, and ``roots`` which can be differentiated, in the order of the entries of the level ``above``. Where the
+    gradients of that go is in ``ends``: a number in ``given``, or an edge.
     """
 
     gradients: Sequence[Tensor | None]
@@ -269,17 +232,16 @@ def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
 
 
 def _level_above(
-    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], views: Collection[Edge], first: int
+    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
     """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
 
-    ``views`` are results at which they end as well.
     ``first`` is the first operation by which they were computed.
     """
     trace = level.trace
     wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level, {*given, *views})
+    nodes, stops = _new_nodes(entries, level, given)
     part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([part])
     made = Level(

@@ -1,4 +1,4 @@
-"""The lines that give every argument a name, and guard the values among them.
+"""The lines that give every argument a name, and guard the nesting and the values among them.
 
 if len(args) != 2 or kwargs: return MISS
 x, factor = args
@@ -10,11 +10,34 @@ from __future__ import annotations
 from itertools import count
 
 from aotlab.capture import nesting
-from aotlab.capture.nesting import Leaf, Node
+from aotlab.capture.nesting import Leaf, Node, Step, Tree
 from aotlab.guards.call_state import ValueFacts
 from aotlab.guards.values import same_value
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.nests import Unpacker, can_be_written
+from aotlab.runtime.writer import Writer
+
+#: Deeper nestings are not written out: Python's own parser would not read them.
+DEEPEST = 20
+
+
+def can_be_written(tree: Tree, depth: int = 0) -> bool:
+    """Tell whether a tree of arguments can be taken apart by straight-line code; rare containers are not."""
+    if not isinstance(tree, Node):
+        return True
+    is_object = tree.how == "attributes" and tree.kind is not slice
+    if tree.kind not in (tuple, list, dict) and not is_object and not hasattr(tree.kind, "_fields"):
+        return False
+    if depth > DEEPEST or (tree.how == "keys" and any(type(key) is not str for key in tree.keys)):
+        return False
+    return all(can_be_written(child, depth + 1) for child in tree.children)
+
+
+def step_text(writer: Writer, step: Step) -> str:
+    """Write a step from a container to what it holds."""
+    how, key = step
+    if how == "attribute":
+        return f".{key}"
+    return f"[{key!r}]" if type(key) in (str, int) else f"[{writer.constant('key', key)}]"
 
 
 class Arguments:
@@ -23,50 +46,69 @@ class Arguments:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._w = draft.w
-        self._call = draft.parts.call
+        self._miss = draft.miss
+        self._following = count(draft.parts.call.lifted_count)
+        self._containers: dict[type, list[str]] = {}  # those that a call must not pass twice, by type
 
     def write(self) -> None:
         """Write the code for lifted parameters and buffers, ``args`` and ``kwargs``."""
-        call, w = self._call, self._w
+        call, w = self._draft.parts.call, self._w
         if call.lifted_count:
             w.add(f"parameters = {w.constant('lifted', call.target.lifter())}()")
             for i in range(call.lifted_count):
                 self._draft.expressions[i] = f"parameters[{i}]"
-        if can_be_written(call.spec):
-            self._take_apart(call.spec)
-        else:
-            self._flatten(call.spec)
-
-    def _flatten(self, tree: Node) -> None:
-        w, call = self._w, self._call
-        w.add(f"leaves, nesting = {w.constant('tree_flatten', nesting.flatten)}((args, kwargs))")
-        self._draft.miss([f"nesting != {w.constant('expected_nesting', tree)}"])
-        for i in range(call.lifted_count, len(call.values)):
-            self._leaf(f"leaves[{i - call.lifted_count}]", i)
-
-    def _take_apart(self, tree: Node) -> None:
-        w, miss = self._w, self._draft.miss
-        following = count(self._call.lifted_count)
-        args, kwargs = tree.children
-        assert isinstance(args, Node)
-        assert isinstance(kwargs, Node)
-        conditions = [f"len(args) != {len(args.children)}"]
-        conditions.append(f"tuple(kwargs) != {kwargs.keys!r}" if kwargs.keys else "kwargs")
-        miss(conditions)
-        unpacker = Unpacker(w, miss, lambda expression: self._leaf(expression, next(following)))
+        if not can_be_written(call.spec):
+            w.add(f"leaves, nesting = {w.constant('tree_flatten', nesting.flatten)}((args, kwargs))")
+            self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
+            for i in range(len(call.values) - call.lifted_count):
+                self._leaf(f"leaves[{i}]")
+            return
+        args, kwargs = call.spec.children
+        self._miss(
+            [f"len(args) != {len(args.children)}", f"tuple(kwargs) != {kwargs.keys!r}" if kwargs.keys else "kwargs"]
+        )
         if len(args.children) > 1 and all(isinstance(child, Leaf) for child in args.children):
-            positions = [next(following) for _ in args.children]
-            w.add(f"{', '.join([self._name(i) for i in positions])} = args")
+            positions = [next(self._following) for _ in args.children]
+            w.add(f"{', '.join(map(self._name, positions))} = args")
             for i in positions:
                 self._value_guard(i)
         else:
             for i, child in enumerate(args.children):
-                unpacker.unpack(child, f"args[{i}]")
+                self._unpack(child, f"args[{i}]")
         for key, child in zip(kwargs.keys, kwargs.children, strict=True):
-            unpacker.unpack(child, f"kwargs[{key!r}]")
-        unpacker.distinct()
+            self._unpack(child, f"kwargs[{key!r}]")
+        for expressions in self._containers.values():
+            if len(expressions) > 1:
+                ids = ", ".join(f"id({expression})" for expression in expressions)
+                self._miss([f"len({{{ids}}}) != {len(expressions)}"])
 
-    def _leaf(self, expression: str, position: int) -> None:
+    def _unpack(self, tree: Tree, expression: str) -> None:
+        """Write the code for one argument, or for what it holds."""
+        if not isinstance(tree, Node):
+            self._leaf(expression)
+            return
+        w, kind = self._w, tree.kind
+        plain = kind in (tuple, list, dict)
+        conditions = [f"type({expression}) is not {kind.__name__ if plain else w.constant(kind.__name__, kind)}"]
+        if tree.how == "keys":
+            conditions.append(f"tuple({expression}) != {w.constant('keys', tree.keys)}")
+            if tree.keys:  # a member of an enum of strings equals the string
+                types = w.constant("key_types", [str] * len(tree.keys))
+                conditions.append(f"[*map(type, {expression})] != {types}")
+        elif tree.how == "items":
+            conditions.append(f"len({expression}) != {len(tree.children)}")
+        else:
+            attributes = w.constant("attributes_of", nesting.attributes_of)
+            conditions.append(f"tuple({attributes}({expression})) != {tree.keys!r}")
+        self._miss(conditions)
+        if not issubclass(kind, tuple):
+            self._containers.setdefault(kind, []).append(expression)
+        for step, child in zip(tree.steps(), tree.children, strict=True):
+            assert step is not None
+            self._unpack(child, expression + step_text(w, step))
+
+    def _leaf(self, expression: str) -> None:
+        position = next(self._following)
         self._w.add(f"{self._name(position)} = {expression}")
         self._value_guard(position)
 
@@ -80,16 +122,15 @@ class Arguments:
         facts = self._draft.state.leaves[position]
         if not isinstance(facts, ValueFacts):
             return
-        w, miss = self._w, self._draft.miss
-        name, value = self._draft.expressions[position], facts.value
+        w, name, value = self._w, self._draft.expressions[position], facts.value
         if facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else w.constant(name, value)
             conditions = [f"{name} is not {expected}"]
             if facts.code is not None:
                 conditions.append(f"{name}.__code__ is not {w.constant(f'code_of_{name}', facts.code)}")
-            miss(conditions)
+            self._miss(conditions)
         elif type(value) in (int, str):
-            miss([f"type({name}) is not {type(value).__name__}", f"{name} != {value!r}"])
+            self._miss([f"type({name}) is not {type(value).__name__}", f"{name} != {value!r}"])
         else:
             same = w.constant("same_value", same_value)
-            miss([f"not {same}({name}, {w.constant(f'expected_{name}', value)})"])
+            self._miss([f"not {same}({name}, {w.constant(f'expected_{name}', value)})"])

@@ -16,10 +16,9 @@ from aotlab.backends.base import Boxed
 from aotlab.errors import PartialBackwardError, TransformError
 from aotlab.guards.settings import autocast_state
 from aotlab.partition.stage import Split
-from aotlab.runtime.asked import Askers
 from aotlab.runtime.batches import for_each_sample, is_transformed
 from aotlab.runtime.saved import SavedValues, restride
-from aotlab.trace.history import kept_entries
+from aotlab.trace.history import LASTING, kept_entries, leading_to
 from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern
 
@@ -61,7 +60,8 @@ class Backward:
         self.strides = [tuple(trace.tangents.fakes[n].stride()) for n in trace.tangents.of_entries[segment]]
         self.wanted = trace.through(segment)
         self.anchors = _anchors(trace, segment)
-        self._askers = Askers(trace, segment, self.wanted)
+        self._segment = segment
+        self._masks_of_asked: dict[frozenset[int], int] = {}
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
         #: tried, whether the one for the usual strides does the same.
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
@@ -134,17 +134,7 @@ class Backward:
         return self._higher
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of what went through ``apply``, in their order.
-
-        Raises
-        ------
-        DoubleBackwardError
-            Under ``create_graph=True``, where the derivative cannot be had.
-        TransformError
-            With gradients that a transform other than vmap follows, which kernels cannot take.
-        Exception
-            The error that differentiating the traced program raised.
-        """
+        """Return the gradients of what went through ``apply``, in their order; raise what differentiating raises."""
         if saved.pending is not None or torch.is_grad_enabled():
             higher = self._of_higher_order()
             if torch.is_grad_enabled() or higher.is_awaited(saved):
@@ -169,6 +159,32 @@ class Backward:
 
         return for_each_sample(of_one, list(tangents), self._name)
 
+    def _asked(self) -> frozenset[int] | None:
+        """Return the slots whose gradients the backward that is being run was asked for; None if it is for all.
+
+            y, z = a.sin() * c, c.exp()
+            torch.autograd.grad(y.sum(), a)
+
+        Autograd runs the nodes on the way to what is asked for: these alone let go of what they keep, and draw random
+        numbers.
+        """
+        own = internals.current_node()
+        edges = () if own is None else own.next_functions
+        runs = [node is None or internals.is_to_be_run(node) for node, _ in edges]
+        if all(runs) or not any(runs):
+            return None
+        return frozenset(slot for slot, is_run in zip(self.wanted, runs, strict=False) if is_run)
+
+    def _mask_of(self, asked: frozenset[int]) -> int:
+        """Return the bits of the nodes on the way to some slots."""
+        if asked not in self._masks_of_asked:
+            part, ways = self._trace.segments[self._segment], self._trace.slots[self._segment]
+            nodes = leading_to(part, [way for i in asked if (way := ways[i]) is not None])
+            bits = self._trace.saving.bits
+            own = {1 << bits[node] for node in nodes if node in bits}  # several may have the same
+            self._masks_of_asked[asked] = sum(own, LASTING)
+        return self._masks_of_asked[asked]
+
     def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients where nobody differentiates them."""
         pattern: tuple[bool | tuple[int, ...], ...] = tuple(t is not None for t in tangents)
@@ -190,9 +206,9 @@ class Backward:
         # drawn and there is one entry all nodes go together; else this takes time for each edge
         draws = self._trace.deriver.draws
         several = len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph())
-        asked = self._askers.slots() if draws or several else None
+        asked = self._asked() if draws or several else None
         if asked is not None:
-            mask &= self._askers.mask(asked)
+            mask &= self._mask_of(asked)
         key = (*pattern, *casting, *((asked,) if draws and asked is not None else ()))
         known = self._compiled.get(key)
         if known is None:

@@ -9,7 +9,7 @@ from aotlab.backends.base import Boxed
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
-from aotlab.ir.metadata import InputAliasInfo, OutputAliasInfo, OutputType
+from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.partition.stage import PartitionRecord, Split
 from aotlab.runtime.backward import Backward
 from aotlab.runtime.writer import Writer
@@ -127,44 +127,38 @@ class Draft:
 
     # --- the forward outputs: new values of inputs, then what is returned, then intermediate bases
 
-    def mutated_out(self) -> list[InputAliasInfo]:
-        """Return the inputs whose new values are the first forward outputs."""
-        return [self.meta.input_info[write.index] for write in self.trace.writes]
-
-    def returned_outputs(self) -> list[OutputAliasInfo]:
-        """Return the user's outputs that the graph returns as they are."""
-        kinds = (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS, OutputType.CUSTOM_FUNCTION_VIEW)
-        found = [o for o in self.meta.output_info if o.output_type in kinds and o.spec is not None]
-        order = {i: n for n, i in enumerate(self.trace.returned_outputs)}
-        return sorted(found, key=lambda o: order[o.index])
-
-    def function_view(self, i: int) -> OutputAliasInfo | None:
-        """Return the output that the forward output ``i`` is, if a custom Function made it as a view of an input."""
+    def returned_output(self, i: int) -> OutputAliasInfo | None:
+        """Return the user's output that the forward output ``i`` is; None for new values of inputs, and for bases."""
         n = i - len(self.trace.writes)
-        if not 0 <= n < len(self.trace.returned_outputs):
-            return None
-        output = self.meta.output_info[self.trace.returned_outputs[n]]
-        return output if output.is_function_view_of_input else None
+        returned = self.trace.returned_outputs
+        return self.meta.output_info[returned[n]] if 0 <= n < len(returned) else None
 
     def label(self, i: int) -> str:
         """Name the forward output ``i``."""
-        kinds = [("new", info.name) for info in self.mutated_out()]
-        kinds += [("", o.name) for o in self.returned_outputs()]
-        kinds += [("base", str(n)) for n in range(len(self.meta.intermediate_bases))]
-        return " ".join(part for part in kinds[i] if part)
+        writes, output = self.trace.writes, self.returned_output(i)
+        if i < len(writes):
+            return f"new {self.meta.input_info[writes[i].index].name}"
+        return f"base {i - len(writes) - len(self.trace.returned_outputs)}" if output is None else output.name
 
     def needs_detach(self, i: int) -> bool:
         """Tell whether forward output ``i`` reaches the caller as a view of something that only the graph knows.
 
-        Made inside the Function, or without grad mode, such a view could not be written in place; an alias of it can.
+        Made without grad mode, such a view could not be written in place; an alias of it can.
         """
-        return i >= len(self.mutated_out()) and self.trace.is_view(i)
+        return i >= len(self.trace.writes) and self.trace.is_view(i)
 
     # --- lines
 
     def miss(self, conditions: Sequence[str]) -> None:
         """Write that under any of these conditions the entry does not serve the call."""
-        self.w.add(f"if {' or '.join(conditions)}:")
+        line = f"if {' or '.join(conditions)}:"
+        if len(line) < 100:
+            self.w.add(line)
+        else:  # one below the other
+            self.w.add("if (")
+            for n, condition in enumerate(conditions):
+                self.w.add(f"    {'or ' if n else ''}{condition}")
+            self.w.add("):")
         self.w.add("    return MISS")
 
     def in_context(self, line: str, *, grad_mode: bool | None) -> None:

@@ -157,7 +157,7 @@ class ForwardCall:
         values = [*map(self._value, positions), *map(self._like, carried)]
         backward = draft.parts.backward[number]
         results = ", ".join([*names, *carriers, *([] if backward.anchors else ["_"])])
-        w.namespace["Compiled"] = Compiled
+        w.shared("Compiled", Compiled)
         arguments = f"{w.constant('backward', backward)}, saved, ({', '.join(values)},), {draft.star(through)}"
         comma = "," if "," not in results else ""
         draft.with_grad(f"{results}{comma} = Compiled.apply({arguments})")
@@ -188,8 +188,8 @@ class ForwardCall:
 
         A view of an input that a custom Function made is made of the caller's tensor, as it is by now.
         """
-        output = self.draft.function_view(i)
-        if output is not None and not self.trace.is_whole:
+        output = self.draft.returned_output(i)
+        if output is not None and output.is_function_view_of_input and not self.trace.is_whole:
             return self._outputs.view_without_history(output)
         return f"out[{i}]{'.detach()' if self.trace.is_view(i) else ''}"
 
@@ -217,78 +217,57 @@ class OwnNodes:
     Where the traced program's own node keeps an output, gradients of gradients come in at that, and are to pass these
     nodes and their hooks as well: so the saved values know them.
 
-    Parameters
-    ----------
-    draft, segment
-        The segment whose node was called.
-    entries
-        Where gradients come into it, each with the position of the forward output that it is, None for a carrier.
+    ``entries`` are where gradients come into the segment, each with the position of the forward output that it is, None
+    for a carrier.
     """
 
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
         self._draft = draft
         self._entries = entries
-        trace = draft.trace
-        kept = kept_entries(trace.segments[segment], trace.saving.bits)
+        kept = kept_entries(draft.trace.segments[segment], draft.trace.saving.bits)
         self._kept = {entries[n][0] for n in kept}
         passes_by = not kept and any(value is not None for value in draft.parts.split.graph_values)
         self._is_shared = len(entries) > 1 or passes_by
-        #: The outputs in need of nodes, by their numbers; those of one node of the traced program's together.
-        self._groups = self._grouped()
-        self.are_noted = any(self._edges(group) & self._kept for group in self._groups)
 
-    def _grouped(self) -> list[list[int]]:
+    def _groups(self) -> list[list[int]]:
+        """Return the entries in need of nodes, by their numbers; those of one node of the traced program's together."""
         draft, trace = self._draft, self._draft.trace
-        first = len(trace.writes)
-        last = first + len(trace.returned_outputs)
         hooked = {trace.roots[source.index] for _, source, _ in trace.effects.hooks if source.kind == "root"}
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
-            if i is None or i >= last:
-                together.setdefault(node, []).append(n)
-                if i in hooked and self._is_shared:
-                    own.append(n)
+            output = None if i is None else draft.returned_output(i)
+            if output is None and i is not None and i < len(trace.writes):
                 continue
             # eager's own rules forbid to write the latter, and what is viewed by a function has the view's node
-            if i < first or draft.function_view(i) is not None or self._viewed_by(i) is not None:
+            if output is not None and (output.is_function_view_of_input or output.made_by is not None):
                 continue
             together.setdefault(node, []).append(n)
-            if self._is_shared or trace.is_view(i):
+            if (self._is_shared and (output is not None or i in hooked)) or (
+                output is not None and i is not None and trace.is_view(i)
+            ):
                 own.append(n)
         groups = [group for group in together.values() if len(group) > 1 and any(n in own for n in group)]
         return groups + [[n] for n in own if not any(n in group for group in groups)]
-
-    def _viewed_by(self, i: int) -> str | None:
-        """Return the function that made the view which the forward output ``i`` is and that nobody may write."""
-        trace = self._draft.trace
-        place = i - len(trace.writes)
-        if not 0 <= place < len(trace.returned_outputs):
-            return None
-        return self._draft.meta.output_info[trace.returned_outputs[place]].made_by
-
-    def _edges(self, group: Sequence[int]) -> set[Edge]:
-        return {self._entries[n][0] for n in group}
 
     def write(self, names: Sequence[str]) -> None:
         """Write it; ``names`` are the expressions of the entries."""
         draft = self._draft
         for (_, i), name in zip(self._entries, names, strict=True):
-            function = None if i is None else self._viewed_by(i)
-            if function is not None and i is not None and draft.function_view(i) is None:
-                view = draft.w.constant(function, internals.viewing_function(function))
+            output = None if i is None else draft.returned_output(i)
+            if output is not None and output.made_by is not None and not output.is_function_view_of_input:
+                view = draft.w.constant(output.made_by, internals.viewing_function(output.made_by))
                 draft.with_grad(f"{name} = {view}({name})")
         lines = []
-        for group in self._groups:
+        for group in self._groups():
             listed = ", ".join(names[n] for n in group)
-            is_kept = bool(self._edges(group) & self._kept)
+            edges = tuple(self._entries[n][0] for n in group)
+            is_kept = not self._kept.isdisjoint(edges)
             if is_kept or len(group) > 1:
-                draft.w.namespace["with_common_node"] = internals.with_common_node
-                edges = draft.w.constant("edges", tuple(self._entries[n][0] for n in group)) if is_kept else ""
-                note = f"saved.noting({edges})" if is_kept else "None"
-                lines.append(f"{listed}, = with_common_node({note}, {listed})")
+                common = draft.w.shared("with_common_node", internals.with_common_node)
+                note = f"saved.noting({draft.w.constant('edges', edges)})" if is_kept else "None"
+                lines.append(f"{listed}, = {common}({note}, {listed})")
             else:
-                draft.w.namespace["own_node"] = internals.with_own_node
-                lines.append(f"{listed} = own_node({listed})")
+                lines.append(f"{listed} = {draft.w.shared('own_node', internals.with_own_node)}({listed})")
         if lines:
             draft.with_grad("; ".join(lines))

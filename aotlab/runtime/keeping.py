@@ -28,7 +28,6 @@ class Keeping:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._watched = self._find_watched()
-        self._views = draft.trace.written_views if draft.trace.training else {}
 
     def _detached(self) -> list[bool]:
         """Say which saved values are kept as detached aliases.
@@ -78,29 +77,19 @@ class Keeping:
         Of ``x.tanh_()`` eager keeps ``x``. A GPU's kernels are written for the alignment of the new value, which the
         caller's tensor need not have.
         """
-        trace, found = self._draft.trace, {}
-        for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
-            info = self._draft.meta.input_info[write.index]
-            real = self._draft.parts.call.values[self._draft.parts.dedupe.kept[write.index]]
-            if not info.metadata_steps and self._draft.base_with(write.index) is None and real.device.type == "cpu":
-                fits = _lie_alike(final, real)
-                found.update(
-                    {
-                        n: write.index
-                        for n, value in enumerate(self._draft.parts.split.graph_values)
-                        if value is final and fits
-                    }
-                )
+        draft, found = self._draft, {}
+        for write, final in zip(draft.trace.writes, draft.trace.forward_outputs, strict=False):
+            real = draft.parts.call.values[draft.parts.dedupe.kept[write.index]]
+            steps, based = draft.meta.input_info[write.index].metadata_steps, draft.base_with(write.index)
+            if not steps and based is None and real.device.type == "cpu" and _lie_alike(final, real):
+                values = enumerate(draft.parts.split.graph_values)
+                found.update({n: write.index for n, value in values if value is final})
         return found
 
     def watch(self, edges: Edges) -> None:
         """Write which tensors of the caller's the saved values have to watch besides."""
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
-        if self._views:
-            written = self._draft.w.constant("edges", tuple(self._views))
-            views = ", ".join(edges.as_it_is(source) for source in self._views.values())
-            self._draft.w.add(f"saved.note_views({written}, {views})")
 
     def counted_together(self) -> set[int]:
         """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aotlab import _torch as internals
+from aotlab.capture import nesting
+from aotlab.capture.nesting import Given, Leaf, Tree
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
+from aotlab.runtime.arguments import DEEPEST, step_text
 from aotlab.runtime.debug_checks import fresh_checker, output_checker
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.view_calls import ViewCalls
+from aotlab.runtime.writer import Writer
 
 
 class Outputs:
@@ -24,7 +30,7 @@ class Outputs:
 
     def write(self) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
-        returned = self.draft.returned_outputs()
+        returned = [self.meta.output_info[i] for i in self.draft.trace.returned_outputs]
         for output in returned:
             self.expression(output.index)
         if self.draft.parts.debug:
@@ -117,3 +123,42 @@ class Outputs:
                 self._inference_bases[k] = self._as_inference(base, "base")
             base = self._inference_bases[k]
         return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)
+
+
+def write_result(writer: Writer, tree: Tree, outputs: Sequence[str]) -> str:
+    """Write the expression that nests the outputs as the function did."""
+    text = _text(writer, tree, iter(outputs), 0)
+    if text is not None:
+        return text
+    given = dict.fromkeys(nesting.givens(tree))
+
+    def build(leaves: list[Any], known: list[Any]) -> Any:
+        return nesting.unflatten(leaves, tree, dict(zip(given, known, strict=True)))
+
+    found = ", ".join(_given_text(writer, each) for each in given)
+    return f"{writer.constant('build', build)}([{', '.join(outputs)}], [{found}])"
+
+
+def _given_text(writer: Writer, given: Given) -> str:
+    (_, root), *steps = given.steps
+    return ("kwargs" if root else "args") + "".join(step_text(writer, step) for step in steps)
+
+
+def _text(writer: Writer, tree: Tree, outputs: Iterator[str], depth: int) -> str | None:
+    """Write a nesting as an expression; None if it has other containers than tuple, list and dict."""
+    if isinstance(tree, Leaf):
+        return next(outputs)
+    if isinstance(tree, Given):
+        return _given_text(writer, tree)
+    if tree.kind not in (tuple, list, dict) or depth > DEEPEST:
+        return None
+    items = [_text(writer, child, outputs, depth + 1) for child in tree.children]
+    if any(item is None for item in items):
+        return None
+    if tree.kind is dict:
+        keys = [repr(key) if type(key) in (str, int) else writer.constant("key", key) for key in tree.keys]
+        return "{" + ", ".join(f"{key}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
+    inner = ", ".join(item for item in items if item is not None)
+    if tree.kind is list:
+        return f"[{inner}]"
+    return f"({inner},)" if len(items) == 1 else f"({inner})"

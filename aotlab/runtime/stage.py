@@ -47,8 +47,7 @@ from aotlab.runtime.failing import ForwardFailed, can_be_repeated
 from aotlab.runtime.forward_call import ForwardCall
 from aotlab.runtime.keeping import Keeping
 from aotlab.runtime.mutations import Mutations
-from aotlab.runtime.nests import write_result
-from aotlab.runtime.outputs import Outputs
+from aotlab.runtime.outputs import Outputs, write_result
 from aotlab.runtime.prologue import Prologue
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.runtime.writer import MISS, Miss

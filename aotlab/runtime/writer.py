@@ -54,3 +54,8 @@ class Writer:
         name = self.local(wanted)
         self.namespace[name] = value
         return name
+
+    def shared(self, name: str, value: Any) -> str:
+        """Make ``value`` reachable under this very name, which always stands for it."""
+        self.namespace[name] = value
+        return name
