@@ -1,6 +1,7 @@
 """``torch.autograd.grad`` inside of the function: what it computes is traced like anything else.
 
-A gradient with respect to an input would pass that input's hooks, which the trace has not.
+A gradient with respect to an input would pass that input's hooks, which the trace has not; and an input that is a view
+of another would lead to that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
@@ -49,6 +51,8 @@ class Gradients(Quirk):
                 )
             if item.real.requires_grad and item.steps:
                 raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
+        if is_view_among(*(item.real for item in findings.inputs if item.real.requires_grad)):
+            raise RunEagerly("gradients are taken inside, and an argument is a view of another", passing=True)
         if findings.call.state.counters and any(info.moves_version for info in findings.infos):
             raise RunEagerly("gradients are taken inside, and inputs that count writes together are written")
 
@@ -60,3 +64,12 @@ class Gradients(Quirk):
             if isinstance(facts, TensorFacts) and facts.requires_grad:
                 checks = internals.is_hooked, internals.is_leaf_by_its_base
                 draft.miss([f"{draft.w.constant(check.__name__, check)}({tensor})" for check in checks])
+        wanted = [draft.kept(info.index) for info in draft.meta.input_info if info.requires_grad]
+        if len(wanted) > 1:
+            draft.miss([f"{draft.w.constant('is_view_among', is_view_among)}({draft.star(wanted)})"])
+
+
+def is_view_among(*tensors: Tensor) -> bool:
+    """Tell whether one of the tensors is a view of another."""
+    bases = [base for tensor in tensors if (base := internals.base_of(tensor)) is not None]
+    return any(base is tensor for base in bases for tensor in tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -41,34 +40,15 @@ def overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[
     return overlap
 
 
-def owner_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
-    """Make a check of whether tensors are views of other tensors, or of tensors of another kind, than was traced."""
+def relation_checker(count: int) -> Callable[..., bool]:
+    """Make a check of whether one of the first tensors is a view of the same tensor as another of them all."""
 
-    def facts(tensors: Sequence[Tensor]) -> list[Any]:
-        first = tensors[0].data_ptr()
-        owners: list[Any] = []
-        found: list[Any] = []
-        for tensor in tensors:
-            owner = internals.base_of(tensor)
-            number = next((i for i, known in enumerate(owners) if known is owner), len(owners))
-            if number == len(owners):
-                owners.append(owner)
-            kind: tuple[Any, ...] = ()
-            if owner is not None:
-                kind = (owner.shape, owner.stride(), owner.dtype, owner.requires_grad, owner.is_leaf)
-                among = next((i for i, other in enumerate(tensors) if other is owner), None)
-                kind = (*kind, owner.data_ptr() - first, among)
-            found.append((number, kind))
-        return found
+    def related(*tensors: Tensor) -> bool:
+        owners = [id(tensor if (base := internals.base_of(tensor)) is None else base) for tensor in tensors]
+        first = set(owners[:count])
+        return len(first) < count or not first.isdisjoint(owners[count:])
 
-    expected = facts(members)
-    return lambda *tensors: facts(tensors) != expected
-
-
-def share_a_base(*tensors: Tensor) -> bool:
-    """Tell whether two of the tensors are views of one tensor."""
-    owners = [id(t if (base := internals.base_of(t)) is None else base) for t in tensors]
-    return len(set(owners)) < len(owners)
+    return related
 
 
 def counters_checker(members: Sequence[Tensor]) -> Callable[..., bool]:

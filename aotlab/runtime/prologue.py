@@ -20,7 +20,12 @@ from aotlab.guards.values import attributes_differ
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.runtime.arguments import Arguments
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.memory_checks import counters_checker, overlap_checker, owner_checker, pattern_checker, share_a_base
+from aotlab.runtime.memory_checks import (
+    counters_checker,
+    overlap_checker,
+    pattern_checker,
+    relation_checker,
+)
 
 
 class Prologue:
@@ -46,6 +51,7 @@ class Prologue:
             self._may_be_changed(info)
         self._offsets()
         self._overlaps()
+        self._apart_in_history()
         for quirk in self.draft.trace.effects.quirks:
             quirk.emit(self.draft, "prologue")
 
@@ -127,13 +133,7 @@ class Prologue:
     def _views_of_others(self) -> None:
         """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""
         trace, w = self.draft.trace, self.w
-        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
-        together = {at[position] for pair in self.state.counters for position in pair}
-        if any(info.index in together and info.moves_version for info in self.draft.meta.input_info):
-            together = {k for k in together if not self.parts.call.values[self.parts.dedupe.kept[k]].is_leaf}
-        else:
-            together = set()
-        for k in sorted(trace.effects.viewed_unseen | trace.effects.viewed_late | together):
+        for k in sorted(trace.effects.viewed_unseen | trace.effects.viewed_late):
             position = self.parts.dedupe.kept[k]
             facts, tensor = self.state.leaves[position], self.draft.kept(k)
             if not (isinstance(facts, TensorFacts) and facts.requires_grad):
@@ -183,7 +183,6 @@ class Prologue:
             self._same_owners(bases)
         elif several:
             self._apart(written)
-            self._apart_in_history(written)
         self._counters()
 
     def _counters(self) -> None:
@@ -208,13 +207,7 @@ class Prologue:
         self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
 
     def _same_owners(self, bases: Sequence[Base]) -> None:
-        visible = {write.index for write in self.draft.trace.writes if write.visible}
         for base in bases:
-            if not visible.isdisjoint(base.members):
-                members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in base.members]
-                check = self.w.constant("owned_otherwise", owner_checker(members))
-                self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in base.members)})"])
-                continue
             values, kept, infos = self.parts.call.values, self.parts.dedupe.kept, self.draft.meta.input_info
             with_history = [k for k in base.members if infos[k].requires_grad and not infos[k].is_leaf]
             alone = [k for k in with_history if internals.base_of(values[kept[k]]) is None]
@@ -223,7 +216,9 @@ class Prologue:
 
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
         """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
-        if any(info.requires_grad or step.method == "detach_" for step in info.metadata_steps):
+        if info.requires_grad_set is not None or any(
+            info.requires_grad or step.method == "detach_" for step in info.metadata_steps
+        ):
             return True
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.may_write_a_view and self.draft.base_with(info.index) is None and grad_mode
@@ -244,11 +239,11 @@ class Prologue:
             check = self.w.constant("written_inputs_overlap", overlap_checker(extents, written))
             self.draft.miss([f"{check}({self.draft.star(kept)})"])
 
-    def _apart_in_history(self, written: Sequence[int]) -> None:
-        """Write the check that a written input is not a view of what another input is a view of too."""
-        views = [info for info in self.draft.meta.input_info if info.requires_grad and not info.is_leaf]
-        may = [info.index for info in views if 0 not in info.spec.shape]  # an empty one shares nothing
-        if len(may) < 2 or not set(may) & set(written):
-            return
-        owners = self.w.constant("share_a_base", share_a_base)
-        self.draft.miss([f"{owners}({', '.join(self.draft.kept(k) for k in may)})"])
+    def _apart_in_history(self) -> None:
+        """Write the check that no input shares the history that a write gives to another one."""
+        infos = self.draft.meta.input_info
+        given = [info.index for info in infos if info.requires_grad_after and not info.requires_grad]
+        if given and len(infos) > 1:
+            order = [*given, *(info.index for info in infos if info.index not in given)]
+            check = self.w.constant("share_a_history", relation_checker(len(given)))
+            self.draft.miss([f"{check}({self.draft.star([self.draft.kept(k) for k in order])})"])

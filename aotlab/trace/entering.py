@@ -18,7 +18,7 @@ from aotlab.trace.inputs import Entered, enter
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
-from aotlab.trace.uncounted_writes import changed_bases
+from aotlab.trace.uncounted_writes import written_bases
 from aotlab.trace.windows import enter_base, enter_windows
 
 
@@ -45,7 +45,7 @@ def placeholders_of(
     """Name the graph's inputs: the flat arguments, and for those that share memory which is changed their base."""
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
-    changed = {id(base) for base in changed_bases(inputs, findings.infos, writes)}
+    written = {id(base) for base in written_bases(inputs, writes)}
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     kept_at = {p: k for k, p in enumerate(dedupe.kept)}
     fakes: list[Tensor] = []
@@ -58,7 +58,7 @@ def placeholders_of(
             sources.append(position)
             continue
         base = inputs[k].base
-        if base is None or id(base) not in changed:
+        if base is None or id(base) not in written:
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:

@@ -108,12 +108,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
                     f"a view of `{item.name}`, a view itself, is made without autograd",
                     suggestion="pass a tensor that is no view, to have it compiled",
                 )
-        if call.state.counters:
-            _check_siblings(inputs)
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        _check_others(call, dedupe, inputs, infos)
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
     if warned.noted:
@@ -136,38 +133,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     for quirk in recorder.quirks:
         quirk.check(findings)
     return findings
-
-
-def _check_siblings(inputs: Sequence[Entered]) -> None:
-    """Leave to eager views of one tensor that requires no grad, of which one gets a history from what it is written.
-
-    The tensor has it then, and with it all views of it. Those that share memory are windows of one base, and the trace
-    knows; of others it does not, and a function may ask.
-    """
-    for item in inputs:
-        owner = internals.base_of(item.real)
-        if owner is None or owner.requires_grad or not item.written_visibly:
-            continue
-        for other in inputs:
-            related = other.real is owner or internals.base_of(other.real) is owner
-            if other is not item and related and (item.base is None or item.base is not other.base):
-                raise RunEagerly(
-                    f"`{other.name}` is a view of the tensor that `{item.name}` is a view of, which gets a history",
-                    suggestion="pass clones, or that tensor itself, to have it compiled",
-                )
-
-
-def _check_others(call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> None:
-    """Leave to eager a change of what several inputs share if one is a view of a leaf that is a view itself.
-
-    Autograd then makes its history again as one that ends at what requires no grad, and forgets that leaf.
-    """
-    index = {position: k for k, position in enumerate(dedupe.kept)}
-    together = {index[position] for pair in call.state.counters for position in pair}
-    if any(infos[k].moves_version for k in together):
-        for real, name in ((inputs[k].real, inputs[k].name) for k in together):
-            if internals.is_over_another(real) and not real.is_leaf:
-                raise RunEagerly(f"`{name}` is a view of a leaf that is a view itself, and shares memory")
 
 
 def _check_counters(

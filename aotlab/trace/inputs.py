@@ -199,6 +199,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
     if item.base is not None:  # a write to another window of the base is not one to this input
         mutated = mutated and (internals.version_of(wrapper) != item.version)
+    if item.base is not None and item.written_visibly:
+        raise RunEagerly(f"`{item.name}` shares memory with another input, and a write gives it a history")
     if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
     visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
@@ -22,7 +21,6 @@ from aotlab.trace.outputs import Outputs
 from aotlab.trace.records import Hook, HookKind, Source
 from aotlab.trace.segments import Segment, segments
 from aotlab.trace.sums import summed_apart, to_be_cut
-from aotlab.trace.uncounted_writes import changed_bases
 
 #: What an edge of the traced graph is that nobody else knows.
 _CARRIER = Source("carrier", -1)
@@ -35,35 +33,26 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
     """
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
-    written = {id(base) for base in changed_bases(inputs, forward.infos, [*forward.writes, *forward.counted])}
     stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
-    seen = _seen(outputs, inputs, forward.roots)
+    seen = _seen(outputs, forward.roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
+    seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    number = {item.index: n for n, item in enumerate(forward.roots) if item.source is TangentSource.MUTATED_INPUT}
-    changed: dict[Edge, tuple[int, ...]] = {}
     for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
-        # after a write to what it is a view of, or a move of it, a view's own edge is another; of several writes each
-        # makes it anew
-        in_changed = id(item.base) in written
-        if (info.metadata_steps or in_changed) and item.wrapper.grad_fn is not None:
-            edge = edge_of(item.wrapper)
-            if edge not in known:
-                known[edge] = Source("changed", k)
-            elif known[edge].kind != "root" or not in_changed:
-                continue
-            changed[edge] = tuple(number[m] for m in _moved_by(inputs, k) if m in number) if in_changed else ()
+        if info.metadata_steps and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
+            changed = edge_of(item.wrapper)
+            known[changed] = Source("changed", k)
+            seen_from[changed] = ()
     cuts = {hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward)
 
     def divided(also: Collection[Edge]) -> list[Segment]:
         return segments(
             edges,
             list(stands_for),
-            {**{edge: base for edge, (_, base) in seen.items()}, **changed},
+            seen_from,
             cuts=cuts.union(also),
             alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
-            nested=any(_is_nested(i, inputs, written) for i in inputs),
         )
 
     parts = divided(())
@@ -74,34 +63,16 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
             parts = divided(also)
         apart = summed_apart(parts, {*edges, *seen})
         parts = [replace(part, apart=apart.intersection(part.stops)) for part in parts] if apart else parts
-    _check_order(parts, known, inputs, written)
+    _check_order(parts, known)
     return known, parts
 
 
-def _moved_by(inputs: Sequence[Entered], k: int) -> Sequence[int]:
-    """Return the inputs on the same memory to which a write may give the input ``k`` another history.
-
-    A tensor that is no view keeps its history when an alias is written of which autograd does not know, as ``x`` does
-    when ``x.detach()`` is written.
-    """
-    item = inputs[k]
-    assert item.base is not None
-    members: Sequence[int] = item.base.members
-    if internals.base_of(item.real) is not None:
-        return members
-    return [m for m in members if m == k or internals.base_of(inputs[m].real) is item.real]
-
-
-def _check_order(
-    parts: Sequence[Segment], known: Mapping[Edge, Source], inputs: Sequence[Entered], written: Collection[int]
-) -> None:
+def _check_order(parts: Sequence[Segment], known: Mapping[Edge, Source]) -> None:
     """Leave to eager a graph in which a segment would need the history that one after it makes."""
     later = {edge for part in parts for edge in part.entries}
     for part in parts:
-        for edge in part.stops:
-            if edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier"):
-                names = ", ".join(f"`{item.name}`" for item in inputs if id(item.base) in written)
-                raise RunEagerly(f"writes to tensors that share memory give each other's histories: {names or 'views'}")
+        if any(edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier") for edge in part.stops):
+            raise RunEagerly("writes to views give each other's histories")
         later.difference_update(part.entries)
 
 
@@ -116,15 +87,7 @@ def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
     return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
 
 
-def _is_nested(item: Entered, inputs: Sequence[Entered], written: Collection[int]) -> bool:
-    """Tell whether the gradient of an input may go on to another end of the graph: to what it is a view of."""
-    owner = internals.base_of(item.wrapper) if item.base is not None else None
-    return owner is not None and (id(item.base) in written or any(other.wrapper is owner for other in inputs))
-
-
-def _seen(
-    outputs: Outputs, inputs: Sequence[Entered], roots: Sequence[Returned]
-) -> dict[Edge, tuple[int, tuple[int, ...]]]:
+def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:
     """Return the edges of outputs that the epilogue makes by views: (output, roots that it is made from)."""
     number = {(item.source, item.index): n for n, item in enumerate(roots)}
     found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
@@ -139,10 +102,8 @@ def _seen(
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
         }.get(info.output_type, TangentSource.INTERMEDIATE_BASE)
         assert info.base_idx is not None
-        sources = [info.base_idx]
-        if kind is TangentSource.MUTATED_INPUT and inputs[info.base_idx].base is not None:
-            sources = inputs[info.base_idx].base.members  # a write to any of them may give the view its history
-        made_from = tuple(number[kind, k] for k in sources if (kind, k) in number)
+        root = number.get((kind, info.base_idx))
+        made_from = () if root is None else (root,)
         found.setdefault(edge_of(leaf), (info.index, made_from))
     return found
 

@@ -1,7 +1,7 @@
 """Which of the caller's tensors the epilogue writes.
 
 def f(a, b):           # b = a[2:], so both are windows of one base
-a.mul_(2)          # a is written; b shows it, and gets nothing of its own
+    a.mul_(2)          # a is written; b shows it, and gets nothing of its own
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             raise RunEagerly(f"a part of `{inputs[base.members[0]].name}` that holds nothing is written")
         if not _is_written(base, inputs):
             continue
-        _check_dtypes(base, inputs)
         covered: list[tuple[int, int]] = []
         order = sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real)))
         for k in order:
@@ -48,15 +47,11 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
                 if inside:
                     continue  # eager lets nobody write it: what it shows was written through the others
                 raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
-            visible = inputs[k].written_visibly
-            inside = inside or any(_are_one_window(inputs[w.index].real, real) for w in found)
-            if inside and visible and any(_share_history(inputs[w.index].real, real) for w in found):
-                continue  # the write through the other gives it the new history too
-            if inside and not visible:
+            if inside or any(_are_one_window(inputs[w.index].real, real) for w in found):
                 if infos[k].moves_version and not any(_count_together(inputs[w.index], inputs[k]) for w in found):
                     found.append(Write(k, visible=False, counts=True, only_counts=True))
                 continue
-            found.append(Write(k, visible, infos[k].moves_version))
+            found.append(Write(k, visible=False, counts=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, start + extent(real)))
     # After a write that requires grad torch lets nobody write another part of the memory through a view without a
@@ -64,43 +59,14 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
     return sorted(found, key=lambda write: (write.only_counts, write.visible, write.index))
 
 
-def changed_bases(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo], writes: Sequence[Write]) -> list[Base]:
-    """Return the bases that the graph is to take as inputs: those written, or of which a member has a new history."""
+def written_bases(inputs: Sequence[Entered], writes: Sequence[Write]) -> list[Base]:
+    """Return the bases that the graph is to take as inputs."""
     members = [inputs[write.index] for write in writes]
-    members += [item for item, info in zip(inputs, infos, strict=True) if info.moves_version and _has_history(item)]
     return list({id(item.base): item.base for item in members if item.base is not None}.values())
-
-
-def _has_history(item: Entered) -> bool:
-    return item.wrapper.requires_grad and item.wrapper.grad_fn is not None
 
 
 def _are_one_window(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
-
-
-def _share_history(a: Tensor, b: Tensor) -> bool:
-    """Tell whether autograd makes the history of ``b`` anew when ``a`` is written."""
-    owner = internals.base_of(b)
-    return owner is not None and (owner is a or owner is internals.base_of(a))
-
-
-def _check_dtypes(base: Base, inputs: Sequence[Entered]) -> None:
-    """Leave to eager a write that gives a history to windows of several dtypes.
-
-    Autograd knows no way through the bytes that the traced windows are made of, so that the others would get none.
-    """
-    if all(inputs[k].real.dtype == base.dtype for k in base.members):
-        return
-    bare = [inputs[k] for k in base.members if not inputs[k].wrapper.requires_grad and _may_require_grad(inputs[k])]
-    for item in (inputs[k] for k in base.members if inputs[k].wrapper.requires_grad):
-        for other in bare if item.written_visibly else ():
-            if _share_history(item.real, other.real) or _share_history(other.real, item.real):
-                raise RunEagerly(f"a write to `{item.name}` gives `{other.name}`, in whose memory it lies, a history")
-
-
-def _may_require_grad(item: Entered) -> bool:
-    return item.real.is_floating_point() or item.real.is_complex()
 
 
 def _is_untouched(base: Base, inputs: Sequence[Entered], k: int) -> bool:

@@ -4,17 +4,14 @@
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
 The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
-traced *base*, whose memory covers theirs, as windows of it. What autograd knows is kept apart from what memory knows:
-
-- Inputs that are views of another one which requires grad are views of its traced form, so that a write to one gives
-  the others a new history. Where that tensor is no input, a write runs eagerly (`aotlab.trace.owners`).
-- Inputs that autograd does not connect (``x`` and ``x.detach()``, slices of a flat buffer that are leaves of their own)
-  share memory only; those that share a version counter share one in the trace too.
+traced *base*, whose memory covers theirs, as windows of it. They share memory only: those that share a version counter
+share one in the trace too, but each has a history of its own, whatever it is a view of. So a write that autograd sees
+runs eagerly; it would give the other inputs a new history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -114,7 +111,8 @@ def enter_windows(base: Base, names: Sequence[str], tensors: Sequence[Tensor]) -
     with torch.enable_grad():
         for number, family in enumerate(families):
             # the first family counts writes with the base; an alias by `data` has a counter of its own
-            _enter_family(base.wrapper, family, origin, made, own_counter=number > 0)
+            counter = base.wrapper if number == 0 else base.wrapper.data
+            made.update({id(real): _placed(counter, real, origin) for real in family})
     result = []
     for name, real in zip(names, tensors, strict=True):
         wrapper = made[id(real)]
@@ -136,41 +134,14 @@ def _families(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return found
 
 
-def _enter_family(
-    wrapper: Tensor, family: Sequence[Tensor], origin: int, made: dict[int, Tensor], *, own_counter: bool
-) -> None:
-    """Make the traced forms of tensors with one version counter."""
-    counter = wrapper.data if own_counter else wrapper
-    groups: dict[int, list[Tensor]] = {}
-    for real in family:
-        owner = internals.base_of(real)
-        groups.setdefault(id(real if owner is None else owner), []).append(real)
-    for key, group in groups.items():
-        root = next((real for real in family if id(real) == key), None)
-        if root is not None and root.requires_grad:
-            traced = made[id(root)] = _with_history(root, _placer(counter, root, origin))
-            start = root.data_ptr()
-        else:  # views of a tensor that requires no grad, and of which no more is needed than they show
-            traced, start = counter.detach(), origin
-        for real in group:
-            if id(real) in made:
-                continue
-            if real.requires_grad and not traced.requires_grad:
-                made[id(real)] = _with_history(real, _placer(counter, real, origin))
-            elif real is root and len(group) == 1:
-                made[id(real)] = _placer(counter, real, origin)()
-            else:
-                source = traced.detach() if traced.requires_grad and not real.requires_grad else traced
-                made[id(real)] = window(source, real.data_ptr() - start, real)
+def _placed(counter: Tensor, real: Tensor, origin: int) -> Tensor:
+    """Make the window of ``real``, which requires grad as that does: a leaf, or something that was computed."""
 
+    def make() -> Tensor:
+        return window(counter, real.data_ptr() - origin, real).detach()
 
-def _placer(counter: Tensor, real: Tensor, origin: int) -> Callable[[], Tensor]:
-    """Return a function that makes the window of ``real``, without a history."""
-    return lambda: window(counter, real.data_ptr() - origin, real).detach()
-
-
-def _with_history(real: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Make a traced tensor that requires grad as ``real`` does: a leaf, or something that was computed."""
+    if not real.requires_grad:
+        return make()
     if real.is_leaf:
         leaf: Tensor = make().requires_grad_(True)
         return leaf
