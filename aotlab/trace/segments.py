@@ -82,7 +82,6 @@ def segments(
     inputs: Sequence[Edge],
     seen: Mapping[Edge, tuple[int, ...]],
     *,
-    nested: bool = False,
     cuts: Collection[Edge] = (),
     alone: Collection[Edge] = (),
 ) -> list[Segment]:
@@ -101,168 +100,147 @@ def segments(
         Edges that are to be carriers.
     alone
         Those of the roots whose nodes are to be segments of their own.
-    nested
-        Whether the gradient of one input may go on to another, of which it is a view.
     """
-    whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(inputs), None)
-    cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in inputs}
-    if len(roots) < 2 and not seen and not nested and not cuts and not alone:
-        return [whole] if roots else []
     ends = set(inputs)
-    visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
-    order = _topological([node for node, _ in visible], visible, seen, ends, roots, cuts)
-    own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
-    shared = _keys(order, visible, seen, ends, roots, cuts)
-    key = {node: (*shared[node], own_segment.get(node, 0)) for node in order}
-    useful = _useful(order, visible, seen, ends)
-    lost = frozenset(order) - useful
-    keys = sorted({key[node] for node in order}, key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
+    whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
+    cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in ends}
+    if len(roots) < 2 and not seen and not cuts and not alone:
+        return [whole] if roots else []
+    graph = _Graph(roots, ends, seen, cuts)
+    keys = graph.keys(alone)
     through = [n for n, edge in enumerate(roots) if edge in ends]
-    if through and not keys:
-        keys = [(0, 0, 0)]
-    made = []
-    for own_key in keys:
-        nodes = frozenset(node for node in order if key[node] == own_key)
-        own = [n for n, edge in enumerate(roots) if edge not in ends and edge[0] in nodes]
-        if own_key == keys[0]:
-            own = sorted([*own, *through])
-        carriers = dict.fromkeys(
-            edge
-            for node in order
-            for edge in next_edges(node)
-            if edge[0] in nodes
-            and (key[node] != own_key or edge in cuts)
-            and edge not in visible
-            and edge not in seen
-            and edge not in ends
-        )
-        stops: dict[Edge, None] = {roots[n]: None for n in own if roots[n] in ends}
-        for node in order:
-            if node in nodes:
-                stops.update(
-                    (edge, None)
-                    for edge in next_edges(node)
-                    if edge in ends or edge in visible or edge in seen or (edge[0] in useful and edge[0] not in nodes)
-                )
-        entries = (*(roots[n] for n in own), *carriers)
-        made.append(Segment(tuple(own), entries, tuple(stops), frozenset(ends), nodes & useful, lost))
+    order = sorted(set(keys.values()), key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
+    if through and not order:
+        order = [(0, 0, 0)]
+    made = [graph.segment(keys, key, through if key == order[0] else []) for key in order]
     made = [segment for segment in made if segment.entries]
-    if len(made) == 1 and ends.issuperset(made[0].stops) and not nested and not cuts and not alone:
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not cuts and not alone:
         return [whole]
     return made
 
 
-def _keys(
-    order: Sequence[Any],
-    visible: Mapping[Edge, int],
-    seen: Mapping[Edge, tuple[int, ...]],
-    ends: set[Edge],
-    roots: Sequence[Edge],
-    cuts: Collection[Edge],
-) -> dict[Any, tuple[int, int]]:
-    """Say for each node to which segment it belongs.
+#: To which segment a node belongs: how deep, reached by which roots (as bits), and the number of a segment of its own.
+_Key = tuple[int, int, int]
 
-    First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it, as
-    bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not, a
-    backward from the latter would hand that input None, which its hooks would see, and which would use up the graph
-    behind it. So it is with what the caller can see in the middle. Where all roots reach all of that, nothing is gained
-    by telling them apart.
+
+class _Graph:
+    """The nodes behind ``roots``, up to the ``ends``, and what the caller can see of their edges.
+
+    ``visible`` are the edges of the roots, ``nodes`` come before those that they send gradients to, and from the
+    ``useful`` ones a gradient can get to an input or to something that the caller can see.
     """
-    depth = dict.fromkeys(order, 0)
-    reached_by = dict.fromkeys(order, 0)
-    for n, edge in enumerate(roots):
-        if edge not in ends:
-            reached_by[edge[0]] |= 1 << n
-    arrived: dict[Edge, int] = {}
-    leaves: dict[int, dict[Edge, int]] = {}
-    for node in order:
-        for target, crossing in _following(node, visible, seen, ends, roots, cuts):
-            depth[target] = max(depth[target], depth[node] + crossing)
-            reached_by[target] |= reached_by[node]
+
+    def __init__(
+        self, roots: Sequence[Edge], ends: set[Edge], seen: Mapping[Edge, tuple[int, ...]], cuts: Collection[Edge]
+    ) -> None:
+        self.roots, self.ends, self.seen, self.cuts = roots, ends, seen, cuts
+        self.visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
+        self.nodes = self._topological()
+        self.useful: set[Any] = set()
+        for node in reversed(self.nodes):
+            if any(self._is_seen(edge) or edge[0] in self.useful for edge in next_edges(node)):
+                self.useful.add(node)
+
+    def _is_seen(self, edge: Edge) -> bool:
+        return edge in self.ends or edge in self.visible or edge in self.seen
+
+    def segment(self, keys: Mapping[Any, _Key], key: _Key, through: Sequence[int]) -> Segment:
+        """Make the segment of the nodes with a key; gradients of ``through``, roots that are inputs, pass it."""
+        nodes = frozenset(node for node in self.nodes if keys[node] == key)
+        own = [n for n, edge in enumerate(self.roots) if edge not in self.ends and edge[0] in nodes]
+        own = sorted([*own, *through])
+        carriers = dict.fromkeys(
+            edge
+            for node in self.nodes
+            for edge in next_edges(node)
+            if edge[0] in nodes and (keys[node] != key or edge in self.cuts) and not self._is_seen(edge)
+        )
+        stops: dict[Edge, None] = {self.roots[n]: None for n in through}
+        for node in self.nodes:
+            if node in nodes:
+                for edge in next_edges(node):
+                    if self._is_seen(edge) or (edge[0] in self.useful and edge[0] not in nodes):
+                        stops[edge] = None
+        entries = (*(self.roots[n] for n in own), *carriers)
+        lost = frozenset(self.nodes) - self.useful
+        return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful, lost)
+
+    def keys(self, alone: Collection[Edge]) -> dict[Any, _Key]:
+        """Say for each node to which segment it belongs.
+
+        First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it,
+        as bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not,
+        a backward from the latter would hand that input None, which its hooks would see, and which would use up the
+        graph behind it. So it is with what the caller can see in the middle. Where all roots reach all of that, nothing
+        is gained by telling them apart.
+        """
+        depth = dict.fromkeys(self.nodes, 0)
+        reached_by = dict.fromkeys(self.nodes, 0)
+        for n, edge in enumerate(self.roots):
+            if edge not in self.ends:
+                reached_by[edge[0]] |= 1 << n
+        for node in self.nodes:
+            for target, crossing in self._following(node):
+                depth[target] = max(depth[target], depth[node] + crossing)
+                reached_by[target] |= reached_by[node]
+        own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
+        alike = self._are_alike(depth, reached_by) or len(set(reached_by.values())) > _MOST_PARTS
+        return {n: (depth[n], 0 if alike else reached_by[n], own_segment.get(n, 0)) for n in self.nodes}
+
+    def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:
+        """Tell whether all roots reach all ends, and all nodes of one depth by which gradients leave it are alike."""
+        arrived: dict[Edge, int] = {}
+        leaves: dict[int, dict[Edge, int]] = {}
+        for node in self.nodes:
+            for edge in next_edges(node):
+                if edge in self.ends or edge in self.cuts:
+                    arrived[edge] = arrived.get(edge, 0) | reached_by[node]
+                goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
+                if goes_on or edge in self.cuts or self._is_seen(edge):
+                    own = leaves.setdefault(depth[node], {})
+                    own[edge] = own.get(edge, 0) | reached_by[node]
+        every = (1 << len(self.roots)) - 1
+        alike = all(bits == every for bits in arrived.values()) and self.ends.isdisjoint(self.roots)
+        return alike and all(len(set(own.values())) < 2 for own in leaves.values())
+
+    def _following(self, node: Any) -> list[tuple[Any, int]]:
+        """Return the nodes behind one, each with 1 if the way there passes something that the caller can see."""
+        found = []
         for edge in next_edges(node):
-            if edge in ends or edge in cuts:
-                arrived[edge] = arrived.get(edge, 0) | reached_by[node]
-    for node in order:
-        for edge in next_edges(node):
-            goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
-            if goes_on or edge in ends or edge in cuts or edge in visible or edge in seen:
-                own = leaves.setdefault(depth[node], {})
-                own[edge] = own.get(edge, 0) | reached_by[node]
-    every = (1 << len(roots)) - 1
-    alike = all(bits == every for bits in arrived.values()) and len({edge for edge in roots if edge in ends}) == 0
-    alike = alike and all(len(set(own.values())) < 2 for own in leaves.values())
-    if alike or len(set(reached_by.values())) > _MOST_PARTS:
-        return {node: (depth[node], 0) for node in order}
-    return {node: (depth[node], reached_by[node]) for node in order}
+            if edge in self.ends:
+                continue
+            if edge in self.seen:
+                others = [self.roots[root] for root in self.seen[edge] if self.roots[root] not in self.ends]
+                found += [(start, 1) for start, _ in others if node not in self._views_behind(start)]
+            if edge in self.visible:
+                found.append((edge[0], 1))
+            elif edge not in self.seen:
+                found.append((edge[0], int(edge in self.cuts)))
+        return found
 
+    def _views_behind(self, node: Any) -> set[Any]:
+        """Return the nodes up to the first edge that the caller can see, as far as there is only one way.
 
-def _following(
-    node: Any,
-    visible: Mapping[Edge, int],
-    seen: Mapping[Edge, tuple[int, ...]],
-    ends: set[Edge],
-    roots: Sequence[Edge],
-    cuts: Collection[Edge],
-) -> list[tuple[Any, int]]:
-    """Return the nodes behind ``node``, each with 1 if the way there passes something that the caller can see."""
-    found = []
-    for edge in next_edges(node):
-        if edge in ends:
-            continue
-        if edge in seen:
-            others = [roots[root] for root in seen[edge] if roots[root] not in ends]
-            found += [(start, 1) for start, _ in others if node not in _views_behind(start, visible, seen, ends)]
-        if edge in visible:
-            found.append((edge[0], 1))
-        elif edge not in seen:
-            found.append((edge[0], int(edge in cuts)))
-    return found
+        Those of a view lead to what it is a view of, and need not wait for the write through the view.
+        """
+        found = {node}
+        while len(edges := next_edges(node)) == 1 and not self._is_seen(edges[0]):
+            node = edges[0][0]
+            found.add(node)
+        return found
 
-
-def _views_behind(
-    node: Any, visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
-) -> set[Any]:
-    """Return the nodes from ``node`` to the first edge that the caller can see, as far as there is only one way.
-
-    Those of a view lead to what it is a view of, and need not wait for the write through the view.
-    """
-    found = {node}
-    while len(edges := next_edges(node)) == 1 and not any(edges[0] in known for known in (visible, seen, ends)):
-        node = edges[0][0]
-        found.add(node)
-    return found
-
-
-def _topological(
-    starts: Sequence[Any],
-    visible: Mapping[Edge, int],
-    seen: Mapping[Edge, tuple[int, ...]],
-    ends: set[Edge],
-    roots: Sequence[Edge],
-    cuts: Collection[Edge],
-) -> list[Any]:
-    """List all nodes behind ``starts``, each before those that it sends gradients to."""
-    done: dict[Any, None] = {}
-    entered: set[Any] = set()
-    for start in starts:
-        stack: list[tuple[Any, bool]] = [(start, False)]
-        while stack:
-            node, left = stack.pop()
-            if left:
-                done[node] = None
-            elif node not in entered:
-                entered.add(node)
-                stack.append((node, True))
-                stack += [(target, False) for target, _ in _following(node, visible, seen, ends, roots, cuts)]
-    return list(done)[::-1]
-
-
-def _useful(
-    order: Sequence[Any], visible: Mapping[Edge, int], seen: Mapping[Edge, tuple[int, ...]], ends: set[Edge]
-) -> set[Any]:
-    """Return the nodes from which a gradient can get to an input or to something that the caller can see."""
-    useful: set[Any] = set()
-    for node in reversed(order):
-        if any(e in ends or e in visible or e in seen or e[0] in useful for e in next_edges(node)):
-            useful.add(node)
-    return useful
+    def _topological(self) -> list[Any]:
+        """List all nodes, each before those that it sends gradients to."""
+        done: dict[Any, None] = {}
+        entered: set[Any] = set()
+        for start, _ in self.visible:
+            stack: list[tuple[Any, bool]] = [(start, False)]
+            while stack:
+                node, left = stack.pop()
+                if left:
+                    done[node] = None
+                elif node not in entered:
+                    entered.add(node)
+                    stack.append((node, True))
+                    stack += [(target, False) for target, _ in self._following(node)]
+        return list(done)[::-1]
