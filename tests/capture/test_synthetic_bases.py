@@ -576,7 +576,7 @@ def _differentiates(a, v):
 
 
 def _gives_a_history(a, b):
-    a.mul_(nonleaf(1))
+    a.mul_(torch.ones(1).requires_grad_() * 1)
     return b * 2
 
 
