@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import HigherOrderOperator
 
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.

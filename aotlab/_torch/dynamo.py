@@ -13,16 +13,13 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
-
-# What Dynamo does at a frame, noted with its code: `torch.compiler.disable` would cost 2 µs at each call.
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def dynamo_disable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep Dynamo from looking into ``function``."""
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]  # untyped in torch
+#: How Dynamo names the function that holds the rest of a frame after a graph break.
+RESUME_PREFIX = "torch_dynamo_resume_in_"
+#: Keeps Dynamo from looking into a function.
+dynamo_disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 
 
 def recurrent_layers_captured() -> AbstractContextManager[Any]:
@@ -32,17 +29,11 @@ def recurrent_layers_captured() -> AbstractContextManager[Any]:
     return config.patch(allow_rnn=True)  # type: ignore[no-any-return]  # untyped in torch
 
 
-#: How Dynamo names the function that holds the rest of a frame after a graph break.
-RESUME_PREFIX = "torch_dynamo_resume_in_"
-
-
 @contextlib.contextmanager
 def dynamo_settings(*, exact: bool) -> Iterator[None]:
-    """Let Dynamo capture as little as keeps eager's meaning, and run by itself whatever it cannot capture.
+    """Let Dynamo capture as little as keeps eager's meaning, and leave to Python whatever it cannot capture.
 
-    Assertions stay Python's, numpy stays numpy, numbers are never made symbolic, and an error while capturing leaves
-    the frame to Python. With ``exact`` Dynamo does not capture what torch's optimizers compute otherwise for it than
-    for eager.
+    With ``exact`` it does not capture what torch's optimizers compute otherwise for it than for eager.
     """
     from torch._dynamo import config
 
@@ -133,8 +124,7 @@ def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, An
     """Call ``hear`` from now on with each frame that Dynamo refuses as it runs under a transform of ``torch.func``.
 
     It gets what holds the backend, one for each ``torch.compile``, the frame's code, its local and global variables.
-    Dynamo has no hook for such frames, and asks no backend; so this puts another function in place of the one that
-    refuses them, for the whole process. It refuses the same.
+    Dynamo has no hook for such frames: this replaces, for the whole process, the function that refuses them.
     """
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -179,39 +169,53 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     ``is_ours`` gets what `innermost_backend` returns. There are no hooks for this in Dynamo; so this puts other methods
     in the place of five, for the whole process. For other backends they do the same as before.
     """
-    from torch._dynamo import config, variables
-    from torch._dynamo.exc import unimplemented
     from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-    from torch._dynamo.variables import builder, misc
 
     def ours(output: Any) -> bool:
         return is_ours(innermost_backend(getattr(output, "compiler_fn", None)))
 
-    def break_graph(what: str, why: str) -> NoReturn:
-        unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
-
     guards: Any = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
-    context: Any = misc.AutogradFunctionContextVariable
-    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
-    looks_up: Any = getattr(context, attribute)
-    numpy: Any = misc.NumpyVariable
-    calls: Any = numpy.call_function
-    wraps: Any = builder.VariableBuilder._wrap
-    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
-    translator: Any = InliningInstructionTranslator
-    inlines: Any = translator.inline_call
-    encoder = torch.nn.TransformerEncoder.forward.__code__
 
     @functools.wraps(guards)
     def guard_hooks(self: Any, guard: Any) -> None:
         (self.SEQUENCE_LENGTH if ours(self.check_fn_manager.output_graph) else functools.partial(guards, self))(guard)
 
+    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_hooks  # type: ignore[method-assign]
+    _break_at_materialize_grads(ours)
+    _leave_numpy(ours)
+    _leave_padding(ours)
+
+
+def _break_graph(what: str, why: str) -> NoReturn:
+    from torch._dynamo.exc import unimplemented
+
+    unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
+
+
+def _break_at_materialize_grads(ours: Callable[[Any], bool]) -> None:
+    from torch._dynamo.variables import misc
+
+    context: Any = misc.AutogradFunctionContextVariable
+    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
+    looks_up: Any = getattr(context, attribute)
+
     @functools.wraps(looks_up)
     def look_up(self: Any, tx: Any, name: Any, *more: Any) -> Any:
         if name == "set_materialize_grads" and ours(tx.output):
-            break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
+            _break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
         return looks_up(self, tx, name, *more)
+
+    setattr(context, attribute, look_up)
+
+
+def _leave_numpy(ours: Callable[[Any], bool]) -> None:
+    from torch._dynamo import config
+    from torch._dynamo.variables import builder, misc
+
+    numpy: Any = misc.NumpyVariable
+    calls: Any = numpy.call_function
+    wraps: Any = builder.VariableBuilder._wrap
+    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
 
     @functools.wraps(calls)
     def call(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -221,23 +225,29 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     @functools.wraps(wraps)
     def wrap(self: Any, value: Any) -> Any:
         if isinstance(value, arrays) and not config.trace_numpy and ours(self.tx.output):
-            break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
+            _break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
         return wraps(self, value)
+
+    numpy.call_function = call
+    builder.VariableBuilder._wrap = wrap  # type: ignore[method-assign]
+
+
+def _leave_padding(ours: Callable[[Any], bool]) -> None:
+    from torch._dynamo import variables
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+
+    translator: Any = InliningInstructionTranslator
+    inlines: Any = translator.inline_call
+    encoder = torch.nn.TransformerEncoder.forward.__code__
 
     def inline(parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
         is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
         if is_encoder and ours(parent.output) and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
             set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
-            break_graph(
-                "TransformerEncoder with a padding mask",
-                "Eager leaves padded places out where nothing is differentiated; Dynamo does not.",
-            )
+            why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
+            _break_graph("TransformerEncoder with a padding mask", why)
         return inlines(parent, func, args, kwargs, *more, **others)
 
-    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_hooks  # type: ignore[method-assign]
-    setattr(context, attribute, look_up)
-    numpy.call_function = call
-    builder.VariableBuilder._wrap = wrap  # type: ignore[method-assign]
     translator.inline_call = staticmethod(inline)
 
 

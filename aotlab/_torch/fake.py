@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import OpOverload
 
 # The memory format that kernels give their results for what comes in.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-
-# A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: Wraps a tensor so that mutations of the wrapper become functional ops.

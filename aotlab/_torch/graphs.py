@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
-
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, fx
-
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -156,10 +154,9 @@ def _remember_writes() -> None:
 def _writes_before_reads() -> Iterator[None]:
     """Let Inductor's C++ kernels read a buffer after the op in place that fills it.
 
-    Inductor writes the results of ``bernoulli``, ``index_put``, ``scatter`` and others in place. Where it fits a loop
-    to another one, to fuse both, it forgets that the loop reads what such an op wrote (torch 2.11 to 2.14), and may
-    run the loop first: a mask of dropout is read before it is drawn. Kernels that were cached without this are not
-    used.
+    Where it fits a loop to another one, to fuse both, it forgets that the loop reads what an op such as ``bernoulli``
+    or ``index_put`` wrote in place (torch 2.11 to 2.14), and may run the loop first: a mask of dropout is read before
+    it is drawn. Kernels that were cached without this are not used.
     """
     from torch.compiler import config
 
@@ -193,8 +190,7 @@ def _lowered(module: fx.GraphModule) -> Iterator[None]:
 def _falling_back() -> Iterator[None]:
     """Let Inductor call kernels of ops that torch can also decompose, under the environment variable ``CI`` too.
 
-    `torch.compile` decomposes some of them (``upsample_bilinear2d``) above autograd, in a way of its own; where the
-    variable is set, Inductor takes a call of such an op for a mistake of its own lowerings.
+    Where that is set, it takes a call of such an op (``upsample_bilinear2d``) for a mistake of its own lowerings.
     """
     from torch._inductor import graph
 

@@ -1,19 +1,12 @@
 """An interrupt ends a cell or a compilation also where it comes at a bad moment, and leaves all settings as they were.
 
-    while True:
-        x = x * 1      # before each call, Dynamo asks whether the code that it compiled still holds
-
-Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too: it compiles
-anew and goes on, and who pressed the button waits for ever; or, when it tries the guards that it has just made, it
-raises an AssertionError, or measures them and says nothing. And a context manager that is interrupted while it closes
-does not close::
-
     with torch.no_grad():     # an interrupt in ``__exit__`` leaves gradients off in the notebook
         y = x * 2
 
-A compilation interrupted like that would leave traced tensors in the places of a module's parameters. So, while a cell
-runs, or something is compiled, an interrupt that finds Python in a guard, or in the opening or closing of a context
-manager of ours or torch's, is put off by a moment, as often as it takes.
+Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too: it compiles
+anew and goes on. And a context manager that is interrupted while it closes does not close: traced tensors would stay in
+the places of a module's parameters. So an interrupt that finds Python in a guard, or in the opening or closing of a
+context manager of ours or torch's, is put off by a moment, as often as it takes.
 """
 
 from __future__ import annotations

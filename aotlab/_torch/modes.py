@@ -7,16 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-
-# Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
-
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-# A mode that sees every op below autograd and functionalization.
 from torch.utils._python_dispatch import _disable_current_modes
 
 from aotlab._torch.ops import _functionalizes, _has_kernel

@@ -12,8 +12,6 @@ from torch.nn.modules import module as modules
 
 # Where the tensors of parametrized modules are cached.
 from torch.nn.utils import parametrize
-
-# The containers that users have registered; every torch that we support has them under this name only.
 from torch.utils import _pytree as pytree
 
 #: Returns the functions by which a type registered with ``torch.utils._pytree`` is flattened; None if it is not.

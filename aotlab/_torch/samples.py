@@ -35,10 +35,7 @@ def _testing_leaves_no_trace() -> Iterator[None]:
 def op_database() -> tuple[Any, ...]:
     """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments.
 
-    Raises
-    ------
-    UsageError
-        A package that torch's own tests need is not installed.
+    Raises `UsageError`: a package that torch's own tests need is not installed.
     """
     try:
         with _testing_leaves_no_trace():
@@ -52,10 +49,7 @@ def op_database() -> tuple[Any, ...]:
 def module_database() -> tuple[Any, ...]:
     """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called.
 
-    Raises
-    ------
-    UsageError
-        A package that torch's own tests need is not installed.
+    Raises `UsageError`: a package that torch's own tests need is not installed.
     """
     try:
         with _testing_leaves_no_trace():

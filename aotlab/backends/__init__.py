@@ -16,10 +16,7 @@ __all__ = [
 def resolve(backend: object, *, draws: Literal["torch", "eager"] = "torch") -> Backend:
     """Turn what a user may pass as ``backend`` into a backend; ``draws`` is as in `InductorBackend`.
 
-    Raises
-    ------
-    UsageError
-        If it is neither a known name, nor a backend, nor callable.
+    Raises `UsageError` if it is neither a known name, nor a backend, nor callable.
     """
     if backend == "eager":
         return EagerBackend()

@@ -107,13 +107,7 @@ def compile_graph(
     visible_outputs: int,
     labels: Sequence[str] = (),
 ) -> tuple[Boxed, CompiledGraphRecord]:
-    """Compile one graph; ``labels`` name its first outputs in what `config.debug_assert` has to say.
-
-    Raises
-    ------
-    Exception
-        Whatever the compiler raises.
-    """
+    """Compile one graph; ``labels`` name its first outputs in what `config.debug_assert` has to say."""
     name = f"{context.number}_{kind}"
     results = len(output_args(module.graph))
     devices = with_states(module)

@@ -156,10 +156,8 @@ def check_anomaly_mode() -> None:
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
     """Capture one call of ``target``.
 
-    Raises
-    ------
-    RefusedError
-        An argument cannot be traced or guarded, or the call stands under a mode that the graph could not respect.
+    Raises `RefusedError`: an argument cannot be traced or guarded, or the call stands under a mode that the graph could
+    not respect.
     """
     reached = target.reached()
     lifted = list(target.lifted())

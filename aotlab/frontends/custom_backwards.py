@@ -1,8 +1,7 @@
 """The backward of a user's `torch.autograd.Function` as Dynamo wrote it, when it is to be differentiated itself.
 
-Dynamo looks at the backward with grad mode off, and writes it so: a graph between a node that switches grad mode off
-and one that switches it on. Eager runs the user's backward in the grad mode that is on. So without those two nodes the
-graph is the user's backward; unless that switches grad mode itself, of which nothing is left in the graph. What the
+Dynamo writes the backward between a node that switches grad mode off and one that switches it on; without those two the
+graph is the user's backward, unless that switches grad mode itself, of which nothing is left in the graph. What the
 user wrote is known by the stack traces of the graph's nodes: a function with a ``with`` statement, or one that mentions
 grad mode, is not differentiated.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -37,10 +36,7 @@ def switches_around(graph: fx.GraphModule, called_at: str) -> list[fx.Node]:
 
     ``called_at`` is the stack trace of the call of the user's function.
 
-    Raises
-    ------
-    DoubleBackwardError
-        The user's backward may switch grad mode itself.
+    Raises `DoubleBackwardError`: the user's backward may switch grad mode itself.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
@@ -74,21 +70,11 @@ def _may_switch(file: str, line: int) -> bool:
         tree = ast.parse("".join(lines))
     except SyntaxError:
         return True
-    function = _innermost(tree, line)
-    if function is None:
+    functions = (part for part in ast.walk(tree) if isinstance(part, (ast.FunctionDef, ast.Lambda)))
+    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
+    innermost = max(around, key=lambda each: each.lineno, default=None)
+    if innermost is None:
         return True
-    for part in ast.walk(function):
-        name = getattr(part, "attr", getattr(part, "id", None))
-        if isinstance(part, (ast.With, ast.AsyncWith)) or name in _GRAD_MODE:
-            return True
-    return False
-
-
-def _innermost(tree: ast.AST, line: int) -> ast.AST | None:
-    """Return the innermost function around a line."""
-    found: Sequence[ast.AST] = [
-        part
-        for part in ast.walk(tree)
-        if isinstance(part, (ast.FunctionDef, ast.Lambda)) and part.lineno <= line <= (part.end_lineno or 0)
-    ]
-    return max(found, key=lambda part: getattr(part, "lineno", 0), default=None)
+    parts = list(ast.walk(innermost))
+    names = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}
+    return bool(names & _GRAD_MODE) or any(isinstance(part, (ast.With, ast.AsyncWith)) for part in parts)

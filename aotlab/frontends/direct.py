@@ -74,10 +74,8 @@ class _DirectTarget:
     def still_same(self) -> Callable[[], bool] | None:
         """Write the check of what was found, for the entry; nothing is kept.
 
-        Raises
-        ------
-        LeakedTensorError
-            It has changed since the function ran: the function's backward, which is run for the trace, did that.
+        Raises `LeakedTensorError`: it has changed since the function ran: the function's backward, which is run for the
+        trace, did that.
         """
         found, watch = self._known(), self._watch
         self._found = self._watch = None
@@ -97,10 +95,7 @@ class _DirectTarget:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it with ``lifted`` in their places, and refuse it if it changes what others can see.
 
-        Raises
-        ------
-        RunEagerly
-            Guards cannot watch what it reads: that would be the same at every call.
+        Raises `RunEagerly`: guards cannot watch what it reads: that would be the same at every call.
         """
         found = self._known()
         own = self._traceable_modules()
@@ -189,10 +184,7 @@ class FunctionTarget(_DirectTarget):
 def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
     """Refuse modules whose backward hooks would run at trace time and never again.
 
-    Raises
-    ------
-    HooksError
-        With the module's name.
+    Raises `HooksError` with the module's name.
     """
     for name, module in modules:
         if internals.has_backward_hooks(module):
@@ -206,10 +198,7 @@ def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
 def _check_unchanged(reached: Sequence[Reached]) -> None:
     """Refuse a function that changed what it can read.
 
-    Raises
-    ------
-    LeakedTensorError
-        With the name of the first thing that changed.
+    Raises `LeakedTensorError` with the name of the first thing that changed.
     """
     changed = next((item for item in reached if not item.holds()), None)
     if changed is not None:

@@ -34,9 +34,8 @@ _SPECIAL = frozenset(
 class AotModule(nn.Module):
     """A module that computes what another one does, compiled, on the same parameters, buffers and submodules.
 
-    Parameters, buffers, ``state_dict`` keys, attributes and methods are those of the original, which stays usable as
-    ``orig_module``; ``compiled`` is the `CompiledFunction` behind ``forward``, or holds what `torch.compile` made.
-    Copies and pickles have an original of their own and compile for themselves.
+    All that it has is the original's, which stays usable as ``orig_module``; ``compiled`` is the `CompiledFunction`
+    behind ``forward``, or holds what `torch.compile` made. Copies and pickles have an original of their own.
     """
 
     def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:

@@ -1,9 +1,8 @@
 """What is compiled behind Dynamo, under a transform of ``torch.func``.
 
-Dynamo refuses a frame that runs under a transform before it asks a backend, without a word; and then it leaves that
-code alone for good, wherever and by whomever it is compiled, also where it had compiled it before. So what
-`aotlab.compile` makes with Dynamo does not let it see such calls: they run eagerly, as they do with the direct
-frontend, and other calls stay compiled. Of what ``torch.compile(backend="aotlab")`` made, we can but say it.
+Dynamo refuses a frame that runs under a transform before it asks a backend, without a word, and leaves that code alone
+for good. So what `aotlab.compile` makes with Dynamo does not let it see such calls: they run eagerly, and others stay
+compiled. Of what ``torch.compile(backend="aotlab")`` made, we can but say it.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ class ModuleBehindDynamo:
 def outside_of_transforms(
     original: Callable[..., Any], compiled: Callable[..., Any], *, backend_name: str
 ) -> Callable[..., Any]:
-    """Return ``compiled``, made of ``original`` by Dynamo, for calls under no transform; the others run eagerly.
-
-    Of a module, what is returned can be copied and pickled as ``compiled`` can.
-    """
+    """Return ``compiled``, made of ``original`` by Dynamo, for calls under no transform; the others run eagerly."""
     eagerly = CompiledFunction(_AsWritten(original), _not_compiled, backend_name=backend_name)
     if isinstance(original, torch.nn.Module):
         return ModuleBehindDynamo(compiled, eagerly)
@@ -80,10 +76,7 @@ def outside_of_transforms(
 
 
 def _name(code: CodeType, local: dict[str, Any], everywhere: dict[str, Any]) -> str | None:
-    """Name what is called; None if that is not the user's, but a helper of torch's or of the standard library.
-
-    A module of torch's is called by its class: Dynamo sees the function from which torch calls it.
-    """
+    """Name what is called, a module of torch's by its class; None for a helper of torch's or the standard library."""
     root = str(everywhere.get("__name__")).split(".", 1)[0]
     if root == "torch":
         return type(local["fn"]).__qualname__ if "fn" in local else None
@@ -95,27 +88,20 @@ class _Refusals:
 
     def __init__(self, backend: object) -> None:
         self._backend = backend
-        self._told: dict[int, weakref.ref[object]] = {}
+        self._told: weakref.WeakSet[object] = weakref.WeakSet()
 
     def __call__(self, made: object, code: CodeType, local: dict[str, Any], everywhere: dict[str, Any]) -> None:
-        """Hear that Dynamo refused a frame of ``code`` for the backend ``made``; the frames that it calls come after.
-
-        Raises
-        ------
-        TransformError
-            Nothing is to run eagerly.
-        """
+        """Hear that Dynamo refused a frame of ``code`` for the backend ``made``; raise if nothing is to run eagerly."""
         name = _name(code, local, everywhere)
         if name is None or internals.innermost_backend(made) is not self._backend:
             return
         eagerly = config.fallback != "error"
-        known = self._told.get(id(made))
-        if known is not None and known() is made and eagerly:
+        if made in self._told and eagerly:
             return
-        self._told = {key: ref for key, ref in self._told.items() if ref() is not None}
-        self._told[id(made)] = weakref.ref(made)
+        self._told.add(made)
         error = TransformError(f"`{name}` is called under {_WHERE}", why=_WHY, suggestion=_INSTEAD)
-        self._announce(name, error, "ran eagerly" if eagerly else "raised")
+        if observe.listening():
+            self._announce(name, error, "ran eagerly" if eagerly else "raised")
         if not eagerly:
             raise error
         warnings.warn(
@@ -127,19 +113,18 @@ class _Refusals:
 
     @staticmethod
     def _announce(name: str, error: TransformError, outcome: Any) -> None:
-        if observe.listening():
-            number = observe.next_entry()
-            observe.emit(
-                observe.CompileStarted(
-                    function=name,
-                    function_id=next_number(),
-                    entry=number,
-                    frontend="dynamo",
-                    backend="aotlab",
-                    reason=None,
-                )
+        number = observe.next_entry()
+        observe.emit(
+            observe.CompileStarted(
+                function=name,
+                function_id=next_number(),
+                entry=number,
+                frontend="dynamo",
+                backend="aotlab",
+                reason=None,
             )
-            observe.emit(observe.CompileFailed(entry=number, duration_ns=0, error=error, outcome=outcome))
+        )
+        observe.emit(observe.CompileFailed(entry=number, duration_ns=0, error=error, outcome=outcome))
 
 
 @functools.cache

@@ -69,10 +69,8 @@ class ValueFacts:
 def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name: str = "") -> TensorFacts:
     """Take the facts of one tensor; ``mentioned`` says which of its attributes count.
 
-    Raises
-    ------
-    PythonValueError
-        An attribute that counts is no plain value, so that it could change without a check seeing it.
+    Raises `PythonValueError`: an attribute that counts is no plain value, so that it could change without a check
+    seeing it.
     """
     attributes = tuple(attributes_that_count(tensor, mentioned).items()) if mentioned else ()
     for key, value in attributes:
@@ -106,10 +104,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
 def check_tensor(tensor: Tensor, name: str) -> None:
     """Refuse tensors that the engine cannot represent.
 
-    Raises
-    ------
-    SubclassError, UnsupportedTensorError
-        With the argument's name.
+    Raises `SubclassError`, `UnsupportedTensorError` with the argument's name.
     """
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         raise SubclassError(
@@ -135,10 +130,7 @@ def check_tensor(tensor: Tensor, name: str) -> None:
 def value_facts(value: Any, name: str) -> ValueFacts:
     """Take the facts of one argument that is no tensor.
 
-    Raises
-    ------
-    PythonValueError
-        If its state could change without a check seeing it.
+    Raises `PythonValueError` if its state could change without a check seeing it.
     """
     if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
@@ -287,10 +279,7 @@ def transform_around() -> str | None:
 def check_surroundings() -> int:
     """Refuse calls under modes that a compiled function could not respect; return the number of function modes.
 
-    Raises
-    ------
-    TransformError
-        Under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
+    Raises `TransformError` under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
     """
     what = transform_around() or ("a torch dispatch mode" if internals.dispatch_mode_count() else None)
     count = internals.function_mode_count()
@@ -316,10 +305,7 @@ def call_state(
 ) -> CallState:
     """Take the state of a call; ``values`` are the flat arguments, lifted parameters and buffers first.
 
-    Raises
-    ------
-    RefusedError
-        An argument, or the surroundings of the call, cannot be guarded.
+    Raises `RefusedError`: an argument, or the surroundings of the call, cannot be guarded.
     """
     function_modes = check_surroundings()
     leaves: list[TensorFacts | ValueFacts] = []

@@ -167,21 +167,12 @@ def _assign(owner: Any, name: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """One value outside the arguments that the traced code may read.
+    """One value outside the arguments that the traced code may read, where it hangs, and how a sentence calls it.
 
-    Attributes
-    ----------
-    name, place
-        How a sentence calls it, and where it hangs.
-    expected
-        What was there: the value itself, or its `Snapshot`.
-    how
-        ``"value"``: of the same type and value; ``"contents"``: as in the snapshot; ``"identity"``: the same object;
-        ``"absent"``: nothing is there; ``"optional"``: there is something, or nothing, as there was.
-    value
-        The object itself, kept alive, so that no other one gets its identity (tensors are not kept).
-    inline
-        Whether the generated function checks it itself, so that `fast_check` need not.
+    ``expected`` is what was there: the value itself, or its `Snapshot`. It is to be there again: of the same type and
+    value, with the same contents, as the same object; or there is to be nothing (``"absent"``), or something or nothing
+    as there was (``"optional"``). ``value`` is the object itself, kept alive, so that no other one gets its identity
+    (tensors are not kept). ``inline`` says that the generated function checks it itself.
     """
 
     name: str

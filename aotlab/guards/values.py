@@ -294,10 +294,7 @@ def snapshot(
 ) -> Snapshot:
     """Remember what a value is, which a sentence calls ``name``; ``around`` are the ids of the containers around it.
 
-    Raises
-    ------
-    CannotBeWatched
-        It is an array, or holds more objects, than could be compared at every call.
+    Raises `CannotBeWatched`: it is an array, or holds more objects, than could be compared at every call.
     """
     if is_plain(value):
         return _Plain(value)

@@ -73,10 +73,7 @@ def promises(module: fx.GraphModule, labels: Sequence[str]) -> Promises:
 def hold_to(compiled: Callable[[list[Any]], Sequence[Any]], promised: Promises, kind: str) -> Callable[..., Any]:
     """Wrap a boxed callable in the assertions.
 
-    Raises
-    ------
-    GraphInvariantError
-        At a call, for the first output that is not what was traced.
+    Raises `GraphInvariantError` at a call, for the first output that is not what was traced.
     """
 
     def call(inputs: list[Any]) -> Sequence[Any]:

@@ -136,10 +136,8 @@ def return_from(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> None:
 def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = False) -> None:
     """Check that a graph, ``name`` in errors, is well-formed and functional, but for ``writes_inputs`` by ``copy_``.
 
-    Raises
-    ------
-    GraphInvariantError
-        A node uses a value before it is made, writes to a value, or a placeholder comes after an op.
+    Raises `GraphInvariantError`: a node uses a value before it is made, writes to a value, or a placeholder comes after
+    an op.
     """
     module.graph.lint()
     body = False

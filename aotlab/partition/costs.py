@@ -52,20 +52,11 @@ REACHABLE = "the caller can write it, and eager keeps it too"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The costs of one value.
+    """The costs of one value, ``kind`` in words that fit behind "is".
 
-    Attributes
-    ----------
-    keep
-        To keep it, in bytes of traffic; None if it cannot be kept.
-    nbytes
-        Memory in bytes that is held from the forward to the backward if it is kept, and would not be otherwise.
-    again
-        To compute it again, its inputs given, in bytes of traffic; None if it must not run twice.
-    kind
-        What it is, in words that fit behind "is".
-    ban
-        Why it must not run twice, as a sentence; empty if it may.
+    ``keep`` is the cost of keeping it, in bytes of traffic, None if it cannot be kept; ``nbytes`` the memory that is
+    held from the forward to the backward if it is kept, and would not be otherwise. ``again`` is the cost of computing
+    it again, its inputs given; None if it must not run twice, and ``ban`` says why.
     """
 
     keep: int | None

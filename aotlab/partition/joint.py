@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
+from aotlab._torch import OpOverload
 from aotlab.ir.graphs import output_args, phase_of, placeholders
+from aotlab.ir.specs import StorageNumbers
 from aotlab.partition.copies import make_only_saved, memory_numbers
 from aotlab.partition.costs import Cost, Flops, cost_of, must_not_run_twice, nbytes
 from aotlab.partition.default import extract, forward_nodes, is_tangent
-from aotlab.partition.same import common_subexpressions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
     """What a partitioner knows of a joint graph.
 
-    Attributes
-    ----------
-    outputs, gradients
-        What the forward returns, and what the backward does.
-    same
-        From nodes to those that stand for them.
-    forward
-        The nodes that the forward consists of.
-    backward
-        The nodes that can run nowhere but in the backward.
-    needed
-        The other values that those use.
-    costs
-        Of all values that the backward might use, in the graph's order.
-    inputs
-        What each of them, and each node of ``backward``, is computed from, each as the node that stands for it.
+    ``outputs`` and ``gradients`` are what forward and backward return; ``same`` leads from nodes to those that stand
+    for them. ``forward`` are the nodes of the forward, ``backward`` those that can run nowhere but in the backward,
+    ``needed`` the other values that these use. ``costs`` are those of all values that the backward might use, in the
+    graph's order; ``inputs`` what each of them, and each node of ``backward``, is computed from.
     """
 
     graph: fx.Graph
@@ -179,3 +169,55 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
         elif number not in free:
             held[number] = nbytes(value)
     return sum(held.values())
+
+
+# --- common subexpressions -------------------------------------------------------------------------------------
+
+
+def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:
+    """Find nodes that an earlier node of the same half can stand for: from each to the one that does.
+
+    Forward and backward are never merged: what the backward computes once more may be a checkpoint's. Nothing that
+    shares memory with what is ``returned`` is merged: two results that eager keeps apart must not become one.
+    """
+    storages = StorageNumbers()
+    kept = {memory for node in returned if isinstance(node, fx.Node) for memory in _memory(node, storages)}
+    same: dict[fx.Node, fx.Node] = {}
+    known: dict[Hashable, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(_memory(node, storages)):
+            continue
+        try:
+            key = (node.target, phase_of(node), _key(node.args, same), _key(node.kwargs, same))
+            first = known.setdefault(key, node)
+        except TypeError:  # an argument that cannot be hashed
+            continue
+        if first is not node:
+            same[node] = first
+    return same
+
+
+def _is_pure(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    return isinstance(node.target, OpOverload) and not must_not_run_twice(node)
+
+
+def _memory(node: fx.Node, storages: StorageNumbers) -> set[int | None]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return {storages.number(each) for each in values if isinstance(each, Tensor)} - {None}
+
+
+def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
+    """Make arguments comparable; ``1``, ``True`` and ``1.0`` are different arguments, as are ``0.0`` and ``-0.0``."""
+    if isinstance(value, fx.Node):
+        return same.get(value, value)
+    if isinstance(value, (list, tuple)):
+        return (type(value), *(_key(each, same) for each in value))
+    if isinstance(value, dict):
+        return tuple((name, _key(each, same)) for name, each in sorted(value.items()))
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))
+    hash(value)
+    return (type(value), value)

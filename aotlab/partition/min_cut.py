@@ -51,17 +51,15 @@ def min_cut_rematerialization_partition(
     Parameters
     ----------
     joint_module, _joint_inputs, num_fwd_outputs
-        As for `default_partition`.
-    compiler
-        Accepted for callers of upstream's function; all compilers get the same partition.
+        As for `default_partition`. ``compiler`` changes nothing.
     static_lifetime_input_indices
         The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
     memory_budget
         Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
         that may be used. Never more is kept than by `default_partition`. Below 1, values are computed again from
         inputs and outputs themselves, as a checkpoint does: if one was written by then, the backward raises; writes
-        that autograd does not count, as to ``x.data``, show in what is computed again. At 1 it takes copies of them,
-        as it does at any budget in upstream's functions, whose graphs do not say which inputs the call overwrites.
+        that autograd does not count, as to ``x.data``, show in what is computed again. At 1, and in upstream's graphs,
+        which do not say which inputs the call overwrites, it takes copies of them.
     region_budgets
         Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
         ``memory_budget``: see `aotlab.partition.regions`.
@@ -74,7 +72,7 @@ def min_cut_rematerialization_partition(
     Raises
     ------
     UsageError
-        A budget is not between 0 and 1. (There is a warning if a region is nowhere in the graph.)
+        A budget is not between 0 and 1. (A warning says if a region is nowhere in the graph.)
 
     Examples
     --------

@@ -45,10 +45,7 @@ class Region:
 def check_budgets(memory_budget: Any, region_budgets: Mapping[Any, Any]) -> None:
     """Refuse budgets that mean nothing.
 
-    Raises
-    ------
-    UsageError
-        One of them is no number from 0 to 1.
+    Raises `UsageError`: one of them is no number from 0 to 1.
     """
     for where, budget in (("memory_budget", memory_budget), *region_budgets.items()):
         called = where if where == "memory_budget" else f"region_budgets[{_name(where)}]"

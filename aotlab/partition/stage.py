@@ -33,8 +33,15 @@ from aotlab.ir.graphs import check_graph, line_of, op_count, output_args, phase_
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.copies import COPY
 from aotlab.partition.default import default_partition
-from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views, take_from_saved
-from aotlab.partition.unused import hold_unused, let_go
+from aotlab.partition.saved import (
+    hold_unused,
+    let_go,
+    save_besides,
+    save_clones,
+    save_masks,
+    save_roots_of_views,
+    take_from_saved,
+)
 from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern, TraceRecord
 from aotlab.trace.tape import tensors_in
@@ -115,10 +122,7 @@ class Split:
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
     """Partition the joint graph.
 
-    Raises
-    ------
-    RandomOpError
-        The partitioner put a random op of the forward into the backward, or the other way round.
+    Raises `RandomOpError`: the partitioner put a random op of the forward into the backward, or the other way round.
     """
     name = _name_of(partitioner)
     count = len(trace.forward_outputs)
@@ -247,10 +251,7 @@ def derive_backward(
     values that it needs, whose numbers are returned too, and the defined tangents; it returns one gradient or None per
     slot of the segment. What the forward did not save, but can be computed from what it saved, is computed again.
 
-    Raises
-    ------
-    PartialBackwardError
-        Something is needed that was neither saved nor can be computed again.
+    Raises `PartialBackwardError`: something is needed that was neither saved nor can be computed again.
     """
     gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
     drawn = trace.deriver.drawn
