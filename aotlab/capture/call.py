@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,14 +26,14 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import UserLine
 from aotlab.guards.call_state import CallState, call_state
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import Mentioned
+from aotlab.guards.values import NOTHING_MENTIONED, Mentioned
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
 
-class Target(Protocol):
-    """What a frontend asks to be compiled."""
+class Target:
+    """What a frontend asks to be compiled: without anything of its own that is lifted, reached or checked."""
 
     name: str
     line: UserLine | None
@@ -41,36 +41,47 @@ class Target(Protocol):
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the parameters and buffers of this moment, which become the first flat inputs."""
+        return ()
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
         """Return a function that reads what `lifted` reads now, also when the target changes its shape later."""
+        return self.lifted
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
         """Return what puts ``lifted`` in their place again, for a function that the backward runs once more."""
+        return nullcontext
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them, in the same order."""
+        return ()
 
     def reached(self) -> tuple[Reached, ...]:
         """Return what the function reads besides its arguments."""
+        return ()
 
     def mentioned(self) -> Mentioned:
         """Return which attributes of its arguments the function may read; asked after `reached`."""
+        return NOTHING_MENTIONED
 
     def objects(self) -> list[Any]:
         """Return the function, and the objects that it reaches; asked after `reached`."""
+        return []
 
     def still_same(self) -> Callable[[], bool] | None:
         """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
+        return None
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function with ``lifted`` in place of its own parameters and buffers."""
+        raise NotImplementedError
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original function."""
+        raise NotImplementedError
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name the flat arguments, in their order."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

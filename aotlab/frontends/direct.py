@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import BuiltinFunctionType, CodeType
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab.capture.call import ArgumentKind, names_of_arguments
+from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.guards.code_lines import line_that_changes
@@ -32,7 +32,7 @@ from aotlab.trace.module_paths import modules_named
 from aotlab.trace.tape import Untraceable
 
 
-class _DirectTarget:
+class _DirectTarget(Target):
     """What is compiled by a trace of the call itself: a `FunctionTarget` or a `ModuleTarget`.
 
     What it reaches is looked up once for each compilation: by `reached`, which is asked first.
@@ -47,7 +47,7 @@ class _DirectTarget:
         self.function = function
         self.name = name
         code = getattr(getattr(function, "__func__", function), "__code__", None)
-        self.line: UserLine | None = None
+        self.line = None
         if code is not None:
             self.line = UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
@@ -150,22 +150,6 @@ class FunctionTarget(_DirectTarget):
         """Copy what the function is a method of, if it is one; a function is its own copy."""
         function = copy.deepcopy(self.function, memo)
         return self if function is self.function else type(self)(function)
-
-    def lifted(self) -> Sequence[Tensor]:
-        """Lift nothing."""
-        return ()
-
-    def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Lift nothing."""
-        return tuple
-
-    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Put nothing anywhere."""
-        return nullcontext
-
-    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Lift nothing."""
-        return ()
 
     def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
         for name, module in self._reached_modules():

@@ -12,7 +12,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from aotlab import observe, pipeline
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller
 from aotlab.capture import nesting
-from aotlab.capture.call import ArgumentKind
+from aotlab.capture.call import ArgumentKind, Target
 from aotlab.errors import UsageError, UserLine
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.frontends.under_transforms import outside_of_transforms, tell_of_refusals
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import NOTHING_MENTIONED, Mentioned
 from aotlab.partition.default import default_partition
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
@@ -57,7 +56,7 @@ def line_of_stack(text: str | None) -> UserLine | None:
     return frames[-1] if frames else None
 
 
-class GraphTarget:
+class GraphTarget(Target):
     """A graph that Dynamo captured; it takes flat arguments and returns a flat tuple."""
 
     frontend = "dynamo"
@@ -85,14 +84,6 @@ class GraphTarget:
         held = dict(self.graph.named_parameters()) | dict(self.graph.named_buffers())
         return [held[name] for name in self._attributes]
 
-    def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Return `lifted`: a graph does not change."""
-        return self.lifted
-
-    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Put nothing anywhere: a function inside of a graph is given all that it uses."""
-        return nullcontext
-
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Name them."""
         return [(name, "parameter") for name in self._attributes]
@@ -101,18 +92,6 @@ class GraphTarget:
         """Return nothing: Dynamo's own guards stand before the graph."""
         self._forget_fakes()
         return ()
-
-    def mentioned(self) -> Mentioned:
-        """Return nothing: Dynamo reads attributes itself, and guards them."""
-        return NOTHING_MENTIONED
-
-    def objects(self) -> list[Any]:
-        """Return nothing: Dynamo's graphs hold nothing of the user's."""
-        return []
-
-    def still_same(self) -> Callable[[], bool] | None:
-        """Return nothing to check."""
-        return None
 
     def _forget_fakes(self) -> None:
         """Drop what Dynamo noted about the caller's tensors: it is done with the graph when that is first called.
