@@ -23,24 +23,11 @@ from aotlab.ir.graphs import is_view, output_args, phase_of
 _ATEN = torch.ops.aten
 #: Ops of new memory whose result may be what they are given, element by element.
 _COPIES = {
-    _ATEN.clone.default,
-    _ATEN._to_copy.default,
-    torch.ops.prims.convert_element_type.default,
-    _ATEN.repeat.default,
-    _ATEN.constant_pad_nd.default,
-    _ATEN.cat.default,
-    _ATEN.pow.Tensor_Scalar,
-    _ATEN.copy.default,
-    _ATEN.slice_scatter.default,
-    _ATEN.ceil.default,
-    _ATEN.floor.default,
-    _ATEN.round.default,
-    _ATEN.trunc.default,
-    _ATEN.mul.Tensor,
-    _ATEN.div.Tensor,
-    _ATEN.add.Tensor,
-    _ATEN.sub.Tensor,
-}
+    _ATEN.clone.default, _ATEN._to_copy.default, torch.ops.prims.convert_element_type.default, _ATEN.repeat.default,
+    _ATEN.constant_pad_nd.default, _ATEN.cat.default, _ATEN.pow.Tensor_Scalar, _ATEN.copy.default,
+    _ATEN.slice_scatter.default, _ATEN.ceil.default, _ATEN.floor.default, _ATEN.round.default, _ATEN.trunc.default,
+    _ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.add.Tensor, _ATEN.sub.Tensor,
+}  # fmt: skip
 
 
 class _Unknown:

@@ -53,13 +53,12 @@ def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | 
     items = None
     for code in _with_inner(codes):
         for number, instructions in _by_line(code):
-            loads = any(i.opname.startswith("LOAD_") and _names(i, last) for i in instructions)
             if any(i.opname in _STORES and i.argval == last for i in instructions):
                 return _line(code, number)
-            changes = any(
-                i.opname in _OF_ITEMS or (i.opname in _METHODS and i.argval in _CHANGING) for i in instructions
-            )
-            if loads and changes and items is None:
+            loaded = [i.argval for i in instructions if i.opname.startswith("LOAD_")]  # two variables at once, perhaps
+            loads = any(last == value or (isinstance(value, tuple) and last in value) for value in loaded)
+            by_method = any(i.opname in _METHODS and i.argval in _CHANGING for i in instructions)
+            if items is None and loads and (by_method or any(i.opname in _OF_ITEMS for i in instructions)):
                 items = _line(code, number)
     return items if items is not None or key is None else line_that_changes(codes, f".{key[1]}")
 
@@ -86,11 +85,6 @@ def _by_line(code: types.CodeType) -> Iterator[tuple[int, list[dis.Instruction]]
         if number is not None:
             lines.setdefault(number, []).append(instruction)
     yield from sorted(lines.items())
-
-
-def _names(instruction: dis.Instruction, name: str) -> bool:
-    value = instruction.argval  # a pair, where one instruction loads two variables
-    return bool(value == name or (isinstance(value, tuple) and name in value))
 
 
 def _line(code: types.CodeType, number: int) -> UserLine:

@@ -76,11 +76,6 @@ def answered_by_class(kind: type) -> frozenset[str]:
     return frozenset(n for n, member in members.items() if is_data_descriptor(member) or isinstance(member, kinds))
 
 
-def is_generated(function: types.FunctionType) -> bool:
-    """Tell whether a method was written by `dataclasses`."""
-    return function.__code__.co_filename == "<string>"
-
-
 def is_library_module(module: types.ModuleType) -> bool:
     """Tell whether a module is not the user's own: of the standard library, or installed."""
     file = str(getattr(module, "__file__", None) or "")

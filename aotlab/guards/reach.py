@@ -39,7 +39,6 @@ from aotlab.guards.libraries import (
     compiled_from,
     entries_of,
     is_data_descriptor,
-    is_generated,
     is_installed,
     is_library,
     is_library_module,
@@ -375,7 +374,8 @@ class _Walk:
             for name, member in list(vars(each).items()):
                 if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
                     continue
-                written = isinstance(member, types.FunctionType) and not is_generated(member)
+                # `dataclasses` write some, too
+                written = isinstance(member, types.FunctionType) and member.__code__.co_filename != "<string>"
                 if written or isinstance(member, (staticmethod, classmethod)):
                     self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
 

@@ -211,11 +211,9 @@ class Reached:
 
     def is_outside(self, function: Any) -> bool:
         """Tell whether this is anything else than the function's own code, or a builtin."""
-        if self.how == "absent":
-            return False
-        if isinstance(self.place, Item) and self.place.owner is vars(builtins):
-            return False
-        return self.place.identity() != Attribute(function, "__code__").identity()
+        of_builtins = isinstance(self.place, Item) and self.place.owner is vars(builtins)
+        own = self.place.identity() == Attribute(function, "__code__").identity()
+        return not (self.how == "absent" or of_builtins or own)
 
     def present_name(self) -> str:
         """Return the name; of what was absent, the name of what is there now."""

@@ -1,9 +1,8 @@
 """Calls that ran eagerly, so that the like need not be looked at as a whole again.
 
-To find out that a call is of a kind that was refused, all that the function reaches has to be compared, and some calls
-have to be traced: for a large model that takes many times as long as the call itself. But eager is always right. So
-when calls that look alike at a glance (`glance`) ran eagerly twice, the next 4 of them run eagerly without a look,
-after another look the next 8, and so on: what the user changes to have them compiled is seen in time.
+To find out that a call is of a kind that was refused may take many times as long as the call itself; but eager is
+always right. So when calls that look alike at a glance ran eagerly twice, the next 4 of them run eagerly without a
+look, after another look the next 8, and so on: what the user changes to have them compiled is seen in time.
 """
 
 from __future__ import annotations
@@ -32,6 +31,11 @@ def glance(value: Any) -> Hashable:
     return (type(value),)
 
 
+def _describe(module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+    return module is not None and module.training, modes, glance(args), glance(kwargs)
+
+
 class Refusals:
     """What a function remembers of its calls that ran eagerly."""
 
@@ -40,12 +44,7 @@ class Refusals:
 
     def kind(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
         """Describe a call of a function, or of a module; None if nothing is remembered."""
-        return self._describe(module, args, kwargs) if self._kinds else None
-
-    def _describe(self, module: Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        training = module is not None and module.training
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
-        return training, modes, glance(args), glance(kwargs)
+        return _describe(module, args, kwargs) if self._kinds else None
 
     def is_known(self, kind: Hashable | None) -> bool:
         """Tell whether a call runs eagerly without another look."""
@@ -59,7 +58,7 @@ class Refusals:
         """Remember that a call was looked at and ran eagerly."""
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
-        found = self._kinds.setdefault(self._describe(module, args, kwargs), [0, 0])
+        found = self._kinds.setdefault(_describe(module, args, kwargs), [0, 0])
         found[0] += 1
         found[1] = min(2 ** found[0], _MOST_CALLS) if found[0] > 1 else 0
 

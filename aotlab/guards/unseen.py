@@ -4,8 +4,8 @@
     def f(x):
         return x * next(ids)        # a trace would hold the number of its own call for ever
 
-There is no looking at what an iterator gives next. Of other objects a guard could watch what lies behind them (the maps
-of a `collections.ChainMap`, the bytes of a `bytearray`), which is more than such rare ones are worth.
+There is no looking at what an iterator gives next; what lies behind a `collections.ChainMap` or in a `bytearray` could
+be watched, which is more than such rare objects are worth.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ def is_changing(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, _CHANGING) or is_random(value):
         return True
-    if issubclass(kind, io.IOBase):
-        return _is_read(value)
+    if issubclass(kind, io.IOBase):  # what is only written to, as where a log goes, gives no values
+        try:
+            return not value.closed and bool(value.readable())
+        except (AttributeError, ValueError, OSError):
+            return True
     step = next((vars(each)["__next__"] for each in kind.__mro__ if "__next__" in vars(each)), None)
     return step is not None and not isinstance(step, types.FunctionType)  # one in Python is followed as code
 
@@ -64,11 +67,3 @@ def is_random(value: Any) -> bool:
         return True
     numpy = sys.modules.get("numpy.random")
     return numpy is not None and isinstance(value, (numpy.Generator, numpy.BitGenerator, numpy.RandomState))
-
-
-def _is_read(file: Any) -> bool:
-    """Tell whether a file is open to be read from; what is only written to, as where a log goes, gives no values."""
-    try:
-        return not file.closed and bool(file.readable())
-    except (AttributeError, ValueError, OSError):
-        return True
