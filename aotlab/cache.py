@@ -90,6 +90,7 @@ class Entry:
         return record.source
 
 
+@dataclass(eq=False)
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     """Nothing was compiled, for the reason that ``refusal`` gives.
 
@@ -98,21 +99,11 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     is what the function printed meanwhile.
     """
 
-    def __init__(
-        self,
-        refusal: AotlabError,
-        *,
-        state: CallState | None = None,
-        raised: bool = False,
-        known: bool = False,
-        printed: Printed | None = None,
-    ) -> None:
-        self.refusal = refusal
-        self.state = state
-        self.raised = raised
-        self.known = known
-        self.printed = printed
-        super().__init__(str(refusal))
+    refusal: AotlabError
+    state: CallState | None = None
+    raised: bool = False
+    known: bool = False
+    printed: Printed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
