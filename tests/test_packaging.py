@@ -55,7 +55,7 @@ def test_version_is_written_once() -> None:
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" not in PROJECT
     assert PROJECT["dynamic"] == ["version"]
-    assert configuration["tool"]["hatch"]["version"] == {"path": "aotlab/_version.py"}
+    assert configuration["tool"]["hatch"]["version"] == {"path": "aotlab/__init__.py"}
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest[1] == aotlab.__version__

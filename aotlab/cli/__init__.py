@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from aotlab import config
-from aotlab._version import __version__
+from aotlab import __version__, config
 from aotlab.errors import AotlabError, UsageError
 
 #: Exit statuses: everything right; something failed or did not verify; the command line was wrong; ctrl-C.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from aotlab._version import __version__
+from aotlab import __version__
 
 #: The torch versions that aotlab is tested on: from the first, up to but without the second.
 SUPPORTED_TORCH = ((2, 11), (2, 16))

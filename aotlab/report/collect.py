@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import torch
 
+from aotlab import __version__, config, observe
 from aotlab import _torch as internals
-from aotlab import config, observe
-from aotlab._version import __version__
 from aotlab.errors import RefusedError
 from aotlab.report.assemble import Joined, Snapshot, assemble, backward_snapshot, snapshot
 from aotlab.report.model import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aotlab._version import __version__
+from aotlab import __version__
 from aotlab.verification.fuzz.plan import Plan, engine_revision
 from aotlab.verification.programs import Program
 

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import torch
 
-from aotlab._version import __version__
+from aotlab import __version__
 from aotlab.errors import UsageError
 from aotlab.verification.op_database.errors import error_variants, judge_errors
 from aotlab.verification.op_database.outcome import Outcome, Result, judge_variant
