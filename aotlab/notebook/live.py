@@ -8,13 +8,18 @@ report as it stands now, and a measurement of forward and backward beside eager.
                          {"kind": "progress", "text": "…"}                              while measuring
                          {"kind": "error", "message": "…"}                              a measurement failed; it is over
                          {"kind": "unknown"}                                            no such report; the comm closes
+                         {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
+                         {"kind": "verification", "rows": […]}                          all rows
     front end → kernel   {"kind": "measure"}
+                         {"kind": "graph", "frame": "…", "index": 0}
+                         {"kind": "verification"}
                          {"kind": "leave"}                                              nobody looks; the comm closes
 
 It is the kernel that closes a comm: JupyterLab ends the comm's thread in the kernel as soon as it has sent a close of
 its own, and what the thread has not read by then is a traceback in the notebook.
 
-A report or an error ends what ``progress`` said. A report message is never larger than what a cell's output may embed.
+A report or an error ends what ``progress`` said. A report message is never larger than what a
+cell's output may embed; what was cut from it the front end asks for when it is looked at.
 
 *Threads.* ipykernel 7 answers a comm of the front end's on a thread of its own, at once, while a cell runs. There
 happens only what any thread may do: look up, count, send a report (`LiveReport.report` must bear that). What runs user
@@ -38,10 +43,12 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aotlab.errors import UsageError
-from aotlab.report.cut import fitting
+from aotlab.report.codec import encode
+from aotlab.report.cut import cleaned, fitting
 from aotlab.report.mime import CAP
 from aotlab.report.model import Report
 
@@ -174,6 +181,30 @@ def report_message(report: Report, *, draw: bool = False) -> Message:
         _figures.draw(report)
     small = fitting(report, lambda candidate: len(candidate.to_json()) <= CAP, CAP)
     return {"kind": "report", "report": small.to_dict(), "figure": _figures.find(report)}
+
+
+def part_message(report: Report, asked: object) -> Message | None:
+    """Write the message with the part of ``report`` that a front end asked for; None if there is no such part."""
+    fields = asked if isinstance(asked, dict) else {}
+    if fields.get("kind") == "verification":
+        return {"kind": "verification", "rows": [encode(cleaned(row)) for row in report.verification_rows]}
+    for frame in report.frames:
+        for graph in frame.graphs:
+            if (frame.name, graph.index) == (fields.get("frame"), fields.get("index")):
+                whole = replace(graph, nodes=())  # the page lists none
+                return {"kind": "graph", "frame": frame.name, "graph": encode(cleaned(whole))}
+    return None
+
+
+def send_part(identifier: str, asked: object, viewer: Viewer) -> None:
+    """Send one viewer a part of the report as a whole, if there is such a part."""
+    live = find(identifier)
+    try:
+        message = None if live is None else part_message(live.report(), asked)
+    except Exception as error:  # noqa: BLE001  # as for whole reports
+        message = _error("that part of the report cannot be made", error)
+    if message is not None:
+        viewer(message)
 
 
 def send_report(identifier: str, viewer: Viewer) -> None:
@@ -531,12 +562,14 @@ def _opened(comm: Any, message: Any) -> None:
         kind = data.get("kind") if isinstance(data, dict) else None
         if kind == "measure":
             request_measurement(identifier, viewer)
+        elif kind in ("graph", "verification"):
+            send_part(identifier, data, viewer)
         elif kind == "leave":
             stop()
             with contextlib.suppress(Exception):
                 context.copy().run(comm.close)
         else:
-            known = "'measure' and 'leave'"
+            known = "'measure', 'graph', 'verification' and 'leave'"
             viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {known}"})
 
     comm.on_msg(received)

@@ -80,6 +80,11 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
     return best
 
 
+def cleaned(value: R) -> R:
+    """Return a record of a report with what a message cannot carry replaced in its texts."""
+    return _Cutter(None).visit("", value)
+
+
 #: For the latest reports, by their graphs, how far they had to be cut.
 _rungs: dict[object, int] = {}
 _MOST_RUNGS = 64

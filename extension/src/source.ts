@@ -17,6 +17,10 @@ export interface Source {
   readonly live: boolean;
   /** Call `callback` after every change, until the function that is returned is called. */
   onChange(callback: () => void): () => void;
+  /** Ask the kernel for a graph of which rows or code were cut to fit a notebook; only of use while live. */
+  askGraph(frame: string, index: number): void;
+  /** Ask the kernel for all rows of the verification; only of use while live. */
+  askVerification(): void;
   /** Ask the kernel to time the report's graphs beside eager; only of use while live. */
   measure(): void;
 }

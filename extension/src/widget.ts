@@ -35,7 +35,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     });
   const takeMessage = (content: unknown): void => {
     const message = readMessage(content);
-    if (message?.kind === 'error') {
+    if (message?.kind === 'error' || message?.kind === 'graph' || message?.kind === 'verification') {
       source.receive(message);
     }
   };
@@ -47,7 +47,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     ['msg:custom', takeMessage]
   ];
   takeReport();
-  source.onMeasure = () => model.send({ kind: 'measure' });
+  source.onAsk = request => model.send(request);
   for (const [event, listener] of listeners) {
     model.on(event, listener);
   }

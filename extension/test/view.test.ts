@@ -260,7 +260,7 @@ test('only a live report offers to measure, and says how far it is', () => {
   tab('timing');
   assert.equal(all('[data-action=measure]').length, 0);
   let asked = 0;
-  source.onMeasure = () => {
+  source.onAsk = () => {
     asked += 1;
   };
   source.receive({ kind: 'report', report: sample(), figure: '<svg xmlns="http://www.w3.org/2000/svg"/>' });
@@ -375,6 +375,44 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
+});
+
+test('while the kernel answers, what was cut is asked for once, and shown', () => {
+  const cut = sample();
+  const [frame] = cut['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  assert.ok(frame !== undefined && graph !== undefined);
+  const whole = structuredClone(graph);
+  graph['inputs'] = [];
+  graph['counts'] = { inputs: 3 };
+  frame['counts'] = { graphs: 2 };
+  const rows = cut['verification_rows'] as Json[];
+  const note = 'This output is cut to fit a notebook: 0 of 3 inputs.';
+  const summary = { sentence: 'fine', state: 'verified', compared: rows.length };
+  show({ ...cut, verification_rows: [], notes: [note], summary });
+  assert.equal(text('.al-note'), note);
+  const asked: unknown[] = [];
+  source.onAsk = request => asked.push(request);
+  tab('inputs');
+  assert.deepEqual(asked, []); // nobody answers
+  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], notes: [note], summary }, figure: null });
+  assert.equal(all('.al-note').length, 0);
+  const name = frame['name'];
+  assert.deepEqual(asked, [
+    { kind: 'graph', frame: name, index: 0 },
+    { kind: 'graph', frame: name, index: 1 }
+  ]);
+  assert.equal(all('tr[data-name=x]').length, 0);
+  source.receive({ kind: 'graph', frame: name as string, graph: { ...whole, index: 1 } });
+  source.receive({ kind: 'graph', frame: name as string, graph: whole });
+  assert.equal(all('tr[data-name=x]').length, 2);
+  tab('verification');
+  source.receive({ kind: 'verification', rows });
+  assert.equal(all('table[data-table=verification] tbody tr').length, rows.length);
+  assert.equal(asked.length, 3);
+  // Another report may be cut elsewhere.
+  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], summary }, figure: null });
+  assert.equal(asked.length, 4);
 });
 
 test('when disposed, the view leaves nothing behind', () => {

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 
 from aotlab.errors import UsageError
 from aotlab.notebook import live
+from aotlab.report.codec import decode
 from aotlab.report.mime import CAP
-from aotlab.report.model import Environment, Report, TimingRow
+from aotlab.report.model import Environment, Frame, Graph, Guard, Node, Report, TimingRow, VerificationRow
 
 ROOT = Path(__file__).parents[2]
 
@@ -318,7 +320,8 @@ def test_a_shell_without_kernel_is_left_alone() -> None:
 SETUP = """
 import sys, threading, time, os
 from aotlab.notebook import live
-from aotlab.report.model import Environment, Report, TimingRow
+from aotlab.report.codec import decode
+from aotlab.report.model import Environment, Frame, Graph, Guard, Node, Report, TimingRow, VerificationRow
 
 class Live:
     def __init__(self, identifier):
@@ -462,6 +465,28 @@ def test_a_comm_gets_the_report_at_once(kernel: Kernel, known: str) -> None:
     message = Comm(kernel, {"identifier": known}).next()
     assert (message["kind"], message["figure"]) == ("report", None)
     assert Report.from_dict(message["report"]).identifier == known
+
+
+def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
+    """What the report's message is cut by, a front end gets by asking for it: a graph, the verification."""
+    guards = tuple(Guard(kind="size", subject=f"x{i}", sentence="x" * 200) for i in range(5000))
+    node = Node(stage="trace", part="joint", name="mul", op="call_function", target="mul", phase="forward")
+    graph = Graph(index=1, entry=7, status="compiled", guards=guards, nodes=(node,))
+    rows = tuple(VerificationRow(engine="aotlab", kind="value", subject=f"out[{i}]", equal=True) for i in range(3000))
+    frame = Frame(name="f", function="f", graphs=(graph,))
+    fake.now = replace(fake.now, frames=(frame,), verification_rows=rows)
+    eye = Eye(fake.identifier)
+    live.send_report(fake.identifier, eye.seen.put)
+    cut = Report.from_dict(eye.next()["report"])
+    assert len(cut.frames[0].graphs[0].guards) < 5000
+    live.send_part(fake.identifier, {"kind": "graph", "frame": "f", "index": 1}, eye.seen.put)
+    assert decode(Graph, eye.next()["graph"]) == replace(graph, nodes=())
+    live.send_part(fake.identifier, {"kind": "verification"}, eye.seen.put)
+    assert tuple(decode(VerificationRow, row) for row in eye.next()["rows"]) == rows
+    for nonsense in ({"kind": "graph", "frame": "g", "index": 1}, {"kind": "graph", "index": []}, None):
+        live.send_part(fake.identifier, nonsense, eye.seen.put)
+    assert eye.seen.empty()
+    eye.stop()
 
 
 def test_an_unknown_report_is_said_to_be_unknown(kernel: Kernel) -> None:

@@ -11,7 +11,7 @@ import type { Kernel } from '@jupyterlab/services';
 
 import type { Disposable } from '../source';
 import { readMessage } from './source';
-import type { ReportSource } from './source';
+import type { ReportSource, Request } from './source';
 
 /** The comm target that aotlab registers in the kernel. */
 export const TARGET = 'aotlab.report';
@@ -41,7 +41,7 @@ export class Connection implements Disposable {
     session.statusChanged.connect(this.onStatus, this);
     session.connectionStatusChanged.connect(this.onStatus, this);
     session.disposed.connect(this.dispose, this);
-    source.onMeasure = () => this.send({ kind: 'measure' });
+    source.onAsk = request => this.send(request);
     this.attempt();
   }
 
@@ -60,7 +60,7 @@ export class Connection implements Disposable {
     this.session.statusChanged.disconnect(this.onStatus, this);
     this.session.connectionStatusChanged.disconnect(this.onStatus, this);
     this.session.disposed.disconnect(this.dispose, this);
-    this.source.onMeasure = null;
+    this.source.onAsk = null;
     this.letGo(true);
   }
 
@@ -157,7 +157,7 @@ export class Connection implements Disposable {
     }
   }
 
-  private send(data: { kind: string }): void {
+  private send(data: Request): void {
     const kernel = this.reachable();
     if (kernel === null || this.comm === null || this.comm.isDisposed) {
       this.source.leave();

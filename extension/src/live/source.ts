@@ -1,12 +1,14 @@
 /** A report that changes: set from a notebook's output, from a kernel's messages, or from a widget's traits. */
 
-import { readReport } from '../model/report';
-import type { Reading } from '../model/report';
+import { readGraph, readReport, readVerification } from '../model/report';
+import type { Graph, Reading, Report } from '../model/report';
 import type { Source } from '../source';
 
 /** What a kernel says of a report. */
 export type Message =
   | { readonly kind: 'report'; readonly report: unknown; readonly figure: string | null }
+  | { readonly kind: 'graph'; readonly frame: string; readonly graph: unknown }
+  | { readonly kind: 'verification'; readonly rows: unknown }
   | { readonly kind: 'unknown' }
   | { readonly kind: 'progress'; readonly text: string }
   | { readonly kind: 'error'; readonly message: string };
@@ -21,6 +23,10 @@ export function readMessage(data: unknown): Message | null {
   switch (fields['kind']) {
     case 'report':
       return { kind: 'report', report: fields['report'], figure: words(fields['figure']) || null };
+    case 'graph':
+      return { kind: 'graph', frame: words(fields['frame']), graph: fields['graph'] };
+    case 'verification':
+      return { kind: 'verification', rows: fields['rows'] };
     case 'unknown':
       return { kind: 'unknown' };
     case 'progress':
@@ -31,6 +37,12 @@ export function readMessage(data: unknown): Message | null {
       return null;
   }
 }
+
+/** What a view asks of the kernel. */
+export type Request =
+  | { readonly kind: 'measure' }
+  | { readonly kind: 'graph'; readonly frame: string; readonly index: number }
+  | { readonly kind: 'verification' };
 
 interface State {
   readonly reading: Reading;
@@ -43,11 +55,13 @@ interface State {
 
 /** A source whose state is replaced as a whole, and which tells its listeners. */
 export class ReportSource implements Source {
-  /** Called when the reader asks to measure. */
-  onMeasure: (() => void) | null = null;
+  /** Called with what is asked of the kernel. */
+  onAsk: ((request: Request) => void) | null = null;
 
   private state: State = { reading: readReport(null), figure: null, progress: '', busy: false, failure: '', live: false };
   private readonly listeners = new Set<() => void>();
+  /** What was asked for since the last report came. */
+  private readonly asked = new Set<string>();
 
   get reading(): Reading {
     return this.state.reading;
@@ -89,12 +103,43 @@ export class ReportSource implements Source {
     if (this.live && !this.busy) {
       // At once, so that a second click asks nothing twice.
       this.update({ progress: 'asking the kernel …', busy: true, failure: '' });
-      this.onMeasure?.();
+      this.onAsk?.({ kind: 'measure' });
     }
   }
 
-  /** Replace part of the state. */
+  askGraph(frame: string, index: number): void {
+    this.askOnce({ kind: 'graph', frame, index });
+  }
+
+  askVerification(): void {
+    this.askOnce({ kind: 'verification' });
+  }
+
+  private askOnce(request: Request): void {
+    const key = JSON.stringify(request);
+    if (this.live && !this.asked.has(key)) {
+      this.asked.add(key);
+      this.onAsk?.(request);
+    }
+  }
+
+  /** Put a part that came by itself into the report. */
+  private complete(change: (report: Report) => Partial<Report>): void {
+    const { reading } = this.state;
+    if (reading.report !== null && this.live) {
+      this.replace({ reading: { ...reading, report: { ...reading.report, ...change(reading.report) } } });
+    }
+  }
+
+  /** Replace part of the state; of another report everything may be asked again. */
   update(changes: Partial<State>): void {
+    if (changes.reading !== undefined) {
+      this.asked.clear();
+    }
+    this.replace(changes);
+  }
+
+  private replace(changes: Partial<State>): void {
     this.state = { ...this.state, ...changes };
     for (const listener of [...this.listeners]) {
       listener();
@@ -104,6 +149,16 @@ export class ReportSource implements Source {
   /** Take in what a kernel says. */
   receive(message: Message): void {
     switch (message.kind) {
+      case 'graph': {
+        const graph = readGraph(message.graph);
+        this.complete(report => ({
+          frames: report.frames.map(frame => (frame.name === message.frame ? { ...frame, graphs: put(frame.graphs, graph) } : frame))
+        }));
+        break;
+      }
+      case 'verification':
+        this.complete(() => ({ verification_rows: readVerification(message.rows) }));
+        break;
       case 'report':
         this.update({
           reading: readReport(message.report),
@@ -132,4 +187,9 @@ export class ReportSource implements Source {
       this.update({ live: false, progress: '', busy: false, failure: '' });
     }
   }
+}
+
+/** Put a graph in the place of that with its number, or where it belongs if it was cut. */
+function put(graphs: readonly Graph[], graph: Graph): readonly Graph[] {
+  return [...graphs.filter(each => each.index !== graph.index), graph].sort((a, b) => a.index - b.index);
 }

@@ -272,6 +272,16 @@ export const RECORDS: readonly RecordReader<unknown>[] = [
   report
 ];
 
+/** Read a graph that a kernel sent by itself. */
+export function readGraph(value: unknown): Graph {
+  return graph(value, '$', { note: () => undefined });
+}
+
+/** Read rows of a verification that a kernel sent by themselves. */
+export function readVerification(value: unknown): readonly VerificationRow[] {
+  return list(verification)(value, '$', { note: () => undefined });
+}
+
 /** What became of reading: a report, or a sentence that says why there is none. */
 export type Reading =
   | { readonly report: Report; readonly problem: null; readonly damage: readonly string[] }

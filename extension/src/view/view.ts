@@ -49,6 +49,12 @@ const KEYS: ReadonlySet<string> = new Set([
   'ArrowLeft', 'ArrowRight', 'ArrowUp', 'ArrowDown', 'Home', 'End', 'PageUp', 'PageDown', 'Enter', ' '
 ]);
 
+/** The tabs that show what may have been cut from a graph. */
+const WHOLE_GRAPHS: ReadonlySet<string> = new Set(['inputs', 'outputs', 'storages', 'stages', 'calls']);
+
+/** So many graphs of one function are asked for at most. */
+const MOST_ASKED = 500;
+
 /** The value of the list of graphs that stands for all of them. */
 const ALL = '*';
 
@@ -152,7 +158,7 @@ class View implements Disposable {
     this.root.replaceChildren(
       h('p', { class: `al-verdict al-state-${found.state}` }, h('b', {}, SYMBOLS[found.state]), h('span', {}, found.sentence)),
       this.environmentLine(report),
-      ...notes(report, reading.damage),
+      ...notes(report, reading.damage, live),
       h('div', { class: 'al-bar' }, this.tabList(), this.graphList(entries)),
       ...TABS.map(tab => this.emptyPanel(tab))
     );
@@ -258,6 +264,30 @@ class View implements Disposable {
         panel.replaceChildren(...(shown ? tab.draw(context).filter((each): each is Node | string => each !== null) : []));
       }
     }
+    if (this.source.live) {
+      this.askForMore(context);
+    }
+  }
+
+  /** Ask the kernel for what was cut from the part that is looked at. */
+  private askForMore({ report, chosen }: Context): void {
+    if (this.tab === 'verification' && (report.summary?.compared ?? 0) > report.verification_rows.length) {
+      this.source.askVerification();
+    }
+    if (!WHOLE_GRAPHS.has(this.tab)) {
+      return;
+    }
+    for (const { frame, graph } of chosen.filter(entry => entry.graph.counts !== null)) {
+      this.source.askGraph(frame.name, graph.index);
+    }
+    for (const frame of this.scope === ALL ? report.frames : []) {
+      const known = new Set(frame.graphs.map(graph => graph.index));
+      for (let index = 0; index < Math.min(frame.counts?.graphs ?? 0, MOST_ASKED); index += 1) {
+        if (!known.has(index)) {
+          this.source.askGraph(frame.name, index);
+        }
+      }
+    }
   }
 }
 
@@ -270,8 +300,9 @@ function environmentText(environment: Environment, name: string): string {
   return [name, ...versions, ...devices].filter(each => each !== '').join(' · ');
 }
 
-function notes(report: Report, damage: readonly string[]): HTMLElement[] {
-  const texts = [...report.notes];
+function notes(report: Report, damage: readonly string[], live: boolean): HTMLElement[] {
+  // A kernel that answers gives what was cut when it is looked at.
+  const texts = report.notes.filter(note => !live || !note.startsWith('This output is cut to fit a notebook'));
   const [first] = damage;
   if (first !== undefined) {
     texts.push(`This report is damaged; what could not be read is left out. First: ${first}.`);
