@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.browser.drawn import DRAWN, TABS, compared, panel, spans, tables, unfold
@@ -174,3 +176,39 @@ def test_hostile_names(lab: Lab, extension: None) -> None:
     assert lab.cell(5).locator("img, script, svg[onload], a[href^=javascript]").count() == 0
     lab.shoot("hostile-live")
     assert lab.page.evaluate("() => window.hacked ?? null") is None
+
+
+LARGE = (
+    "%%aotcompile --backend eager --no-verify\n"
+    "many = x.clone().requires_grad_()\n"
+    "outs = [(many * i).sin() for i in range(450)]"
+)
+
+
+def test_large_report(lab: Lab, extension: None) -> None:
+    """With a kernel nothing is cut; without one rows are missing, and every count is still that of the whole report."""
+    write_notebook(lab.server.root / "large.ipynb", [SETUP, LARGE])
+    lab.open("large.ipynb")
+    lab.run_all()
+    report = lab.cell(1).locator(f"{DRAWN}[data-live=true]")
+    report.wait_for()
+    cut = report.locator(".al-note", has_text="This output is cut to fit a notebook")
+    heading, everything = "450 outputs, 0 aliased", "Show all 450 rows"
+    saved = r"450 values, 7\.03 KiB of new memory"
+    assert heading in panel(report, "outputs").inner_text()
+    panel(report, "outputs").locator("button", has_text=everything).click()
+    assert len(next(iter(tables(report, "outputs").values()))) == 450
+    assert re.search(saved, panel(report, "overview").locator("[data-fact=saved]").inner_text())
+    assert not cut.count()
+    lab.shoot("large-live")
+    lab.save()
+    lab.shut_down_kernel()
+    lab.reload()
+    still = lab.cell(1).locator(f"{DRAWN}[data-live=false]")
+    still.wait_for()
+    assert heading in panel(still, "outputs").inner_text()
+    assert len(next(iter(tables(still, "outputs").values()))) < 450
+    assert still.locator("[data-cut]").first.inner_text().endswith("cut from this output to fit a notebook.")
+    assert re.search(saved, panel(still, "overview").locator("[data-fact=saved]").inner_text())
+    assert re.search(saved, panel(still, "stages").inner_text())
+    lab.shoot("large-still")
