@@ -52,12 +52,13 @@ def _history_of_now(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
+        tangents_of = self._trace.tangents
         numbers = next(
             given
-            for given in self._trace.entry_tangents
-            if len(given) == len(tangents) and [tuple(self._trace.tangents[n].stride()) for n in given] == self.strides
+            for given in tangents_of.of_entries
+            if len(given) == len(tangents) and [tuple(tangents_of.fakes[n].stride()) for n in given] == self.strides
         )
-        fakes = [self._trace.tangents[n] for n in numbers]
+        fakes = [tangents_of.fakes[n] for n in numbers]
         filled = [
             torch.zeros(fake.shape, dtype=fake.dtype) if tangent is None else tangent
             for fake, tangent in zip(fakes, tangents, strict=True)
