@@ -17,7 +17,6 @@ import dis
 import enum
 import sys
 import types
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,15 +44,9 @@ if TYPE_CHECKING:
 #: What a call may make anew for a hook to hold: it is never changed.
 _FIXED = (
     bool, int, float, complex, str, bytes, range, slice, enum.Enum, type(None), type, types.ModuleType, torch.dtype,
-    torch.device, torch.layout, Tensor, nn.Module,
-)  # fmt: skip
-#: What is no more changeable than its parts.
-_MADE_OF_PARTS = (
-    types.FunctionType, types.MethodType, types.BuiltinMethodType, partial, tuple, frozenset,
+    torch.device, torch.layout,
 )  # fmt: skip
 _FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
-#: So many containers, closures and objects deep a traced tensor is looked for.
-_DEPTH = 5
 
 
 def _edge_of(tensor: Tensor) -> GradientEdge:
@@ -66,22 +59,25 @@ class Hooks(Quirk):
 
     name = "hooks"
 
+    def __init__(self) -> None:
+        self._outside: dict[Hook, _Outside] = {}
+
     def claims(self) -> Mapping[Any, Handler]:
         return {
-            Tensor.register_hook: partial(_register, "hook"),
-            Tensor.register_post_accumulate_grad_hook: partial(_register, "post_accumulate"),
-            Tensor.retain_grad: _retain,
+            Tensor.register_hook: partial(self._register, "hook"),
+            Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
+            Tensor.retain_grad: self._retain,
             Tensor.retains_grad.__get__: _retains,  # type: ignore[attr-defined]  # a getter
         }
 
     def check(self, findings: Findings) -> None:
+        outside, self._outside = self._outside, {}
         if not findings.hooks:
             return
         for hook in findings.hooks:
-            if _holds_traced(hook.function, _DEPTH):
-                raise RunEagerly(
-                    f"a hook holds a tensor of the call, registered at {hook.line}", suggestion=_FROM_OUTSIDE
-                )
+            state = None if hook.function is None else _state_of_the_call(hook.function, outside[hook])
+            if state is not None:
+                raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
         through = made_through(findings.outputs)
         for i, hook in _passed(findings.hooks, findings.outputs, findings.inputs):
@@ -89,29 +85,38 @@ class Hooks(Quirk):
             if info.views is None or not is_made_through(i, hook.edge, findings.outputs, through):
                 raise RunEagerly(f"`{info.name}` is a view of a view with a hook, registered at {hook.line}")
 
+    def _register(
+        self, kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Note a hook for the run time; where eager has an error to raise, it does."""
+        tensor: Tensor = args[0]
+        if not tensor.requires_grad or (kind == "post_accumulate" and not tensor.is_leaf):
+            return func(*args, **kwargs)
+        view = internals.base_of(tensor) is not None
+        if view and tensor.grad_fn is None:
+            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
+        edge = _edge_of(tensor)
+        older = (hook for hook in guard.hooks_of(tensor) if hook.kind == "hook")
+        if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
+            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
+            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
+        return self._add(guard, kind, tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
 
-def _register(kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Note a hook for the run time; where eager has an error to raise, it does."""
-    tensor: Tensor = args[0]
-    if not tensor.requires_grad or (kind == "post_accumulate" and not tensor.is_leaf):
-        return func(*args, **kwargs)
-    view = internals.base_of(tensor) is not None
-    if view and tensor.grad_fn is None:
-        raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
-    edge = _edge_of(tensor)
-    older = (hook for hook in guard.hooks_of(tensor) if hook.kind == "hook")
-    if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
-        # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
-        raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
-    return _add(guard, kind, tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
+    def _retain(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensor: Tensor = args[0]
+        if not tensor.requires_grad:
+            func(*args, **kwargs)
+        elif not tensor.is_leaf and not _is_retaining(guard, tensor):
+            self._add(guard, "retain_grad", tensor, None)
 
-
-def _retain(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    tensor: Tensor = args[0]
-    if not tensor.requires_grad:
-        func(*args, **kwargs)
-    elif not tensor.is_leaf and not _is_retaining(guard, tensor):
-        _add(guard, "retain_grad", tensor, None)
+    def _add(
+        self, guard: EscapeGuard, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None
+    ) -> RemovableHandle:
+        edge = _edge_of(tensor)
+        handle = RemovableHandle(guard.hooks)
+        hook = guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, user_line())
+        self._outside[hook] = _Outside()
+        return handle
 
 
 def _retains(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -120,18 +125,6 @@ def _retains(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
     return any(hook.kind == "retain_grad" for hook in guard.hooks_of(tensor))
-
-
-def _add(guard: EscapeGuard, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None) -> RemovableHandle:
-    """Note a hook and return its handle; fall back to eager if it keeps state that each call makes anew."""
-    line = user_line()
-    state = None if function is None else _state_of_the_call(function)
-    if state is not None:
-        raise RunEagerly(f"a hook {state}, registered at {line}", suggestion=_FROM_OUTSIDE)
-    edge = _edge_of(tensor)
-    handle = RemovableHandle(guard.hooks)
-    guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, line)
-    return handle
 
 
 def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
@@ -183,43 +176,64 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
                 yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 
-def _state_of_the_call(hook: Any) -> str | None:
-    """Say which variable, container or object that the call made anew a hook holds; None if none."""
-    frames = list(_running())
-    outer = {name for frame in frames for name in frame.f_code.co_freevars}
+class _Outside:
+    """What outlives the call, as its running frames show: globals, outer variables, arguments, what these hold."""
+
+    def __init__(self) -> None:
+        frames = list(_running())
+        self.variables = {name for frame in frames for name in frame.f_code.co_freevars}
+        known: list[Any] = []
+        for frame in frames:
+            known += [frame.f_locals[name] for name in frame.f_code.co_freevars if name in frame.f_locals]
+            known += [each for each in frame.f_locals.values() if isinstance(each, nn.Module)]
+            known += frame.f_globals.values()
+        if frames:
+            code = frames[-1].f_code
+            arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            given = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
+            # of the containers among them, the trace has copies
+            known += [each for each in given if not isinstance(each, list | dict | set)]
+        attributes = [each for owner in known if _has_vars(owner) for each in vars(owner).values()]
+        self._known = {id(each): each for each in (*known, *attributes)}
+
+    def has(self, value: Any) -> bool:
+        return id(value) in self._known
+
+
+def _state_of_the_call(hook: Any, outside: _Outside) -> str | None:
+    """Say which variable, tensor, container or object that the call made anew a hook holds; None if none."""
     todo: list[tuple[str, Any]] = [("the hook", hook)]
     seen: set[int] = set()
-    while todo and frames:
+    while todo:
         name, value = todo.pop()
-        if id(value) in seen or isinstance(value, _FIXED) or _is_outside(value, frames):
+        is_traced = isinstance(value, Tensor) and internals.is_functional(value)
+        if id(value) in seen or isinstance(value, _FIXED) or (outside.has(value) and not is_traced):
             continue
         seen.add(id(value))
-        assigned = _assigned(value.__code__) - outer if isinstance(value, types.FunctionType) else ()
-        if assigned:
-            return f"assigns to `{min(assigned)}`, a variable of the call"
-        if not isinstance(value, _MADE_OF_PARTS) or (isinstance(value, types.FunctionType) and vars(value)):
+        if isinstance(value, types.FunctionType) and not vars(value):
+            assigned = _assigned(value.__code__) - outside.variables
+            if assigned:
+                return f"assigns to `{min(assigned)}`, a variable of the call"
+            cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+            todo += [(free, _content(cell)) for free, cell in cells.items() if free not in outside.variables]
+            todo += [(f"a default of `{value.__name__}`", each) for each in value.__defaults__ or ()]
+            todo += (value.__kwdefaults__ or {}).items()
+        elif isinstance(value, types.MethodType | types.BuiltinMethodType):
+            todo.append((name, value.__self__))
+        elif isinstance(value, partial):
+            todo += [(name, each) for each in (value.func, *value.args, *value.keywords.values())]
+        elif isinstance(value, tuple | frozenset):
+            todo += [(name, each) for each in value]
+        else:
             return f"holds `{name}`, a `{type(value).__qualname__}` of the call"
-        todo += [(free, each) for free, each in _parts(name, value) if free not in outer]
     return None
 
 
-def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
-    """List what a function, a method, a partial or a container holds, by names."""
-    if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        found = [(free, cell.cell_contents) for free, cell in cells if _is_filled(cell)]
-        found += [(f"a default of `{value.__name__}`", each) for each in value.__defaults__ or ()]
-        return found + list((value.__kwdefaults__ or {}).items())
-    inner: Sequence[Any] = ()
-    if isinstance(value, types.MethodType | types.BuiltinMethodType):
-        inner = (value.__self__,)
-    elif isinstance(value, partial):
-        inner = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, tuple | list | set | frozenset | deque):
-        inner = list(value)
-    elif isinstance(value, dict):
-        inner = list(value.values())
-    return [(name, each) for each in inner]
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the name is not bound any more
+        return None
 
 
 def _running() -> Iterator[types.FrameType]:
@@ -251,38 +265,5 @@ def _assigned(code: types.CodeType) -> set[str]:
     return found
 
 
-def _is_outside(value: Any, frames: Sequence[types.FrameType]) -> bool:
-    """Tell whether what outlives the call holds ``value``: a global, an outer variable, an argument, one of these."""
-    code = frames[-1].f_code
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    known = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
-    known = [each for each in known if not isinstance(each, list | dict | set)]  # a call is traced with copies of these
-    for frame in frames:
-        known += [frame.f_locals[name] for name in frame.f_code.co_freevars if name in frame.f_locals]
-        known += [each for each in frame.f_locals.values() if isinstance(each, nn.Module)]
-        known += frame.f_globals.values()
-    attributes = (each for owner in known if _has_vars(owner) for each in vars(owner).values())
-    return any(value is each for each in known) or any(value is each for each in attributes)
-
-
-def _holds_traced(value: Any, depth: int) -> bool:
-    """Look for a traced tensor wherever Python lets us look, to the given depth."""
-    if isinstance(value, Tensor):
-        return internals.is_functional(value)
-    if not depth:
-        return False
-    inner = [each for _, each in _parts("", value)]
-    inner += vars(value).values() if _has_vars(value) else []
-    return any(_holds_traced(each, depth - 1) for each in inner)
-
-
 def _has_vars(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # raises if the name is not bound yet
-    except ValueError:
-        return False
-    return True

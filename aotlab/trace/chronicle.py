@@ -9,16 +9,8 @@ Autograd makes the history of a view anew when the memory below it has been writ
 tensor that ``x`` is itself a view of, for ``w`` at ``x``. So the epilogue has to make ``v`` before its own write and
 ``w`` after it. Which is which the graph does not say; the versions do.
 
-The same happens, and without a node of the op in place, after writes that autograd does not see and after changes of a
-view's sizes.
-
-Of views in memory that several inputs share, it notes which of these inputs the program made them from: their gradients
-pass that one, and the graph, in which a write makes all windows anew, does not tell.
-
-A write to a view hides from Python the node of the op in place, and with it what the op keeps: ``relu_`` its result,
-``mul_`` its operand, which the caller must not write any more before the backward. That is noted too.
-
-And so are views that were made together: a hook on one of them is called when a gradient comes to another.
+Noted is also which of several inputs in one memory the program made a view from, since a write makes all windows of a
+base anew; what the node of a write to a view keeps, which Python does not see; and which views were made together.
 """
 
 from __future__ import annotations
@@ -37,29 +29,38 @@ from aotlab.trace.tape import tensors_in
 
 
 class Chronicle:
-    """Notes views and writes while the traced function runs.
+    """Notes views and writes while the traced function runs, by the keys of the memory that they are of.
 
-    Parameters
+    ``storages`` are those of the inputs, ``owners`` the inputs that are views in the trace only, of the memory that
+    they share with others.
+
+    Attributes
     ----------
-    storages
-        The keys of the inputs' storages.
-    owners
-        The inputs that are views in the trace only, of the memory that they share with others.
+    viewed, viewed_unseen
+        The inputs' memory of which views were made, and of which they were made without autograd.
+    fragile
+        That of which views were made that must not be used once its version has moved.
+    used_late
+        That of which a view with a history was made before a write and used after it.
+    kept_by
+        What autograd's nodes of writes to views keep, as far as torch does not show it.
+    keeping_nothing
+        The nodes of writes to inputs that are no views in eager, where autograd so has nothing to let go of.
     """
 
     def __init__(self, storages: Collection[int] = (), owners: Sequence[Tensor] = ()) -> None:
         self._storages = storages
         self._owners = owners
-        self._keeping_nothing: set[Any] = set()
+        self.viewed: set[int] = set()
+        self.viewed_unseen: set[int] = set()
+        self.fragile: set[int] = set()
+        self.used_late: set[int] = set()
+        self.kept_by: dict[Any, list[Tensor]] = {}
+        self.keeping_nothing: set[Any] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._used_late: set[int] = set()
         self._detached: dict[int, int] = {}
-        self._kept_by: dict[Any, list[Tensor]] = {}
         self._data_read: set[int] = set()
-        self._fragile: set[int] = set()
-        self._viewed_unseen: set[int] = set()
-        self._viewed: set[int] = set()
         self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
@@ -80,23 +81,11 @@ class Chronicle:
                 continue
             self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
             if key in self._storages:
-                self._viewed.add(key)
+                self.viewed.add(key)
                 if not torch.is_grad_enabled():
-                    self._viewed_unseen.add(key)
+                    self.viewed_unseen.add(key)
                 if not internals.keeps_through_writes(tensor):
-                    self._fragile.add(key)
-
-    def has_fragile_views(self, storage: int) -> bool:
-        """Tell whether views of an input were made that must not be used once its version has moved."""
-        return storage in self._fragile
-
-    def was_viewed(self, storage: int) -> bool:
-        """Tell whether views of an input were made."""
-        return storage in self._viewed
-
-    def was_viewed_unseen(self, storage: int) -> bool:
-        """Tell whether views of an input were made without autograd; they require grad if its base does."""
-        return storage in self._viewed_unseen
+                    self.fragile.add(key)
 
     @property
     def several(self) -> list[Sequence[Tensor]]:
@@ -136,11 +125,7 @@ class Chronicle:
         """Note which views that were made before a write are used after it."""
         if self._made:
             late = [tensor for tensor in tensors_in(given) if self.is_older(tensor) and tensor.requires_grad]
-            self._used_late.update(map(internals.storage_key, late))
-
-    def used_late(self, storage: int) -> bool:
-        """Tell whether a view with a history was made before a write to its memory and used after it."""
-        return storage in self._used_late
+            self.used_late.update(map(internals.storage_key, late))
 
     def _moment(self, tensor: Tensor) -> tuple[int, int]:
         return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
@@ -167,19 +152,9 @@ class Chronicle:
             return
         kept = _kept(func, args, kwargs, required_grad=required_grad)
         if kept:
-            self._kept_by[base.grad_fn] = kept
+            self.kept_by[base.grad_fn] = kept
         elif kept is not None and any(args[0] is owner for owner in self._owners):
-            self._keeping_nothing.add(base.grad_fn)
-
-    @property
-    def keeping_nothing(self) -> set[Any]:
-        """The nodes of writes to inputs that are no views in eager, where autograd so has nothing to let go of."""
-        return self._keeping_nothing
-
-    @property
-    def kept_by(self) -> dict[Any, list[Tensor]]:
-        """The tensors that autograd's nodes of writes to views keep, as far as torch does not show it."""
-        return self._kept_by
+            self.keeping_nothing.add(base.grad_fn)
 
 
 def _are_several_views(result: Sequence[Any]) -> bool:

@@ -101,9 +101,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()
-            if item.base is not None and escapes.chronicle.used_late(item.storage):
+            if item.base is not None and item.storage in escapes.chronicle.used_late:
                 raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
-            if escapes.chronicle.was_viewed_unseen(item.storage) and internals.is_over_another(item.real):
+            if item.storage in escapes.chronicle.viewed_unseen and internals.is_over_another(item.real):
                 raise RunEagerly(
                     f"a view of `{item.name}`, a view itself, is made without autograd",
                     suggestion="pass a tensor that is no view, to have it compiled",
@@ -158,7 +158,7 @@ def _check_counters(
         group = [index[n] for pair in call.state.counters for n in pair if pair[0] == first]
         memory = {inputs[k].storage for k in group}
         viewed = any(internals.storage_key(t) in memory and internals.base_of(t) is not None for t in tensors)
-        viewed = viewed or (torch.is_grad_enabled() and any(map(escapes.chronicle.has_fragile_views, memory)))
+        viewed = viewed or (torch.is_grad_enabled() and not memory.isdisjoint(escapes.chronicle.fragile))
         if len(memory) > 1 and any(infos[k].moves_version for k in group) and (in_grad or viewed):
             names = " and ".join(f"`{inputs[k].name}`" for k in sorted(set(group)))
             raise RunEagerly(f"{names} count writes together, as parts of one buffer, and one is written")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -101,16 +101,16 @@ def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
 def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
     chronicle = findings.chronicle
 
-    def inputs_of(is_so: Callable[[int], bool]) -> frozenset[int]:
-        return frozenset(k for k, item in enumerate(findings.inputs) if is_so(item.storage))
+    def inputs_of(memory: Collection[int]) -> frozenset[int]:
+        return frozenset(k for k, item in enumerate(findings.inputs) if item.storage in memory)
 
     return Effects(
         counted=[write.index for write in forward.counted],
         write_back=forward.write_back,
         hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
         quirks=findings.recorder.quirks,
-        fragile=inputs_of(chronicle.has_fragile_views),
-        viewed_unseen=inputs_of(chronicle.was_viewed_unseen),
+        fragile=inputs_of(chronicle.fragile),
+        viewed_unseen=inputs_of(chronicle.viewed_unseen),
         viewed_late=inputs_of(chronicle.used_late),
     )
 

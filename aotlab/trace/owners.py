@@ -46,7 +46,7 @@ def check_owners(trace: Trace, findings: Findings) -> None:
                 suggestion="pass that tensor, or a clone of the view, to have it compiled",
             )
         older = [] if info.mutates_data else _older_outputs(findings, item)
-        if item.real.is_leaf and (older or findings.chronicle.used_late(item.storage)):
+        if item.real.is_leaf and (older or item.storage in findings.chronicle.used_late):
             # autograd makes the histories of its views anew from what it is a view of, which has none before the write
             raise RunEagerly(f"a view of `{info.name}`, a leaf that is a view, is used after that was written")
 

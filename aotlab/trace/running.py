@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,6 @@ from aotlab.trace.tape import Operation
 
 if TYPE_CHECKING:
     from aotlab.trace.recorder import Recorder
-
-#: Ops whose kernels call others that autocast casts for; a graph runs without autocast. (A dispatch mode runs without
-#: it, too, and does not see whether it is on.)
-_CAST_INSIDE = frozenset((internals.TRILINEAR,))
 
 
 class _Here(threading.local):
@@ -63,38 +59,14 @@ def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
     return _set("meta", meta)
 
 
-def operations_so_far() -> int:
-    """Count what the running recorder has written."""
-    return len(here.active[-1].tape.operations) if here.active else 0
-
-
 def operations_since(count: int) -> list[Operation]:
     """Return what the running recorder has written after so many."""
     return here.active[-1].tape.operations[count:] if here.active else []
 
 
-def casts_inside(operations: Iterable[Operation]) -> bool:
-    """Tell whether there is an op whose kernel casts under autocast."""
-    return any(operation.target in _CAST_INSIDE for operation in operations)
-
-
-def are_cast(operations: Iterable[Operation]) -> bool:
-    """Tell whether there is an op whose arguments autocast casts."""
-    return any(internals.autocast_knows(operation.target) for operation in operations)
-
-
-def casts_since(count: int, written: Tensor) -> list[torch.dtype]:
-    """Return the dtypes of what functionalization has since cast so that it could take the place of ``written``.
-
-    It casts whatever an op in place results in; eager casts some, and refuses the rest.
-    """
-    return [
-        operation.args[0].dtype
-        for operation in (here.active[-1].tape.operations[count:] if here.active else ())
-        if operation.target is internals.CAST
-        and operation.result.dtype == written.dtype != operation.args[0].dtype
-        and operation.result.shape == written.shape
-    ]
+def operations_so_far() -> int:
+    """Count what the running recorder has written."""
+    return len(here.active[-1].tape.operations) if here.active else 0
 
 
 def strides_are_certain(wrapper: Tensor) -> bool:

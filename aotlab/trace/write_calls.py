@@ -21,14 +21,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.corrections import CORRECTIONS
 from aotlab.trace.places import user_line
-from aotlab.trace.running import (
-    are_cast,
-    casts_inside,
-    casts_since,
-    operations_since,
-    operations_so_far,
-    ordinary_values,
-)
+from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
 from aotlab.trace.storage_looks import StorageLooks
 from aotlab.trace.tape import tensors_in
 
@@ -86,11 +79,15 @@ class Writes:
             own = in_place and op_name(func) in _UNKNOWN_TO_AUTOCAST
             with internals.disable_autocast() if own and internals.any_autocast_enabled() else nullcontext():
                 result = self._in_place(func, args, kwargs) if in_place else self._into_out(func, args, kwargs)
-            if internals.any_autocast_enabled() and are_cast(operations_since(count)):
+            if internals.any_autocast_enabled() and any(
+                internals.autocast_knows(operation.target) for operation in operations_since(count)
+            ):
                 _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
             return result
         result = _run(func, args, kwargs)
-        if internals.any_autocast_enabled() and casts_inside(operations_since(count)):
+        if internals.any_autocast_enabled() and any(
+            operation.target is internals.TRILINEAR for operation in operations_since(count)
+        ):  # a graph runs without autocast
             _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
         if func in SEES_AS_DTYPE and args and isinstance(args[0], Tensor) and internals.is_functional(args[0]):
             self._looks.as_dtype(args[0], result)
@@ -251,11 +248,11 @@ def _written_part(func: Any, args: tuple[Any, ...]) -> Tensor:
 
 def _check_casts(func: Any, written: Tensor, count: int) -> None:
     """Leave to eager a write of a result that functionalization cast, unless eager casts it too."""
-    if op_name(func) in _CONVERTS:
-        return
-    casts = [dtype for dtype in casts_since(count, written) if not torch.can_cast(dtype, written.dtype)]
-    if casts:
-        _fall_back(f"`{op_name(func)}` writes a result of dtype {casts[0]} into {written.dtype}")
+    for operation in () if op_name(func) in _CONVERTS else operations_since(count):
+        if operation.target is internals.CAST and operation.result.shape == written.shape:
+            dtype = operation.args[0].dtype
+            if operation.result.dtype == written.dtype != dtype and not torch.can_cast(dtype, written.dtype):
+                _fall_back(f"`{op_name(func)}` writes a result of dtype {dtype} into {written.dtype}")
 
 
 def _keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> None:
