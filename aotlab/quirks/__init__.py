@@ -14,9 +14,10 @@ from aotlab.quirks.lstm import Lstm
 from aotlab.quirks.moves import Moves
 from aotlab.quirks.saved_hooks import SavedHooks
 from aotlab.quirks.warned import Warnings
+from aotlab.quirks.windows import Windows
 from aotlab.trace.quirk import Quirk
 
-ALL: tuple[type[Quirk], ...] = (Hooks, Moves, SavedHooks, Gradients, Warnings, Draws, Lstm)
+ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, SavedHooks, Gradients, Warnings, Draws, Lstm)
 
 
 def chosen() -> list[Quirk]:

@@ -105,6 +105,7 @@ EAGER_OPS: Mapping[str, tuple[str, str]] = {
 
 _HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
+_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What changes a tensor in place other than in its values.
 CHANGES_SIZES = (
     Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
@@ -118,6 +119,9 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.retain_grad: _HOOKED,
     Tensor.retains_grad.__get__: _HOOKED,  # type: ignore[attr-defined]  # a getter
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
+    Tensor.storage_offset: _LOOKED_AT,
+    Tensor.as_strided: _LOOKED_AT,
+    torch.as_strided: _LOOKED_AT,
     internals.push_saved_tensor_hooks: ("`saved_tensors_hooks` are set inside of the function", "set them outside"),
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),

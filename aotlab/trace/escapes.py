@@ -163,23 +163,15 @@ class EscapeGuard(TorchFunctionMode):
 
     def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let a function of a traced tensor pass, or refuse it."""
-        if func is Tensor.storage_offset:
-            with internals.disable_torch_function():
-                base = internals.base_of(first)
-            if base is not None and internals.storage_key(base) not in self.grounds:
-                self._check_strides(base)  # a part of it begins behind so many strides
-            return self.looks.offset(first)
-        if func in _WINDOWS:
-            return self.looks.as_strided(func, args, kwargs)
         if (kwargs.get("inplace") or args[-1] is True) and overlaps_itself(first):
             raise RunEagerly(f"`{spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}")
         if func in _READS_STRIDES:
-            self._check_strides(first)
+            self.check_strides(first)
         if func in SEES_AS_DTYPE:
             given = args[1] if len(args) > 1 else kwargs.get("dtype")
             dtype = given if isinstance(given, torch.dtype) else None
             if func not in VIEWS or (dtype is not None and dtype.itemsize != first.dtype.itemsize):
-                self._check_strides(first)  # of which a view as elements of another size demands things
+                self.check_strides(first)  # of which a view as elements of another size demands things
             inside = torch.is_inference_mode_enabled() and not self._inference
             if inside and dtype is not None and not first.is_inference():
                 # the one view of an ordinary tensor that is an inference tensor: outside neither written nor saved
@@ -208,7 +200,7 @@ class EscapeGuard(TorchFunctionMode):
                 suggestion="move it out of the compiled function",
             )
 
-    def _check_strides(self, tensor: Tensor) -> None:
+    def check_strides(self, tensor: Tensor) -> None:
         """Leave to eager who reads strides that it may give otherwise."""
         if self.inputs.get(tensor) is None and not strides_are_certain(tensor):
             raise RunEagerly(
@@ -295,8 +287,6 @@ _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 _WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
 )
-_WINDOWS = frozenset((Tensor.as_strided, torch.as_strided))
-
 
 #: What makes aliases that autograd does not take for views.
 _PARTS_FROM_ITS_BASE = frozenset(

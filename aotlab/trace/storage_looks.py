@@ -1,13 +1,4 @@
-"""What a traced function learns of the place of its inputs in the caller's storages.
-
-    x = buffer[2:]
-    x.storage_offset()               # 2
-    x.as_strided((2,), (1,))         # a window that reaches no memory but that of x
-
-The trace has memory of its own for each input, at the caller's offset as long as nobody writes it. So an entry whose
-function looked at an offset is guarded to be for inputs with that offset; what is written, or shares memory with
-another input, is looked at eagerly.
-"""
+"""The memory of the inputs: which bytes are written, and which must not be, because of how they were looked at."""
 
 from __future__ import annotations
 
@@ -23,7 +14,7 @@ from aotlab.capture.signals import NeedsInputsApart, RunEagerly
 from aotlab.trace.places import user_line
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
+def span(tensor: Tensor) -> tuple[int, int]:
     """Return where the elements of a tensor begin in its storage, and where they end, in bytes."""
     size = tensor.element_size()
     start = int(tensor.storage_offset()) * size
@@ -46,7 +37,7 @@ class Ground:
     span: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "span", _span(self.wrapper))
+        object.__setattr__(self, "span", span(self.wrapper))
 
 
 class StorageLooks:
@@ -58,31 +49,6 @@ class StorageLooks:
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
         self._pinned: list[Tensor] = []  # so that the key of such memory does not become another's
         self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
-
-    def offset(self, tensor: Tensor) -> int:
-        """Return the offset of a tensor in its storage."""
-        self._look(tensor, "the offset")
-        return int(tensor.storage_offset())
-
-    def as_strided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a window of a tensor, if that is in memory that the graph sees.
-
-        Raises
-        ------
-        RunEagerly
-            It is not.
-        """
-        ground = self._look(args[0], "`as_strided`")
-        result = func(*args, **kwargs)
-        start, stop = _span(result)
-        first, last = (0, args[0].untyped_storage().nbytes()) if ground is None else ground.span
-        has_gaps = ground is not None and not internals.is_dense(ground.wrapper)
-        if start < stop and (has_gaps or start < first or last < stop):  # fake tensors do not look
-            raise RunEagerly(f"`as_strided` reaches memory that the tensor itself does not show, at {user_line()}")
-        if ground is not None or (result.requires_grad and not internals.is_dense(args[0])):
-            # of an intermediate with gaps, its history would be made again by other sizes and strides
-            self._fix(result, "is viewed by `as_strided`")
-        return result
 
     def as_dtype(self, tensor: Tensor, view: Any) -> None:
         """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
@@ -106,14 +72,14 @@ class StorageLooks:
 
     def is_partly_bool(self, tensor: Tensor) -> None:
         """Note that some of the tensors in a memory are of bools."""
-        self._fix(tensor, "is seen as bool and as another dtype")
+        self.fix(tensor, "is seen as bool and as another dtype")
 
     def note_writes(self, written: Sequence[Tensor]) -> None:
         """Note which bytes of a base were written."""
         for tensor in filter(internals.is_functional, written):
             key = internals.storage_key(tensor)
             if key in self.grounds and self.grounds[key].is_base:
-                self._writes.setdefault(key, []).append((tensor.detach(), *_span(tensor)))
+                self._writes.setdefault(key, []).append((tensor.detach(), *span(tensor)))
 
     def writes_to(self, key: int, windows: Sequence[tuple[Tensor, int]]) -> list[tuple[int, int]] | None:
         """Return the bytes of a base that were written; None if its ``windows`` count more writes than were noted.
@@ -146,18 +112,7 @@ class StorageLooks:
                 name = "an intermediate" if ground is None else f"`{ground.name}`"
                 raise RunEagerly(f"{name} {self._fixed[key]} and is written, at {user_line()}")
 
-    def _fix(self, view: Tensor, why: str) -> None:
+    def fix(self, view: Tensor, why: str) -> None:
+        """Leave later writes to the memory of a view to eager."""
         self._fixed[internals.storage_key(view)] = why
         self._pinned.append(view)
-
-    def _look(self, tensor: Tensor, what: str) -> Ground | None:
-        """Return the input's memory that a tensor lies in, which has to be as the caller has it."""
-        ground = self.grounds.get(internals.storage_key(tensor))
-        if ground is None:
-            return None
-        if ground.is_base:
-            raise NeedsInputsApart(f"{what} of an input that shares memory is asked for, at {user_line()}")
-        if internals.has_data_mutation(ground.wrapper) or internals.has_metadata_mutation(ground.wrapper):
-            raise RunEagerly(f"{what} of `{ground.name}`, which is written, is asked for, at {user_line()}")
-        self.offsets_read.update(ground.members)
-        return ground

@@ -42,6 +42,16 @@ def moving(x):
     return x + 1
 
 
+def striding(x):
+    """View an intermediate by sizes and strides."""
+    return (x * 2).as_strided((2,), (1,)) + 1
+
+
+def offset(x):
+    """Ask where a view begins."""
+    return x[1:] * x[1:].storage_offset()
+
+
 def packing(x):
     """Set hooks for what autograd saves."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t * 2):
@@ -74,6 +84,8 @@ PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
     ("hooks", retaining, "a hook is registered"),
     ("moves", moving, "`t_` changes a tensor in place"),
+    ("windows", striding, "`as_strided` looks at"),
+    ("windows", offset, "`storage_offset` looks at"),
     ("saved_hooks", packing, "`saved_tensors_hooks` are set inside"),
     ("gradients", differentiating, r"`torch.autograd.grad` is called inside"),
     ("warnings", warning, "it warns"),
