@@ -609,7 +609,7 @@ def test_two_intermediates_stay_apart():
     same(f, leaf(2, 3))
     meta = metadata(traced(f, leaf(2, 3)))
     assert [o.base_idx for o in meta.output_info] == [0, 1, 0, 1]
-    assert meta.num_outputs_aliased_to_intermediates == 4
+    assert sum(o.aliases_intermediate for o in meta.output_info) == 4
 
 
 def test_same_output_twice():
