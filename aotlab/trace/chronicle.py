@@ -36,8 +36,8 @@ class Chronicle:
 
     Attributes
     ----------
-    viewed, viewed_unseen
-        The inputs' memory of which views were made, and of which they were made without autograd.
+    viewed_unseen
+        The inputs' memory of which views were made without autograd.
     fragile
         That of which views were made that must not be used once its version has moved.
     used_late
@@ -51,7 +51,6 @@ class Chronicle:
     def __init__(self, storages: Collection[int] = (), owners: Sequence[Tensor] = ()) -> None:
         self._storages = storages
         self._owners = owners
-        self.viewed: set[int] = set()
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
         self.used_late: set[int] = set()
@@ -81,7 +80,6 @@ class Chronicle:
                 continue
             self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
             if key in self._storages:
-                self.viewed.add(key)
                 if not torch.is_grad_enabled():
                     self.viewed_unseen.add(key)
                 if not internals.keeps_through_writes(tensor):
