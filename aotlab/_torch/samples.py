@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,32 +32,29 @@ def _testing_leaves_no_trace() -> Iterator[None]:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
-@functools.cache
-def op_database() -> tuple[Any, ...]:
-    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments.
-
-    Raises `UsageError`: a package that torch's own tests need is not installed.
-    """
+def _entries(module: str, name: str) -> tuple[Any, ...]:
+    """Return a database; raises `UsageError` if a package that torch's own tests need is not installed."""
     try:
         with _testing_leaves_no_trace():
-            from torch.testing._internal.common_methods_invocations import op_db
+            found: tuple[Any, ...] = tuple(getattr(importlib.import_module(f"torch.testing._internal.{module}"), name))
     except ModuleNotFoundError as error:
-        raise _testing_not_there(error) from error
-    return tuple(op_db)
+        raise UsageError(
+            f"torch's database of operators needs the package {error.name!r}, which is not installed: "
+            "pip install 'aotlab[ops]'"
+        ) from error
+    return found
+
+
+@functools.cache
+def op_database() -> tuple[Any, ...]:
+    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments."""
+    return _entries("common_methods_invocations", "op_db")
 
 
 @functools.cache
 def module_database() -> tuple[Any, ...]:
-    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called.
-
-    Raises `UsageError`: a package that torch's own tests need is not installed.
-    """
-    try:
-        with _testing_leaves_no_trace():
-            from torch.testing._internal.common_modules import module_db
-    except ModuleNotFoundError as error:
-        raise _testing_not_there(error) from error
-    return tuple(module_db)
+    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called."""
+    return _entries("common_modules", "module_db")
 
 
 @contextlib.contextmanager
@@ -75,10 +73,3 @@ def samples_do_not_seed() -> Iterator[None]:
         yield
     finally:
         entries.wrapper_set_seed = seeding
-
-
-def _testing_not_there(error: ModuleNotFoundError) -> UsageError:
-    return UsageError(
-        f"torch's database of operators needs the package {error.name!r}, which is not installed: "
-        "pip install 'aotlab[ops]'"
-    )

@@ -154,8 +154,5 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
         found = [getattr(node, name, None) for name in _saved_names(kind)]
     except Exception:  # noqa: BLE001  # the same
         return []
-    flat: list[Tensor] = []
-    for item in found:
-        flat += [item] if isinstance(item, Tensor) else []
-        flat += [t for t in item if isinstance(t, Tensor)] if isinstance(item, (tuple, list)) else []
-    return flat
+    several = (item if isinstance(item, (tuple, list)) else (item,) for item in found)
+    return [tensor for items in several for tensor in items if isinstance(tensor, Tensor)]

@@ -79,18 +79,13 @@ class _DirectTarget(Target):
         """
         found, watch = self._known(), self._watch
         self._found = self._watch = None
-        changed = next((item for item in found.state if not item.holds()), None)
+        changed = _changed(found.state)
         if changed is None:
             return fast_check(found.state)
-        name = changed.present_name()
         if watch is not None:
             _undo(found.state, watch)
-        raise LeakedTensorError(
-            f"the backward of a function changes `{name}`",
-            why="a compiled backward would not",
-            suggestion="return the new value from the forward",
-            line=line_that_changes(_codes(found.state), name),
-        )
+        text, why = "the backward of a function changes `{}`", "a compiled backward would not"
+        raise _leak(text, changed, found.state, "return the new value from the forward", why)
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it with ``lifted`` in their places, and refuse it if it changes what others can see.
@@ -107,8 +102,13 @@ class _DirectTarget(Target):
             result = self._run(lifted, args, kwargs)
             leak = watch.leaked()
             if leak is not None:
-                raise _leak(leak, found.state)
-            _check_unchanged(found.state)
+                why = f"{_WHY}, and the one there belongs to the trace"
+                text = "the function leaves a tensor behind in `{}`"
+                raise _leak(text, leak, found.state, f"return it, or {BY_DYNAMO}", why)
+            changed = _changed(found.state)
+            if changed is not None:
+                text = "the function changes `{}`"
+                raise _leak(text, changed, found.state, f"return the new value, or {BY_DYNAMO}")
             for module, was in attributes:
                 for key, value in module.__dict__.items():
                     if value is not was.get(key) and not key.startswith("_"):
@@ -179,25 +179,18 @@ def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
             )
 
 
-def _check_unchanged(reached: Sequence[Reached]) -> None:
-    """Refuse a function that changed what it can read.
-
-    Raises `LeakedTensorError` with the name of the first thing that changed.
-    """
-    changed = next((item for item in reached if not item.holds()), None)
-    if changed is not None:
-        name = changed.present_name()
-        raise LeakedTensorError(
-            f"the function changes `{name}`",
-            why="a compiled call would not",
-            suggestion=f"return the new value, or {BY_DYNAMO}",
-            line=line_that_changes(_codes(reached), name),
-        )
+_WHY = "a compiled call would not"
 
 
-def _codes(reached: Sequence[Reached]) -> list[CodeType]:
-    """Return the code that was found, the function's own first."""
-    return [item.expected for item in reached if isinstance(item.expected, CodeType)]
+def _changed(reached: Sequence[Reached]) -> str | None:
+    """Return the name of the first thing that is not what it was, None if all is."""
+    return next((item.present_name() for item in reached if not item.holds()), None)
+
+
+def _leak(text: str, name: str, reached: Sequence[Reached], suggestion: str, why: str = _WHY) -> LeakedTensorError:
+    """Make the error that says in which line ``name`` was changed; ``reached`` has the code, the function's first."""
+    codes = [item.expected for item in reached if isinstance(item.expected, CodeType)]
+    return LeakedTensorError(text.format(name), why=why, suggestion=suggestion, line=line_that_changes(codes, name))
 
 
 def _undo(reached: Sequence[Reached], watch: Watch) -> None:
@@ -209,21 +202,8 @@ def _undo(reached: Sequence[Reached], watch: Watch) -> None:
 
 
 def _assigned(name: str, reached: Sequence[Reached]) -> LeakedTensorError:
-    return LeakedTensorError(
-        f"the module assigns to its `{name}`",
-        why="a compiled call would not",
-        suggestion=f"write buffers in place (`self.buffer.copy_(…)`), return the value, or {BY_DYNAMO}",
-        line=line_that_changes(_codes(reached), name),
-    )
-
-
-def _leak(place: str, reached: Sequence[Reached]) -> LeakedTensorError:
-    return LeakedTensorError(
-        f"the function leaves a tensor behind in `{place}`",
-        why="a compiled call would not, and the one there belongs to the trace",
-        suggestion=f"return it, or {BY_DYNAMO}",
-        line=line_that_changes(_codes(reached), place),
-    )
+    instead = f"write buffers in place (`self.buffer.copy_(…)`), return the value, or {BY_DYNAMO}"
+    return _leak("the module assigns to its `{}`", name, reached, instead)
 
 
 def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
