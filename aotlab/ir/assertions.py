@@ -11,34 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from aotlab._torch import storage_key
 from aotlab.errors import GraphInvariantError
 from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """What was traced of one output.
 
-    ``memory`` numbers the storages of the graph's inputs and outputs: equal numbers share memory. ``visible`` says
-    whether anybody but the backward sees it: saved values may lie in memory as the compiler likes.
+    ``visible`` says whether anybody but the backward sees it: saved values may lie in memory as the compiler likes.
     """
 
     label: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    memory: int | None
+    spec: TensorSpec
     visible: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What was traced of a graph: the storages of its inputs, and its outputs."""
+    """What was traced of a graph: the numbers of its inputs' storages, and its outputs, numbered with them."""
 
     inputs: tuple[int | None, ...]
     outputs: tuple[Promise | None, ...]
@@ -46,28 +41,18 @@ class Promises:
 
 def promises(module: fx.GraphModule, labels: Sequence[str]) -> Promises:
     """Read off a graph what its outputs are; ``labels`` name the first of them, nodes the others."""
-    numbers: dict[int, int] = {}
-
-    def memory(value: Any) -> int | None:
-        return numbers.setdefault(storage_key(value), len(numbers)) if isinstance(value, Tensor) else None
-
-    def promise(i: int, node: fx.Node | None) -> Promise | None:
+    storages = StorageNumbers()
+    values = [node.meta.get("val") for node in placeholders(module.graph)]
+    inputs = tuple([storages.number(value) if isinstance(value, Tensor) else None for value in values])
+    outputs: list[Promise | None] = []
+    for i, node in enumerate(output_args(module.graph)):
         value = node.meta["val"] if isinstance(node, fx.Node) else None
         if node is None or not isinstance(value, Tensor):
-            return None
-        return Promise(
-            label=labels[i] if i < len(labels) else f"the saved value `{node.name}`",
-            shape=tuple(value.shape),
-            stride=tuple(value.stride()),
-            dtype=value.dtype,
-            device=value.device,
-            memory=memory(value),
-            visible=i < len(labels),
-        )
-
-    inputs = tuple([memory(node.meta.get("val")) for node in placeholders(module.graph)])
-    outputs = tuple([promise(i, node) for i, node in enumerate(output_args(module.graph))])
-    return Promises(inputs=inputs, outputs=outputs)
+            outputs.append(None)
+            continue
+        label = labels[i] if i < len(labels) else f"the saved value `{node.name}`"
+        outputs.append(Promise(label=label, spec=spec_of(value, storages), visible=i < len(labels)))
+    return Promises(inputs=inputs, outputs=tuple(outputs))
 
 
 def hold_to(compiled: Callable[[list[Any]], Sequence[Any]], promised: Promises, kind: str) -> Callable[..., Any]:
@@ -89,8 +74,8 @@ def hold_to(compiled: Callable[[list[Any]], Sequence[Any]], promised: Promises, 
                 continue
             _check(value, promise, kind)
             if value.numel() and promise.visible:
-                number, owner = owners.setdefault(storage_key(value), (promise.memory, promise.label))
-                if number != promise.memory:
+                number, owner = owners.setdefault(storage_key(value), (promise.spec.storage, promise.label))
+                if number != promise.spec.storage:
                     raise GraphInvariantError(
                         f"{promise.label} of the compiled {kind} shares memory with {owner}; it was traced as a tensor "
                         "of its own: the compiler that was used does not keep to the graph"
@@ -107,13 +92,14 @@ def _check(value: Any, promise: Promise, kind: str) -> None:
         raise GraphInvariantError(
             f"{promise.label} of the compiled {kind} is a `{type(value).__qualname__}`, no tensor"
         )
+    promised: Any = promise.spec
     pairs: list[tuple[str, Any, Any]] = [
-        ("shape", tuple(value.shape), promise.shape),
-        ("dtype", value.dtype, promise.dtype),
-        ("device", value.device, promise.device),
+        ("shape", tuple(value.shape), promised.shape),
+        ("dtype", value.dtype, promised.dtype),
+        ("device", value.device, promised.device),
     ]
     if promise.visible and kind != "backward":  # autograd takes gradients of any strides
-        pairs.append(("strides", _strides(value.stride(), promise.shape), _strides(promise.stride, promise.shape)))
+        pairs.append(("strides", _strides(value.stride(), promised.shape), _strides(promised.stride, promised.shape)))
     for what, seen, expected in pairs:
         if seen != expected:
             raise GraphInvariantError(

@@ -170,18 +170,12 @@ class OutputAliasInfo:
     ----------
     index, name
         The position among the flat outputs, and a name for it such as ``"out[0]"``.
-    output_type
-        One of the eight.
-    raw_type
-        The qualified name of its Python type; for an output that is no tensor, of that value's.
-    spec
-        The output as eager would return it; None if it is no tensor.
+    raw_type, spec
+        The qualified name of its Python type, and the output as eager would return it; None if it is no tensor.
     base_idx
         The input, the intermediate base or the user output that it aliases, as ``output_type`` says.
     dynamic_dims
         Dimensions whose sizes are symbolic.
-    requires_grad
-        Whether the output requires grad.
     views
         The view ops that lead from the base to it; None where only ``as_strided`` can say it.
     same_as

@@ -30,7 +30,7 @@ from aotlab.partition.costs import is_cheap
 from aotlab.partition.default import default_partition, default_parts
 from aotlab.partition.joint import Joint, held_bytes
 from aotlab.partition.reasons import Reasons
-from aotlab.partition.regions import Budgets, Name, check_budgets
+from aotlab.partition.regions import Budgets, Name
 
 
 def min_cut_rematerialization_partition(
@@ -84,7 +84,6 @@ def min_cut_rematerialization_partition(
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
     (['add', 'exp'], ['add'])
     """
-    check_budgets(memory_budget, region_budgets or {})
     graph = joint_module.graph
     budgets = Budgets(memory_budget, region_budgets or {})
     budgets.warn_of_unknown(graph)

@@ -42,21 +42,17 @@ class Region:
     nodes: frozenset[fx.Node]
 
 
-def check_budgets(memory_budget: Any, region_budgets: Mapping[Any, Any]) -> None:
-    """Refuse budgets that mean nothing.
+class Budgets:
+    """Knows the budget of each node; ``region_budgets`` is as in the partitioner.
 
     Raises `UsageError`: one of them is no number from 0 to 1.
     """
-    for where, budget in (("memory_budget", memory_budget), *region_budgets.items()):
-        called = where if where == "memory_budget" else f"region_budgets[{_name(where)}]"
-        if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0 <= budget <= 1:
-            raise UsageError(f"{called} is a number from 0 (least memory) to 1 (least time), not {budget}")
-
-
-class Budgets:
-    """Knows the budget of each node; ``region_budgets`` is as in the partitioner."""
 
     def __init__(self, memory_budget: float, region_budgets: Mapping[Name, float]) -> None:
+        for where, budget in (("memory_budget", memory_budget), *region_budgets.items()):
+            called = where if where == "memory_budget" else f"region_budgets[{_name(where)}]"
+            if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0 <= budget <= 1:
+                raise UsageError(f"{called} is a number from 0 (least memory) to 1 (least time), not {budget}")
         self._rest = memory_budget
         self._named = tuple(region_budgets.items())
         self._found: dict[tuple[str, Any], list[int]] = {}  # of modules seen, the numbers of their names
