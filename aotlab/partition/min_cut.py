@@ -84,8 +84,7 @@ def min_cut_rematerialization_partition(
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
     (['add', 'exp'], ['add'])
     """
-    graph = joint_module.graph
-    budgets = Budgets(memory_budget, region_budgets or {})
+    graph, budgets = joint_module.graph, Budgets(memory_budget, region_budgets or {})
     budgets.warn_of_unknown(graph)
     most = held_bytes(default_parts(graph, num_fwd_outputs).saved, graph, num_fwd_outputs)
     reachable = within_reach(graph, num_fwd_outputs)

@@ -49,7 +49,8 @@ class Budgets:
     """
 
     def __init__(self, memory_budget: float, region_budgets: Mapping[Name, float]) -> None:
-        for where, budget in (("memory_budget", memory_budget), *region_budgets.items()):
+        given: list[tuple[Any, Any]] = [("memory_budget", memory_budget), *region_budgets.items()]
+        for where, budget in given:
             called = where if where == "memory_budget" else f"region_budgets[{_name(where)}]"
             if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0 <= budget <= 1:
                 raise UsageError(f"{called} is a number from 0 (least memory) to 1 (least time), not {budget}")
