@@ -92,21 +92,29 @@ def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
-def _holds_tensor(saved: Any) -> bool:
-    return isinstance(saved, Tensor) or (isinstance(saved, (tuple, list)) and any(map(_holds_tensor, saved)))
+def _kept(node: Any) -> list[Tensor]:
+    """Return the tensors that an autograd node keeps, if no checkpoint does it; raise if one was written since."""
+    kind: Any = type(node)
+    found = node.saved_tensors if _is_custom(node) else [getattr(node, name, None) for name in _saved_names(kind)]
+    several = (item if isinstance(item, (tuple, list)) else (item,) for item in found)
+    return [tensor for items in several for tensor in items if isinstance(tensor, Tensor)]
+
+
+def _is_custom(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _hides_another(node: Any) -> bool:
+    """Tell whether it is a write to a view; autograd lets go of the node inside after one backward."""
+    return type(node).__name__ == "CopySlices"
 
 
 def saves_tensors(node: Any) -> bool:
     """Tell whether an autograd node keeps tensors for its backward, which a second backward would miss."""
-    if is_checkpointed(node):
+    if is_checkpointed(node) or _hides_another(node):
         return True
     try:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return bool(node.saved_tensors)
-        kind: Any = type(node)
-        if kind.__name__ == "CopySlices":  # a write to a view; autograd lets go of the node inside after one backward
-            return True
-        return any(_holds_tensor(getattr(node, name, None)) for name in _saved_names(kind))
+        return bool(node.saved_tensors if _is_custom(node) else _kept(node))
     except Exception:  # noqa: BLE001  # it was written since, or the user's unpack raises: then it was saved
         return True
 
@@ -116,9 +124,9 @@ def keeps_unsaved(node: Any) -> bool:
 
     Autograd does not let go of those after a backward.
     """
-    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+    if not _is_custom(node):
         return False
-    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]  # set by the metaclass
+    function: Any = type(node)._forward_cls  # set by the metaclass
     closures = [getattr(getattr(function, name, None), "__closure__", None) for name in ("backward", "vjp")]
     return bool(vars(node)) or any(closures)
 
@@ -126,17 +134,11 @@ def keeps_unsaved(node: Any) -> bool:
 def kept_is_written(node: Any) -> bool:
     """Tell whether an autograd node may raise because a tensor that it keeps has been written since."""
     try:
-        if is_checkpointed(node):
-            for frame in _checkpoint_frames(node):
-                _unpack_arguments(frame)
-            return False
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return node.saved_tensors is None
-        kind: Any = type(node)
-        if kind.__name__ == "CopySlices":  # hides the node inside
-            return True
-        for name in _saved_names(kind):
-            getattr(node, name, None)
+        if not is_checkpointed(node):
+            _kept(node)
+            return _hides_another(node)
+        for frame in _checkpoint_frames(node):
+            _unpack_arguments(frame)
     except RuntimeError:
         return True
     return False
@@ -144,15 +146,7 @@ def kept_is_written(node: Any) -> bool:
 
 def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
-    if is_checkpointed(node):
-        return []
     try:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            kept: tuple[Tensor | None, ...] = node.saved_tensors
-            return [tensor for tensor in kept if tensor is not None]
-        kind: Any = type(node)
-        found = [getattr(node, name, None) for name in _saved_names(kind)]
+        return [] if is_checkpointed(node) else _kept(node)
     except Exception:  # noqa: BLE001  # the same
         return []
-    several = (item if isinstance(item, (tuple, list)) else (item,) for item in found)
-    return [tensor for items in several for tensor in items if isinstance(tensor, Tensor)]
