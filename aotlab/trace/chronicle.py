@@ -31,8 +31,7 @@ from aotlab.trace.tape import tensors_in
 class Chronicle:
     """Notes views and writes while the traced function runs, by the keys of the memory that they are of.
 
-    ``storages`` are those of the inputs, ``owners`` the inputs that are views in the trace only, of the memory that
-    they share with others.
+    ``storages`` are those of the inputs.
 
     Attributes
     ----------
@@ -44,18 +43,14 @@ class Chronicle:
         That of which a view with a history was made before a write and used after it.
     kept_by
         What autograd's nodes of writes to views keep, as far as torch does not show it.
-    keeping_nothing
-        The nodes of writes to inputs that are no views in eager, where autograd so has nothing to let go of.
     """
 
-    def __init__(self, storages: Collection[int] = (), owners: Sequence[Tensor] = ()) -> None:
+    def __init__(self, storages: Collection[int] = ()) -> None:
         self._storages = storages
-        self._owners = owners
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
         self.used_late: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
-        self.keeping_nothing: set[Any] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._detached: dict[int, int] = {}
@@ -151,8 +146,6 @@ class Chronicle:
         kept = _kept(func, args, kwargs, required_grad=required_grad)
         if kept:
             self.kept_by[base.grad_fn] = kept
-        elif kept is not None and any(args[0] is owner for owner in self._owners):
-            self.keeping_nothing.add(base.grad_fn)
 
 
 def _are_several_views(result: Sequence[Any]) -> bool:

@@ -18,8 +18,8 @@ from aotlab.trace.inputs import Entered, enter
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
-from aotlab.trace.uncounted_writes import written_bases
 from aotlab.trace.windows import enter_base, enter_windows
+from aotlab.trace.writes import written_bases
 
 
 def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:

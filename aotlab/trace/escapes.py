@@ -68,16 +68,15 @@ class Inputs:
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``grounds`` are the inputs' memory by `torch_internals.storage_key`; a backward has no inputs. ``owners`` are as in
-    `Chronicle`. ``histories_unknown`` are the keys of memory of which a trace does not know as eager does what is a
-    leaf. ``hooks`` are what each compiled call is to register, by the number of its handle.
+    ``grounds`` are the inputs' memory by `torch_internals.storage_key`; a backward has no inputs. ``histories_unknown``
+    are the keys of memory of which a trace does not know as eager does what is a leaf. ``hooks`` are what each compiled
+    call is to register, by the number of its handle.
     """
 
     def __init__(
         self,
         grounds: Mapping[int, Ground] | None = None,
         inputs: Iterable[Entered] = (),
-        owners: Sequence[Tensor] = (),
         *,
         histories_unknown: Collection[int] = (),
         quirks: Sequence[Quirk] = (),
@@ -87,7 +86,7 @@ class EscapeGuard(TorchFunctionMode):
         self.looks = StorageLooks(self.grounds)
         self.inputs = Inputs(inputs)
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
-        self.chronicle = Chronicle(set(self.grounds), owners)
+        self.chronicle = Chronicle(set(self.grounds))
         self._histories_unknown = histories_unknown
         self._quirks = quirks
         self._claims = {func: handler for quirk in quirks for func, handler in quirk.claims().items()}

@@ -12,7 +12,7 @@ from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.function import Findings
 from aotlab.trace.records import Write
-from aotlab.trace.uncounted_writes import writes_of
+from aotlab.trace.writes import writes_of
 
 
 @dataclass(frozen=True, slots=True)

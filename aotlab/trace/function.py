@@ -33,7 +33,7 @@ from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
-from aotlab.trace.uncounted_writes import with_uncounted_writes
+from aotlab.trace.writes import with_uncounted_writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,6 @@ def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
     escapes = EscapeGuard(
         grounds,
         inputs,
-        [item.wrapper for item in inputs if item.base is not None and internals.base_of(item.real) is None],
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
         quirks=recorder.quirks,
     )

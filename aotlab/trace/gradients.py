@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import HigherOrderOpError, RefusedError
 from aotlab.ir.metadata import InputAliasInfo
-from aotlab.trace.again import check_again
 from aotlab.trace.deriver import Deriver
 from aotlab.trace.history import Survey, reachable
 from aotlab.trace.inputs import Entered
 from aotlab.trace.records import TraceFailed
-from aotlab.trace.tape import Untraceable
+from aotlab.trace.tape import Operation, Tape, Untraceable
 
 
 def differentiate_all(deriver: Deriver) -> list[list[bool]]:
-    """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it.
-
-    Raises
-    ------
-    RunEagerly
-        The backward raises, of itself or since the function is wrong: eager says so when it is asked for.
-    """
+    """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it."""
     connected = []
     for number, part in enumerate(deriver.segments):
         try:
             found = deriver.derive(number, [True] * len(part.entries))
-            check_again(deriver, number, found)
+            _check_again(deriver, number, found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
             connected.append(
@@ -86,3 +84,125 @@ def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool)
             "a gradient that reaches no input calls hooks or a custom Function, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
+
+
+def _check_again(deriver: Deriver, segment: int, first: Sequence[Tensor | None]) -> None:
+    """Leave to eager a checkpoint whose function does not do the same each time that it is run.
+
+        def body(y):
+            runs.append(y)
+            return y.cos() if len(runs) == 2 else y.sin()
+
+    Eager runs the body once more in each backward, a compiled backward computes what it did in the trace. So it is
+    derived twice; the two have to be the same, op by op, as they are not for a selective checkpoint either, whose cache
+    serves one backward. ``first`` came of the first time.
+    """
+    if not deriver.recorder.has_checkpoints:
+        return
+    try:
+        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries), again=True)
+        is_same, raises = _are_same(deriver.recorder.tape, first, second), ""
+    except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
+        is_same, raises = False, f": the next time it raises {type(error).__name__}"
+    if not is_same:
+        raise RunEagerly(
+            f"a checkpoint computes something else each time that it runs its function{raises}",
+            suggestion="let the function change nothing that it acts on, to have it compiled",
+        )
+
+
+def _are_same(tape: Tape, first: Any, second: Any) -> bool:
+    """Tell whether values are computed by the same ops from the same inputs."""
+    compared: set[tuple[int, int]] = set()
+    todo = [(first, second)]
+    while todo:
+        one, other = todo.pop()
+        if one is other:
+            continue
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, Tensor):
+            if (id(one), id(other)) in compared:
+                continue
+            compared.add((id(one), id(other)))
+            made, again = tape.producer(one), tape.producer(other)
+            if made is None or again is None:
+                if not _are_equal_constants(tape, one, other):
+                    return False
+                continue
+            if made[0].target is not again[0].target or not _are_in_one_place(made, again):
+                return False
+            todo += [(made[0].args, again[0].args), (made[0].kwargs, again[0].kwargs)]
+        elif isinstance(one, (list, tuple)):
+            if len(one) != len(other):
+                return False
+            todo += zip(one, other, strict=True)
+        elif isinstance(one, dict):
+            if one.keys() != other.keys():
+                return False
+            todo += [(value, other[key]) for key, value in one.items()]
+        elif one != other and not (one != one and other != other):  # a nan is no other nan
+            return False
+    return True
+
+
+def _are_in_one_place(made: tuple[Operation, tuple[int, ...]], again: tuple[Operation, tuple[int, ...]]) -> bool:
+    """Tell whether two are the same of the results of an op, which may return one tensor in two places."""
+    places = made[1], again[1]
+    return places[0] == places[1] or any(
+        functools.reduce(operator.getitem, places[0], operation.result)
+        is functools.reduce(operator.getitem, places[1], operation.result)
+        for operation, _ in (made, again)
+    )
+
+
+def _are_equal_constants(tape: Tape, one: Tensor, other: Tensor) -> bool:
+    """Tell whether both are constants, which each run of a function makes anew, with the same values."""
+    first, second = tape.constant(one), tape.constant(other)
+    if first is None or second is None or (first.dtype, first.device) != (second.dtype, second.device):
+        return False
+    return torch.equal(first, second)
+
+
+@contextmanager
+def unwritten(
+    named: Sequence[tuple[str, Tensor]], custom: Sequence[Any], *, has_checkpoints: bool = False
+) -> Iterator[None]:
+    """Leave to eager a backward, traced in a ``with`` block, that writes in place.
+
+        def backward(ctx, gradient):
+            (count,) = ctx.saved_tensors
+            count.add_(1)
+            return gradient.mul_(2)
+
+    The caller may hold the first tensor and the gradient; so it is with a buffer that a checkpointed function counts
+    with. ``named`` are the wrappers that stand for the caller's tensors and gradients, ``custom`` the nodes of custom
+    functions, of which what they keep is watched too. Without these and checkpoints nothing can be written.
+    """
+    if not custom and not has_checkpoints:
+        yield
+        return
+    watched = [*named, *((f"what `{type(node).__name__}` keeps", kept) for node in custom for kept in _kept(node))]
+    before = [_value(tensor) for _, tensor in watched]
+
+    def check() -> None:
+        for (name, tensor), value in zip(watched, before, strict=True):
+            if _value(tensor) is not value:
+                raise RunEagerly(f"the backward writes {name} in place")
+
+    try:
+        yield
+    except (RefusedError, RunEagerly):  # a write is the better reason, and eager takes it
+        check()
+        raise
+    check()
+
+
+def _value(wrapper: Tensor) -> Tensor:
+    internals.sync(wrapper)
+    return internals.from_functional(wrapper)
+
+
+def _kept(node: Any) -> list[Tensor]:
+    kept = [*internals.saved_tensors_of(node), *vars(node).values()]
+    return [value for value in kept if isinstance(value, Tensor) and internals.is_functional(value)]

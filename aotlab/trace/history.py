@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,15 +93,12 @@ def _edges_kept_unseen(node: Any, part: Segment) -> list[Edge]:
 LASTING = 1
 
 
-def node_bits(parts: Sequence[Segment], keeping_nothing: Collection[Any] = ()) -> dict[Any, int]:
-    """Give the autograd nodes that hold saved tensors their numbers; those ``keeping_nothing`` do not in eager.
-
-    Where there is a single entry all have one.
-    """
+def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
+    """Give the autograd nodes that hold saved tensors their numbers; where there is a single entry all have one."""
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
     for node in (node for part in parts for node in _nodes_of(part)):
-        if node not in keeping_nothing and internals.saves_tensors(node):
+        if internals.saves_tensors(node):
             bits[node] = 1 if lone else len(bits) + 2
     return bits
 

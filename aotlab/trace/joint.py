@@ -14,21 +14,19 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
-from aotlab.trace.backward_writes import unwritten
 from aotlab.trace.deriver import Deriver, Tangents, tangent_like
 from aotlab.trace.edges import Edge
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
-from aotlab.trace.gradients import check_histories, check_out_of_sight, differentiate_all
+from aotlab.trace.gradients import check_histories, check_out_of_sight, differentiate_all, unwritten
 from aotlab.trace.history import node_bits, read_by_themselves, state_masks, survey, watches
 from aotlab.trace.inputs import value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
-from aotlab.trace.nodes import autograd_nodes
 from aotlab.trace.owners import check_owners
 from aotlab.trace.passed_views import check_passed
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import Source, TraceRecord
+from aotlab.trace.records import AutogradNode, Source, TraceRecord
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.sources import divide, made_through, place_hooks
 
@@ -49,7 +47,7 @@ def make_joint(
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
     deriver = Deriver(recorder, parts, slots, tangents, holder)
-    bits = node_bits(parts, findings.chronicle.keeping_nothing)
+    bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
     trace = Trace(
         call_name=findings.call.target.name,
@@ -227,6 +225,41 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
             if o.draws_as is not None and (o.phase == "forward" or o.index in backward_draws)
         ),
         operations=len(tape.operations),
-        autograd_nodes=autograd_nodes(trace, forward.roots),
+        autograd_nodes=_autograd_nodes(trace, forward.roots),
         bases=tuple(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),
     )
+
+
+def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNode, ...]:
+    """Say what each autograd node of the call makes, and where its gradients go."""
+    arrives = {entry: number for number, part in enumerate(trace.segments) for entry in part.entries[len(part.roots) :]}
+    found = []
+    for number, part in enumerate(trace.segments):
+        makes = [roots[n].label for n in part.roots]
+        if len(part.entries) > len(part.roots):
+            makes.append("what other nodes use")
+        goes_to: dict[str, None] = {}
+        for way in trace.slots[number]:
+            if way is not None:
+                edge = way[0]
+                text = f"node {arrives[edge]}" if edge in arrives else _named(trace, roots, trace.sources.get(edge))
+                goes_to[text] = None
+        found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=tuple(goes_to)))
+    return tuple(found)
+
+
+def _named(trace: Trace, roots: Sequence[Returned], source: Source | None) -> str:
+    if source is None:
+        return "nothing that the caller sees"
+    infos = trace.metadata.input_info
+    match source.kind:
+        case "input":
+            return infos[source.index].name
+        case "changed":
+            return f"{infos[source.index].name} as it is afterwards"
+        case "root":
+            return roots[source.index].label
+        case "output":
+            return trace.metadata.output_info[source.index].name
+        case "carrier":
+            return "another node"

@@ -50,22 +50,8 @@ class Outputs:
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
 
 
-def read_outputs(
-    tape: Tape,
-    leaves: Sequence[Any],
-    names: Sequence[str],
-    inputs: Sequence[Entered],
-    chronicle: Chronicle,
-) -> Outputs:
-    """Classify every output.
-
-    ``chronicle`` tells what views were made of, and when inputs were written.
-    """
-    return _Reader(tape, leaves, names, inputs, chronicle).run()
-
-
-class _Reader:
-    """Classifies the outputs of one trace."""
+class OutputReader:
+    """Classifies the outputs of a trace; ``chronicle`` tells what views were made of, and when inputs were written."""
 
     def __init__(
         self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle

@@ -21,7 +21,7 @@ from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.inputs import Entered
-from aotlab.trace.outputs import Outputs, read_outputs
+from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.tape import Tape
 
 
@@ -35,13 +35,13 @@ def all_outputs(
     RunEagerly
         Such a view cannot be made again.
     """
-    outputs = read_outputs(tape, leaves, names, inputs, chronicle)
+    outputs = OutputReader(tape, leaves, names, inputs, chronicle).run()
     views = _views_passed(outputs, inputs, chronicle)
     if not views:
         return outputs
     labels = [*names, *("view on the way" for _ in views)]
     try:
-        return read_outputs(tape, [*leaves, *views], labels, inputs, chronicle)
+        return OutputReader(tape, [*leaves, *views], labels, inputs, chronicle).run()
     except OutputError as error:
         raise RunEagerly(f"a view that gradients pass cannot be made again: {error}") from error
 

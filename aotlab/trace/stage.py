@@ -79,24 +79,10 @@ def run(
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
-    Parameters
-    ----------
-    call, dedupe
-        From the stages before.
-    decompositions
-        Ops to replace while recording.
-    keep_input_mutations
-        Let an inference graph write mutated inputs itself.
-    static_inputs
-        How many of the first inputs are parameters and buffers.
-    bases
-        The inputs that share memory.
-    exact
-        Have gradients summed in eager's order everywhere.
-    functional_draws
-        Let random ops take and return states of generators.
-    quirks
-        What is compiled besides, each made for this trace.
+    ``decompositions`` are ops to replace while recording; with ``keep_input_mutations`` an inference graph writes
+    mutated inputs itself. The first ``static_inputs`` inputs are parameters and buffers, ``bases`` those that share
+    memory. With ``exact`` gradients are summed in eager's order everywhere; with ``functional_draws`` random ops take
+    and return states of generators. ``quirks`` look after the corners that they claim.
 
     Raises
     ------

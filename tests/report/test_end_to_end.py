@@ -308,16 +308,14 @@ def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
         first = y * w
         return first, (first * 3).sum()
 
-    x = torch.arange(6.0, requires_grad=True) * 1
+    x = torch.arange(6.0)
     w = torch.ones(3, 2, requires_grad=True) * 1
     compiled = aotlab.compile(chained, backend="eager")
     with Report.record() as recording:
         compiled(x, x[:3], w)
     assert rows(recording.autograd, "node", "makes", "goes_to") == [
-        [0, "mutated input x", "x"],
-        [1, "out[0]", "y as it is afterwards"],
-        [1, "out[0]", "w as it is afterwards"],
-        [2, "out[1]", "out[0]"],
+        [0, "out[0]", "w as it is afterwards"],
+        [1, "out[1]", "out[0]"],
     ]
     assert rows(recording.inputs, "name", "steps", "synthetic_base") == [
         ["x", None, 0],
