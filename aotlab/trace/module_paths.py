@@ -33,11 +33,8 @@ _ordinary_call: Any = internals.module_call()
 def modules_named(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
     """Let the running recorder write down in which of these modules an op is made.
 
-    Parameters
-    ----------
-    modules
-        Pairs of a path (``self.layers.0``; the first name is that of a variable) and a module. Others are named by
-        their class where no named module is around them.
+    Each comes with its path (``self.layers.0``; the first name is that of a variable). Others are named by their class
+    where no named module is around them.
     """
     before = getattr(_here, "paths", None), getattr(_here, "stack", {})
     paths: dict[int, str] = {}

@@ -42,15 +42,7 @@ class _Taken(NamedTuple):
 
 
 class States:
-    """The states that the next draws take.
-
-    Parameters
-    ----------
-    write
-        Records an op on states.
-    functional
-        Whether no draw is live.
-    """
+    """The states that the next draws take; ``functional`` says that no draw is live."""
 
     def __init__(self, write: Write, *, functional: bool) -> None:
         self._write = write

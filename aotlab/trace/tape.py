@@ -205,29 +205,11 @@ class Tape:
         same: Sequence[tuple[Tensor, Tensor]] = (),
         keep: Collection[int] = (),
     ) -> fx.GraphModule:
-        """Write the graph that computes ``outputs`` from ``inputs``.
+        """Write the graph that computes ``outputs`` from ``inputs``, which may be any values of the tape.
 
-        Parameters
-        ----------
-        name
-            The class name of the module.
-        inputs
-            Placeholder names and the fake tensors that they stand for; may be any values of the tape.
-        outputs
-            Fake tensors of the tape; None stays None.
-        keep_impure
-            Keep random and asserting ops of that phase, and those that may raise, even if nobody uses them.
-        write_back
-            Pairs of an input and the value that the graph writes into it at its end.
-        same
-            Pairs of a value and the input that stands for it.
-        keep
-            The indices of further ops to keep even if nobody uses them.
-
-        Raises
-        ------
-        GraphInvariantError
-            An output needs a value from outside that is not among the inputs.
+        Of the phase ``keep_impure``, random and asserting ops and those that may raise stay even if nobody uses them;
+        so do the ops ``keep``. ``write_back`` are pairs of an input and the value that the graph writes into it at its
+        end, ``same`` are pairs of a value and the input that stands for it.
         """
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
         stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
