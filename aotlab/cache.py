@@ -36,9 +36,9 @@ from aotlab.errors import (
 from aotlab.guards.call_state import CallState, transform_around
 from aotlab.guards.explain import difference, differences
 from aotlab.guards.refusals import Refusals
+from aotlab.runtime.draft import MISS
 from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
-from aotlab.runtime.writer import MISS
 from aotlab.trace.held_back import Printed
 from aotlab.trace.running import is_tracing
 

@@ -66,7 +66,7 @@ from aotlab._torch.guards import (
 from aotlab._torch.views import (
     BASE_GETTER, VERSION_GETTER, base_of, call_of_several_views, is_hooked, is_hooked_view, is_leaf_by_its_base,
     is_one_of_several_views, is_over_another, is_view_by_custom_function, keeps_through_writes, may_be_written,
-    may_be_written_with_base, set_version, share_version, version_of, versions_of, viewing_function,
+    may_be_written_with_base, set_version, share_version, version_of, versions_of,
     was_made_under_no_grad,
 )
 from aotlab._torch.checkpoints import (
@@ -80,7 +80,7 @@ from aotlab._torch.saved import (
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_lone_function_result, is_to_be_run, keeps_graph, leaf_of, raise_of,
+    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, raise_of,
     run_node, sequence_number, sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (

@@ -33,12 +33,6 @@ def is_custom_function_node(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
-def is_lone_function_result(tensor: Tensor) -> bool:
-    """Tell whether ``tensor`` is the only result of a user's `torch.autograd.Function`."""
-    node = tensor.grad_fn
-    return node is not None and is_custom_function_node(node) and len(node._input_metadata) == 1
-
-
 class _OwnNode(torch.autograd.Function):
     """Hangs a node behind a tensor."""
 

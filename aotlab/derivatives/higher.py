@@ -43,7 +43,7 @@ Write = Callable[
 Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
 
 #: What `Level.derive` depends on: which tangents are defined; the edges of what comes into the midst; the strides of
-#: all of these; under ``create_graph`` which of them require grad; the autocast that is on; ``everything``.
+#: all of these; under ``create_graph`` which of them require grad; the autocast that is on; ``everything``; ``views``.
 _Kind = tuple[
     tuple[bool, ...],
     tuple[Edge, ...],
@@ -51,6 +51,7 @@ _Kind = tuple[
     tuple[bool, ...] | None,
     tuple[Any, ...],
     bool,
+    frozenset[Edge],
 ]
 
 #: The autograd node that hands on what a segment sends to an input; see `aotlab.runtime.segment_calls`.
@@ -199,10 +200,11 @@ class Higher:
         casting = autocast_state() if internals.any_autocast_enabled() else ()
         requires = tuple(t.requires_grad for t in given) if create_graph else None
         everything = not self.is_first and internals.is_to_be_run(node.next_functions[0][0])  # the anchor is a leaf
-        kind = (pattern, extras, tuple(strides), requires, casting, everything)
+        views = saved.views_now() if create_graph else {}
+        kind = (pattern, extras, tuple(strides), requires, casting, everything, frozenset(views))
         plan = self._plan(kind)
         arguments = saved.use(plan.mask, plan.takes)
-        ends = _Ends(self, node, saved, given, plan).all if plan.above is not None else []
+        ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
             if plan.above is None:
@@ -226,9 +228,11 @@ class Higher:
 
     def _make(self, kind: _Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
-        pattern, extras, strides, requires, casting, everything = kind
+        pattern, extras, strides, requires, casting, everything, views = kind
         level = self.level
-        found = level.derive(pattern, extras, strides, requires, autocast=bool(casting), everything=everything)
+        found = level.derive(
+            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, views=views
+        )
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
         numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
         known.update((id(other), ("saved", numbers[id(value)])) for other, value in self._split.same)
@@ -307,7 +311,9 @@ class _Ends:
         saved: SavedValues,
         given: Sequence[Tensor],
         plan: _Plan,
+        views: dict[Edge, Tensor],
     ) -> None:
+        self._views = views
         self._higher = higher
         self._node = node
         self._saved = saved
@@ -325,6 +331,8 @@ class _Ends:
         if not higher.is_first and edge in self._node.ends:
             known: End = self._node.ends[edge]
             return known
+        if edge in self._views:
+            return End(tensor=self._views[edge])
         is_input = higher.is_first and edge in higher.slot_of
         if is_input and not (self._goes_inside and higher.is_shared.get(edge)):
             tensor = self._input(edge)

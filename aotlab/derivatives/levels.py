@@ -119,12 +119,14 @@ class Level:
         *,
         autocast: bool,
         everything: bool,
+        views: Collection[Edge],
     ) -> Derived:
         """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in the midst.
 
         ``strides`` are those of all of these. ``requires`` says of each whether it requires grad, under
         ``create_graph``; else it is None. ``everything`` says that autograd was asked for all gradients there are, and
-        so runs nodes that lead nowhere. What the nodes raise is raised.
+        so runs nodes that lead nowhere. At ``views``, results that are views and were written, gradients of the level
+        above end. What the nodes raise is raised.
         """
         trace, create_graph = self.trace, requires is not None
         own = [fake for fake, is_defined in zip(self.tangents, pattern, strict=True) if is_defined]
@@ -154,7 +156,7 @@ class Level:
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, first)
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
         _refuse_draws(trace)
@@ -232,16 +234,17 @@ def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
 
 
 def _level_above(
-    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], first: int
+    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], views: Collection[Edge], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
     """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
 
+    ``views`` are results at which they end as well.
     ``first`` is the first operation by which they were computed.
     """
     trace = level.trace
     wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level, given)
+    nodes, stops = _new_nodes(entries, level, {*given, *views})
     part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([part])
     made = Level(

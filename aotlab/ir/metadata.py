@@ -138,7 +138,6 @@ class OutputType(Enum):
     ALIAS_OF_INTERMEDIATE = "alias of intermediate, base already saved"
     ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias of intermediate, base is user output"
     UNSAFE_VIEW_ALIAS = "unsafe view"
-    CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
 _ALIASES_OF_INTERMEDIATES = (
@@ -189,8 +188,6 @@ class OutputAliasInfo:
         Whether autograd does not take it for a view, though it shares its base's memory.
     is_new_leaf
         Whether the function made it a leaf that requires grad.
-    made_by
-        The name of the custom Function whose view it is.
     precedes_write
         Whether it is a view of an input that was written after it was made, so that its history is made anew then.
     is_inference
@@ -214,7 +211,6 @@ class OutputAliasInfo:
     made_in_no_grad_mode: bool = False
     is_detached: bool = False
     is_new_leaf: bool = False
-    made_by: str | None = None
     precedes_write: bool = False
     is_inference: bool = False
     made_together: int | None = None
@@ -224,11 +220,6 @@ class OutputAliasInfo:
         """Whether the epilogue makes it from another tensor: by view ops or, without these, by sizes and strides."""
         by_strides = self.output_type is OutputType.ALIAS_OF_INPUT or self.aliases_intermediate
         return bool(self.views) or (self.views is None and by_strides)
-
-    @property
-    def is_function_view_of_input(self) -> bool:
-        """Whether a custom function made it as a view of an input, whose memory it has at the caller's too."""
-        return self.output_type is OutputType.CUSTOM_FUNCTION_VIEW and self.base_idx is not None
 
     @property
     def aliases_intermediate(self) -> bool:

@@ -31,7 +31,7 @@ from aotlab.errors import UsageError
 from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
 from aotlab.report.model import TimingRow
 from aotlab.report.text import listed
-from aotlab.runtime.writer import MISS
+from aotlab.runtime.draft import MISS
 from aotlab.verification import Cloner
 from aotlab.verification.clones import attach, captured_tensors, random_state_restored, restored
 

@@ -19,8 +19,8 @@ from aotlab.capture import nesting
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partition.default import default_partition
+from aotlab.runtime.draft import MISS
 from aotlab.runtime.failing import ForwardFailed
-from aotlab.runtime.writer import MISS
 from aotlab.trace.running import is_tracing
 from aotlab.verification import Comparison, compare
 

@@ -13,8 +13,7 @@ from aotlab.capture import nesting
 from aotlab.capture.nesting import Leaf, Node, Step, Tree
 from aotlab.guards.call_state import ValueFacts
 from aotlab.guards.values import same_value
-from aotlab.runtime.draft import Draft
-from aotlab.runtime.writer import Writer
+from aotlab.runtime.draft import Draft, Writer
 
 #: Deeper nestings are not written out: Python's own parser would not read them.
 DEEPEST = 20

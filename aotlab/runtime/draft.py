@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from aotlab.backends.base import Boxed
 from aotlab.capture.call import Call
@@ -12,18 +17,72 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.partition.stage import PartitionRecord, Split
 from aotlab.runtime.backward import Backward
-from aotlab.runtime.writer import Writer
 from aotlab.trace.live import Trace
+
+
+class Miss:
+    """What a generated function returns for a call that its guards do not hold for."""
+
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = Miss()
+
+
+class Writer:
+    """Collects the lines of the generated source and the objects that it refers to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
+        self._taken: set[str] = {
+            "args", "kwargs", "forward", "torch", "MISS", "run", "Compiled", "out", "lifted", "parameters", "saved",
+            "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map", "str",
+        }  # fmt: skip
+
+    def add(self, line: str = "") -> None:
+        """Add a line at the present depth."""
+        self.lines.append("    " * self.depth + line if line else "")
+
+    def local(self, wanted: str) -> str:
+        """Make up a local name that reads like ``wanted``."""
+        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        if name[0].isdigit():
+            name = f"v{name}"
+        if keyword.iskeyword(name):
+            name = f"{name}_"
+        stem, n = name, 1
+        while name in self._taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self._taken.add(name)
+        return name
+
+    def constant(self, wanted: str, value: Any) -> str:
+        """Make ``value`` reachable under a name like ``wanted``."""
+        name = self.local(wanted)
+        self.namespace[name] = value
+        return name
+
+    def call(self, name: str, function: Any, *arguments: str) -> str:
+        """Return the expression of a call of ``function``, which gets a name like ``name``."""
+        return f"{self.constant(name, function)}({', '.join(arguments)})"
+
+    def shared(self, name: str, value: Any) -> str:
+        """Make ``value`` reachable under this very name, which always stands for it."""
+        self.namespace[name] = value
+        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the generator puts together.
+    """What the function is made of.
 
     ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, of the settings and of the arguments, made while the
-    call's own settings were in force.
-    ``repeatable`` says that a call whose compiled forward raises can be run again from its beginning; ``exact``, that
-    the backend computes bit for bit what eager does.
+    call's own settings were in force. ``repeatable`` says that a call whose compiled forward raises can be run again
+    from its beginning; ``exact``, that the backend computes bit for bit what eager does.
     """
 
     call: Call
@@ -42,26 +101,7 @@ class Parts:
 
 
 class Draft:
-    """The lines so far, and the expressions of what is there at this point of the function.
-
-    Attributes
-    ----------
-    parts
-        What the function is made of; ``trace``, ``meta`` and ``state`` are parts of it.
-    w
-        The lines of ``run``.
-    grad_on
-        Whether grad mode is on when the function is called.
-    expressions
-        Flat position → the expression of that argument.
-    results
-        Position among the forward outputs → its expression.
-    written, changed, moved
-        Which of the trace's writes are done, which of the inputs are changed as the function did, and which of those
-        have another history than before by something else than a write.
-    carriers
-        The names of the carriers that are there.
-    """
+    """The lines so far, and the expressions of what is there at this point of the function."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -70,12 +110,14 @@ class Draft:
         self.state = parts.call.state
         self.w = Writer()
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
-        self.expressions: dict[int, str] = {}
-        self.results: dict[int, str] = {}
+        self.expressions: dict[int, str] = {}  # flat position → that argument
+        self.results: dict[int, str] = {}  # position among the forward outputs → that output
+        self.carriers: set[str] = set()
+        #: Which of the trace's writes are done, which of the inputs are changed as the function did, and which of those
+        #: have another history than before by something else than a write.
         self.written: set[int] = set()
         self.changed: set[int] = set()
         self.moved: set[int] = set()
-        self.carriers: set[str] = set()
 
     # --- what is there
 

@@ -154,7 +154,8 @@ class ForwardCall:
         carried = part.entries[len(part.roots) :]
         names = [w.local(draft.label(i)) for i in positions]
         carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
-        values = [*map(self._value, positions), *map(self._like, carried)]
+        values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
+        values += map(self._like, carried)
         backward = draft.parts.backward[number]
         results = ", ".join([*names, *carriers, *([] if backward.anchors else ["_"])])
         w.shared("Compiled", Compiled)
@@ -182,16 +183,6 @@ class ForwardCall:
         for way in ways:
             self._passing[way] = self.w.local("passing")
             self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', pass_on)}({name})")
-
-    def _value(self, i: int) -> str:
-        """Return the expression of the forward output ``i`` as the node takes it.
-
-        A view of an input that a custom Function made is made of the caller's tensor, as it is by now.
-        """
-        output = self.draft.returned_output(i)
-        if output is not None and output.is_function_view_of_input and not self.trace.is_whole:
-            return self._outputs.view_without_history(output)
-        return f"out[{i}]{'.detach()' if self.trace.is_view(i) else ''}"
 
     def _like(self, edge: Edge) -> str:
         """Return the expression of a tensor without memory that looks like the value whose gradient an edge carries."""
@@ -236,16 +227,11 @@ class OwnNodes:
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
-            output = None if i is None else draft.returned_output(i)
-            if output is None and i is not None and i < len(trace.writes):
-                continue
-            # eager's own rules forbid to write the latter, and what is viewed by a function has the view's node
-            if output is not None and (output.is_function_view_of_input or output.made_by is not None):
+            if i is not None and i < len(trace.writes):
                 continue
             together.setdefault(node, []).append(n)
-            if (self._is_shared and (output is not None or i in hooked)) or (
-                output is not None and i is not None and trace.is_view(i)
-            ):
+            is_output = i is not None and draft.returned_output(i) is not None
+            if (self._is_shared and (is_output or i in hooked)) or (is_output and i is not None and trace.is_view(i)):
                 own.append(n)
         groups = [group for group in together.values() if len(group) > 1 and any(n in own for n in group)]
         return groups + [[n] for n in own if not any(n in group for group in groups)]
@@ -253,11 +239,6 @@ class OwnNodes:
     def write(self, names: Sequence[str]) -> None:
         """Write it; ``names`` are the expressions of the entries."""
         draft = self._draft
-        for (_, i), name in zip(self._entries, names, strict=True):
-            output = None if i is None else draft.returned_output(i)
-            if output is not None and output.made_by is not None and not output.is_function_view_of_input:
-                view = draft.w.constant(output.made_by, internals.viewing_function(output.made_by))
-                draft.with_grad(f"{name} = {view}({name})")
         lines = []
         for group in self._groups():
             listed = ", ".join(names[n] for n in group)

@@ -28,6 +28,7 @@ class Keeping:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._watched = self._find_watched()
+        self._views = draft.trace.written_views if draft.trace.training else {}
 
     def _detached(self) -> list[bool]:
         """Say which saved values are kept as detached aliases.
@@ -90,6 +91,10 @@ class Keeping:
         """Write which tensors of the caller's the saved values have to watch besides."""
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
+        if self._views:
+            views = [edges.as_it_is(source) for source in self._views.values()]
+            written = self._draft.w.constant("edges", tuple(self._views))
+            self._draft.w.add(f"saved.note_views({', '.join([written, *views])})")
 
     def counted_together(self) -> set[int]:
         """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.

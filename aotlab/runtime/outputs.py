@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture import nesting
 from aotlab.capture.nesting import Given, Leaf, Tree
+from aotlab.errors import GraphInvariantError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
+from aotlab.ir.specs import TensorSpec
 from aotlab.runtime.arguments import DEEPEST, step_text
-from aotlab.runtime.debug_checks import fresh_checker, output_checker
-from aotlab.runtime.draft import Draft
+from aotlab.runtime.draft import Draft, Writer
 from aotlab.runtime.view_calls import ViewCalls
-from aotlab.runtime.writer import Writer
 
 
 class Outputs:
@@ -43,25 +45,14 @@ class Outputs:
             self._made[i] = self._make(self.meta.output_info[i])
         return self._made[i]
 
-    def view_without_history(self, output: OutputAliasInfo) -> str:
-        """Write the view of an input that an output is, for an autograd node that takes it as its own."""
-        assert output.base_idx is not None
-        base, name = self.draft.kept(output.base_idx), self.w.local(f"{output.name} view")
-        if output.views:
-            self._views.write(name, base, output, False if self.draft.grad_on else None)
-        else:
-            self.draft.in_context(f"{name} = {base}.view_as({base})", grad_mode=False if self.draft.grad_on else None)
-        return name
-
     def _check(self, returned: list[OutputAliasInfo]) -> None:
         """Write the checks of ``config.debug_assert``."""
         draft, w = self.draft, self.w
         for output in returned:
             assert output.spec is not None
             w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        alone = [o for o in returned if not o.is_function_view_of_input]
-        fresh = ", ".join([*(self.expression(o.index) for o in alone)])
-        check = w.constant("check_fresh", fresh_checker([o.name for o in alone]))
+        fresh = ", ".join(self.expression(o.index) for o in returned)
+        check = w.constant("check_fresh", fresh_checker([o.name for o in returned]))
         w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
 
     def _make(self, output: OutputAliasInfo) -> str:
@@ -123,6 +114,50 @@ class Outputs:
                 self._inference_bases[k] = self._as_inference(base, "base")
             base = self._inference_bases[k]
         return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)
+
+
+# --- the checks of ``config.debug_assert``
+
+
+def output_checker(output: OutputAliasInfo) -> Callable[[Tensor], None]:
+    """Make the check that a compiled output is what was traced."""
+    spec = output.spec
+    assert spec is not None
+
+    def check(value: Tensor) -> None:
+        seen = (tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad)
+        expected = (spec.shape, spec.stride, spec.dtype, output.requires_grad)
+        if seen != expected and not (seen[0] == expected[0] and seen[2:] == expected[2:] and _same_steps(value, spec)):
+            raise GraphInvariantError(
+                f"`{output.name}` came back with (shape, strides, dtype, requires_grad) {seen}; traced as {expected}"
+            )
+
+    return check
+
+
+def _same_steps(value: Tensor, spec: TensorSpec) -> bool:
+    """Compare strides, but for those that lead to no other element: many a kernel chooses them other than its fake."""
+    pairs = zip(value.shape, value.stride(), spec.stride, strict=True)
+    return not value.numel() or all(seen == expected for size, seen, expected in pairs if size > 1)
+
+
+def fresh_checker(names: Sequence[str]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
+    """Make the check that outputs which were traced as fresh share memory neither with inputs nor with each other."""
+
+    def check(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        taken = {internals.storage_key(tensor): "an input" for tensor in inputs}
+        for name, output in zip(names, outputs, strict=True):
+            key = internals.storage_key(output)
+            if key in taken:
+                raise GraphInvariantError(
+                    f"`{name}` shares memory with {taken[key]}; it was traced as a tensor of its own"
+                )
+            taken[key] = f"`{name}`"
+
+    return check
+
+
+# --- the nesting of the result
 
 
 def write_result(writer: Writer, tree: Tree, outputs: Sequence[str]) -> str:

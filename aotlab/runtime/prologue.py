@@ -58,30 +58,31 @@ class Prologue:
     def _surroundings(self) -> None:
         """Write the checks of the settings, and of the function and what it reaches."""
         w, state, target = self.w, self.state, self.parts.call.target
-        still_same = target.still_same()
         settings = dict(state.settings)
         conditions = [
-            f"not {w.constant('settings_hold', self.parts.settings_hold)}()",
-            f"{w.constant('inference_mode', torch.is_inference_mode_enabled)}() is not {settings['inference mode']}",
-            f"{w.constant('function_modes', internals.function_mode_count)}() != {state.function_modes}",
-            f"{w.constant('dispatch_modes', internals.dispatch_mode_count)}()",
+            f"not {w.call('settings_hold', self.parts.settings_hold)}",
+            f"{w.call('inference_mode', torch.is_inference_mode_enabled)} is not {settings['inference mode']}",
+            f"{w.call('function_modes', internals.function_mode_count)} != {state.function_modes}",
+            w.call("dispatch_modes", internals.dispatch_mode_count),
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
         if self.draft.trace.training:
-            conditions.append(f"{w.constant('anomaly_mode', torch.is_anomaly_enabled)}()")
+            conditions.append(w.call("anomaly_mode", torch.is_anomaly_enabled))
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
-            conditions.append(f"{w.constant('transforms_active', internals.transforms_active)}()")
+            conditions.append(w.call("transforms_active", internals.transforms_active))
         function = getattr(target, "function", None)
         if isinstance(function, FunctionType):
-            known = w.constant("function", function), w.constant("code", function.__code__)
-            conditions.append(f"{known[0]}.__code__ is not {known[1]}")
+            conditions.append(
+                f"{w.constant('function', function)}.__code__ is not {w.constant('code', function.__code__)}"
+            )
         if state.function_modes:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
         self.draft.miss(conditions)
         self._switches(settings)
+        still_same = target.still_same()
         if still_same is not None:
-            self.draft.miss([f"not {w.constant('reached_holds', still_same)}()"])
+            self.draft.miss([f"not {w.call('reached_holds', still_same)}"])
 
     def _switches(self, settings: Mapping[str, Any]) -> None:
         """Write the checks of the flags of torch's backends: they decide which ops some functions are traced as."""
@@ -89,11 +90,9 @@ class Prologue:
         for switch in internals.SWITCHES:
             if switch.counts(self.state.mentioned.names):
                 name = switch.name.removeprefix("torch.backends.")
-                read, expected = f"{self.w.constant(name, switch.read)}()", settings[switch.name]
+                read, expected = self.w.call(name, switch.read), settings[switch.name]
                 if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
                     conditions.append(f"not {read}" if expected else read)
-                elif isinstance(expected, (str, list)):
-                    conditions.append(f"{read} != {expected!r}")
                 else:
                     conditions.append(f"{read} != {self.w.constant('expected', expected)}")
         self.draft.miss(conditions)
@@ -107,9 +106,8 @@ class Prologue:
             if not facts.attributes and not mentioned.by_string:
                 continue  # code that mentions what is not there raises, unless it asks first
             tensor = self.draft.expressions[i]
-            expected = w.constant("attributes", facts.attributes)
-            differ = w.constant("attributes_differ", attributes_differ)
-            condition = f"{differ}({tensor}, {expected}, {w.constant('mentioned', mentioned)})"
+            expected = w.constant("attributes", facts.attributes), w.constant("mentioned", mentioned)
+            condition = w.call("attributes_differ", attributes_differ, tensor, *expected)
             self.draft.miss([condition if facts.attributes else f"{tensor}.__dict__ and {condition}"])
 
     def _tensors(self) -> None:
@@ -120,7 +118,7 @@ class Prologue:
                 draft.miss([f"{draft.expressions[i]} is not {draft.expressions[state.same_as[i]]}"])
         if parts.dedupe.kept:
             kept = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
-            draft.miss([f"not {self.w.constant('tensors_hold', parts.tensors_hold)}({kept})"])
+            draft.miss([f"not {self.w.call('tensors_hold', parts.tensors_hold, kept)}"])
         leaves = []
         for i in parts.dedupe.kept:
             facts = state.leaves[i]
@@ -141,7 +139,7 @@ class Prologue:
             if facts.is_leaf and k in trace.effects.viewed_late and not facts.is_view:
                 self.draft.miss([f"{tensor}._base is not None"])
             else:
-                self.draft.miss([f"{w.constant('is_over_another', internals.is_over_another)}({tensor})"])
+                self.draft.miss([w.call("is_over_another", internals.is_over_another, tensor)])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
         """Write the checks that what happened to an input may happen to this one."""
@@ -155,11 +153,11 @@ class Prologue:
         if info.may_write_a_view and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
         if info.counts_unwritten:
-            draft.miss([f"{w.constant('is_hooked_view', internals.is_hooked_view)}({tensor})"])
+            draft.miss([w.call("is_hooked_view", internals.is_hooked_view, tensor)])
         if info.mutates_data and info.requires_grad and not info.is_written_unseen:
             based = draft.base_with(info.index) is not None
             may = internals.may_be_written_with_base if based else internals.may_be_written
-            draft.miss([f"not {w.constant('may_be_written', may)}({tensor})"])
+            draft.miss([f"not {w.call('may_be_written', may, tensor)}"])
 
     def _offsets(self) -> None:
         for k in self.draft.trace.inputs.offsets_read:
@@ -197,14 +195,13 @@ class Prologue:
         order = sorted(moved | kept | self.together if moved and kept else self.together)
         if len(order) > 1:
             members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
-            check = self.w.constant("counted_otherwise", counters_checker(members))
-            self.draft.miss([f"{check}({', '.join(self.draft.kept(k) for k in order)})"])
+            self.draft.miss([self.w.call("counted_otherwise", counters_checker(members), *map(self.draft.kept, order))])
 
     def _same_pattern(self) -> None:
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
-        check = self.w.constant("shares_memory_otherwise", pattern_checker(expected))
-        self.draft.miss([f"{check}({self.draft.star(self.draft.all_kept())})"])
+        kept = self.draft.star(self.draft.all_kept())
+        self.draft.miss([self.w.call("shares_memory_otherwise", pattern_checker(expected), kept)])
 
     def _same_owners(self, bases: Sequence[Base]) -> None:
         for base in bases:
@@ -236,8 +233,8 @@ class Prologue:
             self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
             self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
         else:
-            check = self.w.constant("written_inputs_overlap", overlap_checker(extents, written))
-            self.draft.miss([f"{check}({self.draft.star(kept)})"])
+            check = overlap_checker(extents, written)
+            self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(kept))])
 
     def _apart_in_history(self) -> None:
         """Write the check that no input shares the history that a write gives to another one."""
@@ -245,5 +242,5 @@ class Prologue:
         given = [info.index for info in infos if info.requires_grad_after and not info.requires_grad]
         if given and len(infos) > 1:
             order = [*given, *(info.index for info in infos if info.index not in given)]
-            check = self.w.constant("share_a_history", relation_checker(len(given)))
-            self.draft.miss([f"{check}({self.draft.star([self.draft.kept(k) for k in order])})"])
+            kept = self.draft.star([*map(self.draft.kept, order)])
+            self.draft.miss([self.w.call("share_a_history", relation_checker(len(given)), kept)])

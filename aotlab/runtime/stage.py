@@ -41,7 +41,7 @@ from typing import Any
 
 from aotlab import _torch as internals
 from aotlab.runtime.backward import Backward, Compiled
-from aotlab.runtime.draft import Draft, Parts
+from aotlab.runtime.draft import MISS, Draft, Miss, Parts
 from aotlab.runtime.edges import Edges
 from aotlab.runtime.failing import ForwardFailed, can_be_repeated
 from aotlab.runtime.forward_call import ForwardCall
@@ -50,7 +50,6 @@ from aotlab.runtime.mutations import Mutations
 from aotlab.runtime.outputs import Outputs, write_result
 from aotlab.runtime.prologue import Prologue
 from aotlab.runtime.saved import SavedValues, restride
-from aotlab.runtime.writer import MISS, Miss
 
 __all__ = [
     "MISS",

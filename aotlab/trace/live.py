@@ -13,7 +13,7 @@ from aotlab._torch import FakeTensorMode
 from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.trace.deriver import Deriver, Tangents
-from aotlab.trace.edges import Edge
+from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
@@ -181,6 +181,15 @@ class Trace:
         written = {write.index for write in self.writes}
         bases = [s for s in self.inputs.sources if isinstance(s, Base) and not written.isdisjoint(s.members)]
         return [base.fake for base in bases if base.fake is not None]
+
+    @property
+    def written_views(self) -> dict[Edge, Source]:
+        """The results that are views and that nodes of writes to them may keep with their histories, by their edges."""
+        return {
+            edge: source
+            for edge, source in self.sources.items()
+            if source.kind == "output" and any(internals.is_copy_slices(node) for node, _ in next_edges(edge[0]))
+        }
 
     def value_of(self, source: Source) -> Tensor | None:
         """Return the value of an input as it is left, or of an output that the graph returns; None for another."""

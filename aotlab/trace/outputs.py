@@ -141,7 +141,6 @@ class OutputReader:
             is_detached=views is None and not leaf.requires_grad and internals.base_of(leaf) is None,
             made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
-            made_by=_name_of(leaf.grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=item is not None and self._precedes_write(i, item),
             is_inference=_is_inference(leaf),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
@@ -195,8 +194,7 @@ class OutputReader:
     def _aliases(self, members: Sequence[int], k: int, item: Entered) -> None:
         """Classify outputs that live in the storage of input ``k``."""
         base_value = internals.from_functional(item.wrapper)
-        made: list[int] = []
-        for i in sorted(members, key=lambda i: not internals.is_lone_function_result(self.leaves[i])):
+        for i in members:
             output, name = self.leaves[i], self.names[i]
             if output is item.wrapper:
                 self._info(i, OutputType.IS_INPUT, k, ())
@@ -204,8 +202,8 @@ class OutputReader:
             if output.requires_grad and _ends_nowhere(output):
                 raise RunEagerly(f"`{name}` is a view of a view that was made under no_grad")
             if output.requires_grad and not is_view_of(output, item.wrapper):
-                if item.base is None and self._function_view(i, k, item, made):
-                    continue
+                if internals.is_view_by_custom_function(output):
+                    raise RunEagerly(f"a custom autograd.Function made `{name}` as a view of `{item.name}`")
                 raise OutputError(
                     f"`{name}` shares memory with `{item.name}` but has an autograd history of its own",
                     why="the epilogue can make views of an input only by ordinary view ops",
@@ -238,27 +236,6 @@ class OutputReader:
                 )
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
-    def _function_view(self, i: int, k: int, item: Entered, made: list[int]) -> bool:
-        """Classify a view of input ``k`` that a custom Function made, or a view of that; tell whether it is one.
-
-        ``made`` are the outputs that such functions made; the function may return nothing else, since autograd has
-        other rules for views of several at once.
-        """
-        output, value = self.leaves[i], self.values[i]
-        for j in made:
-            again = output is self.leaves[j]
-            views = () if again else views_between(self.tape, self.values[j], value)
-            if again or (views and is_view_of(output, self.leaves[j])):
-                self._info(i, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, j, views)
-                return True
-        views = views_between(self.tape, internals.from_functional(item.wrapper), value)
-        if views is None or _owner(output) is not _owner(item.wrapper) or not internals.is_lone_function_result(output):
-            return False
-        self._info(i, OutputType.CUSTOM_FUNCTION_VIEW, k, views)
-        self.read.returned.append((i, value, output))
-        made.append(i)
-        return True
-
     # --- intermediates
 
     def _intermediates(self, members: Sequence[int]) -> None:
@@ -273,9 +250,8 @@ class OutputReader:
             made = self.tape.producer(values[i])
             unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
             if not new_leaf and lone.requires_grad and internals.is_view_by_custom_function(lone):
-                self._info(i, OutputType.CUSTOM_FUNCTION_VIEW)
-            else:
-                self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+                raise RunEagerly(f"a custom autograd.Function made `{names[i]}` as a view")
+            self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
             self.read.returned.append((i, values[i], lone if lone.requires_grad and not new_leaf else None))
             for again in members[1:]:
                 self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
@@ -382,11 +358,6 @@ class OutputReader:
 
 def _owner(tensor: Tensor) -> Tensor:
     return or_else(internals.base_of(tensor), tensor)
-
-
-def _name_of(node: Any) -> str:
-    """Return the name by which autograd's errors call what made a node."""
-    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
 
 
 def _contains(tensor: Tensor, other: Tensor) -> bool:

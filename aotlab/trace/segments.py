@@ -83,7 +83,6 @@ def segments(
     seen: Mapping[Edge, tuple[int, ...]],
     *,
     cuts: Collection[Edge] = (),
-    alone: Collection[Edge] = (),
 ) -> list[Segment]:
     """Divide the graph behind ``roots``; the segment that runs first in the forward comes first.
 
@@ -98,29 +97,27 @@ def segments(
         from an input.
     cuts
         Edges that are to be carriers.
-    alone
-        Those of the roots whose nodes are to be segments of their own.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
     cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in ends}
-    if len(roots) < 2 and not seen and not cuts and not alone:
+    if len(roots) < 2 and not seen and not cuts:
         return [whole] if roots else []
     graph = _Graph(roots, ends, seen, cuts)
-    keys = graph.keys(alone)
+    keys = graph.keys()
     through = [n for n, edge in enumerate(roots) if edge in ends]
-    order = sorted(set(keys.values()), key=lambda k: (-k[0], -k[1].bit_count(), k[1], k[2]))
+    order = sorted(set(keys.values()), key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
     if through and not order:
-        order = [(0, 0, 0)]
+        order = [(0, 0)]
     made = [graph.segment(keys, key, through if key == order[0] else []) for key in order]
     made = [segment for segment in made if segment.entries]
-    if len(made) == 1 and ends.issuperset(made[0].stops) and not cuts and not alone:
+    if len(made) == 1 and ends.issuperset(made[0].stops) and not cuts:
         return [whole]
     return made
 
 
-#: To which segment a node belongs: how deep, reached by which roots (as bits), and the number of a segment of its own.
-_Key = tuple[int, int, int]
+#: To which segment a node belongs: how deep, and reached by which roots (as bits).
+_Key = tuple[int, int]
 
 
 class _Graph:
@@ -165,7 +162,7 @@ class _Graph:
         lost = frozenset(self.nodes) - self.useful
         return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful, lost)
 
-    def keys(self, alone: Collection[Edge]) -> dict[Any, _Key]:
+    def keys(self) -> dict[Any, _Key]:
         """Say for each node to which segment it belongs.
 
         First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it,
@@ -183,9 +180,8 @@ class _Graph:
             for target, crossing in self._following(node):
                 depth[target] = max(depth[target], depth[node] + crossing)
                 reached_by[target] |= reached_by[node]
-        own_segment = {edge[0]: n for n, edge in enumerate(dict.fromkeys(alone), 1)}
         alike = self._are_alike(depth, reached_by) or len(set(reached_by.values())) > _MOST_PARTS
-        return {n: (depth[n], 0 if alike else reached_by[n], own_segment.get(n, 0)) for n in self.nodes}
+        return {n: (depth[n], 0 if alike else reached_by[n]) for n in self.nodes}
 
     def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:
         """Tell whether all roots reach all ends, and all nodes of one depth by which gradients leave it are alike."""

@@ -52,7 +52,6 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
             list(stands_for),
             seen_from,
             cuts=cuts.union(also),
-            alone={edge_of(outputs.tensors[info.index]) for info in outputs.infos if info.is_function_view_of_input},
         )
 
     parts = divided(())
@@ -95,8 +94,6 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.is_made_by_views or info.under_no_grad or leaf.grad_fn is None:
             continue
-        if info.is_function_view_of_input:
-            continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT: TangentSource.OUTPUT,
@@ -110,11 +107,7 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
 
 def made_through(outputs: Outputs) -> dict[int, int]:
     """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
-    views = {
-        i: t
-        for i, t in outputs.tensors.items()
-        if outputs.infos[i].views and t.grad_fn and not outputs.infos[i].is_function_view_of_input
-    }
+    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn}
     if len(views) < 2:
         return {}
     at = {edge_of(t): i for i, t in reversed(views.items())}

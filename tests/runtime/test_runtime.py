@@ -16,8 +16,8 @@ from aotlab import config
 from aotlab.errors import GraphInvariantError, PartialBackwardError
 from aotlab.observe import BackwardCompiled
 from aotlab.runtime import stage as runtime
+from aotlab.runtime.draft import MISS
 from aotlab.runtime.saved import SavedValues, restride
-from aotlab.runtime.writer import MISS
 from tests.engine_helpers import compiled, entry_of, events, leaf, nonleaf, record, same, traced
 
 
