@@ -680,17 +680,6 @@ def test_how_views_were_made():
     assert [internals.is_view_by_custom_function(t) for t in kinds] == [False, False, False, False, True, True, False]
 
 
-def test_viewing_function():
-    """What it returns is a view that may not be written, by the name that was asked for; gradients pass."""
-    x = torch.ones(2, requires_grad=True)
-    view = internals.viewing_function("Mine")(x * 1)
-    view.sum().backward()
-    assert x.grad.tolist() == [1.0, 1.0]
-    assert internals.is_view_by_custom_function(view)
-    with pytest.raises(RuntimeError, match=r"Output 0 of Mine(Backward)? is a view and is being modified inplace"):
-        view.mul_(2)
-
-
 def test_surroundings_are_restored():
     """Modes of both kinds, functionalization and grad mode, as an interrupt may leave them."""
 
