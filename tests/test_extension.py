@@ -102,11 +102,12 @@ def reports() -> list[Report]:
 
 def test_typescript_tests(tmp_path: Path) -> None:
     """The model, view and connection pass their own tests, and read Python's reports and schema without loss."""
-    made = []
+    made: list[dict[str, object]] = []
     for report in reports():
         found = verdict(report)
         for value in (report.to_dict(), bundle(report)[MIME_TYPE]):
             made.append({"report": value, "sentence": found.sentence, "state": found.state})
+        made[-2]["sparse"] = report.to_dict(sparse=True)
     path = tmp_path / "reports.json"
     path.write_text(json.dumps(made), encoding="utf-8")
     printed = npm("test", AOTLAB_REPORTS=str(path), AOTLAB_SCHEMA=str(SCHEMA))

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import json
 import signal
 import threading
 import time
@@ -179,8 +180,8 @@ def report_message(report: Report, *, draw: bool = False) -> Message:
     """
     if draw:
         _figures.draw(report)
-    small = fitting(report, lambda candidate: len(candidate.to_json()) <= CAP, CAP)
-    return {"kind": "report", "report": small.to_dict(), "figure": _figures.find(report)}
+    small = fitting(report, lambda candidate: len(json.dumps(candidate.to_dict(sparse=True))) <= CAP, CAP)
+    return {"kind": "report", "report": small.to_dict(sparse=True), "figure": _figures.find(report)}
 
 
 def part_message(report: Report, asked: object) -> Message | None:

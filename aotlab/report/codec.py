@@ -27,14 +27,21 @@ class ReportFormatError(AotlabError, ValueError):
     """A report file that is no report, is damaged, or has a version that this aotlab does not read."""
 
 
-def encode(value: object) -> object:
-    """Turn a record, and everything in it, into dicts, lists and plain values that `json` can write."""
+def encode(value: object, *, sparse: bool = False) -> object:
+    """Turn a record, and everything in it, into dicts, lists and plain values that `json` can write.
+
+    If ``sparse``, fields that have their default are left out, which `decode` puts back.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, tuple):
-        return [encode(item) for item in value]
+        return [encode(item, sparse=sparse) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _shape(type(value)).hints}
+        shape = _shape(type(value))
+        found = {name: getattr(value, name) for name in shape.hints}
+        if sparse:
+            found = {name: each for name, each in found.items() if each != shape.defaults.get(name, MISSING)}
+        return {name: encode(each, sparse=sparse) for name, each in found.items()}
     raise TypeError(f"a report cannot hold a {type(value).__qualname__}: {value!r:.80}")
 
 
@@ -85,10 +92,11 @@ def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What is known of a kind of record: the type of each field, in order, and which have no default."""
+    """What is known of a kind of record: the type of each field, in order, which have no default, and the others'."""
 
     hints: Mapping[str, object]
     required: frozenset[str]
+    defaults: Mapping[str, object]
 
 
 _shapes: dict[type[object], _Shape] = {}
@@ -102,6 +110,7 @@ def _shape(kind: type[object]) -> _Shape:
         _shapes[kind] = _Shape(
             {field.name: hints[field.name] for field in fields(kind)},
             frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING),
+            {field.name: field.default for field in fields(kind) if field.default is not MISSING},
         )
     return _shapes[kind]
 

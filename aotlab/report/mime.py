@@ -26,7 +26,7 @@ def bundle(report: Report) -> dict[str, object]:
     def fits(cut: Report) -> bool:
         nonlocal found
         # First the cheap half of the truth: the page of a large report takes seconds to write, its JSON does not.
-        if len(cut.to_json()) > CAP:
+        if len(json.dumps(cut.to_dict(sparse=True))) > CAP:
             return False
         made = _bundle(cut)
         if embedded_size(made) > CAP:
@@ -68,4 +68,4 @@ def plain(report: Report) -> str:
 
 
 def _bundle(report: Report) -> dict[str, object]:
-    return {MIME_TYPE: report.to_dict(), "text/html": fragment(report), "text/plain": plain(report)}
+    return {MIME_TYPE: report.to_dict(sparse=True), "text/html": fragment(report), "text/plain": plain(report)}

@@ -1075,11 +1075,14 @@ class Report(Views):
         """Return a copy that names the notebook cell it came from."""
         return replace(self, cell=cell)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the report as dicts, lists and plain values: what `to_json` writes."""
-        encoded = encode(self)
+    def to_dict(self, *, sparse: bool = False) -> dict[str, object]:
+        """Return the report as dicts, lists and plain values: what `to_json` writes.
+
+        If ``sparse``, what has its default is left out, as in a notebook's output; `from_dict` reads either.
+        """
+        encoded = encode(self, sparse=sparse)
         assert isinstance(encoded, dict)
-        return encoded
+        return {"version": self.version, **encoded}
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the report as JSON text (ASCII)."""

@@ -148,10 +148,19 @@ test('the verdict that counts is good only where nothing is missing', () => {
 const made = process.env['AOTLAB_REPORTS'];
 
 test('reports that Python made are read whole, and have Python’s verdict where they carry one', { skip: made === undefined }, () => {
-  const reports = JSON.parse(readFileSync(made ?? '', 'utf8')) as { report: unknown; sentence: string; state: string }[];
+  const reports = JSON.parse(readFileSync(made ?? '', 'utf8')) as {
+    report: unknown;
+    sparse?: unknown;
+    sentence: string;
+    state: string;
+  }[];
   assert.ok(reports.length > 0);
-  for (const { report, sentence, state } of reports) {
+  for (const { report, sparse, sentence, state } of reports) {
     const reading = readReport(report);
+    if (sparse !== undefined) {
+      // What is left out has the same default here.
+      assert.deepEqual(readReport(sparse), reading);
+    }
     assert.deepEqual(reading.damage, []);
     const found = read(report);
     if (found.summary !== null) {
