@@ -278,14 +278,16 @@ def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list
 
 def unflatten(leaves: Sequence[Any], tree: Tree, given: Mapping[Given, Any] | None = None) -> Any:
     """Fill a tree with leaves, and with the objects that are ``given``."""
-    following, caller = iter(leaves), given or {}
+    return _fill(iter(leaves), tree, given or {})
 
-    def fill(part: Tree) -> Any:
-        if isinstance(part, Leaf):
-            return next(following)
-        return caller[part] if isinstance(part, Given) else _put_together(part, [*map(fill, part.children)])
 
-    return fill(tree)
+def _fill(following: Iterator[Any], tree: Tree, given: Mapping[Given, Any]) -> Any:
+    # no closure: one that calls itself would keep the leaves until the garbage collector comes
+    if isinstance(tree, Leaf):
+        return next(following)
+    if isinstance(tree, Given):
+        return given[tree]
+    return _put_together(tree, [_fill(following, child, given) for child in tree.children])
 
 
 def is_container(value: Any) -> bool:

@@ -30,6 +30,7 @@ from aotlab.errors import (
     MetadataMutationError,
     OutputError,
     RandomOpError,
+    RefusedError,
 )
 from aotlab.ir.graphs import line_of
 from aotlab.ir.metadata import MutationType, OutputType, TangentSource
@@ -796,7 +797,7 @@ def test_views_of_a_custom_function_view_keep_its_backward():
         f = traced(lambda x: Viewed.apply(x).view(-1) * 1, argument)
         out = f(argument)
         assert torch.autograd.grad(out.sum(), x)[0].sum() == 16
-        with refusing(OutputError):
+        with refusing(RefusedError):
             traced(lambda x: Viewed.apply(x).view(-1), argument)
 
 

@@ -1,0 +1,60 @@
+"""How large the engine may be, so that it can be read in an evening: lines, files, functions, what lies at the top."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "aotlab"
+#: Rooms above the engine.
+ABOVE = {"report", "verification", "bench", "notebook", "cli"}
+#: What one reads to understand what happens to a call, in this order.
+EVENING = [
+    *("pipeline.py", "cache.py", "ir", "guards/call_state.py", "trace", "partition/stage.py", "partition/default.py"),
+    "runtime",
+]
+
+
+def engine() -> list[Path]:
+    """Return the files of the engine: all below `aotlab.report`."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] not in ABOVE]
+
+
+def lines(path: Path) -> int:
+    """Count the lines of a file, docstrings and blank ones too."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the name and length of each function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or 0) - node.lineno + 1
+
+
+def test_engine() -> None:
+    """The engine as a whole; 20,000 is the aim."""
+    assert sum(map(lines, engine())) <= 24_000
+
+
+def test_evening() -> None:
+    """What is read in an evening; 9,000 is the aim."""
+    read = [path for name in EVENING for path in ([PACKAGE / name] if "." in name else (PACKAGE / name).rglob("*.py"))]
+    assert len(read) > len(EVENING)
+    assert sum(map(lines, read)) <= 12_750
+
+
+def test_top_level() -> None:
+    """Files and folders at the top of the package."""
+    entries = [path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "course")]
+    assert len(entries) <= 25
+
+
+@pytest.mark.parametrize("path", engine(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions(path: Path) -> None:
+    """No file has more than 500 lines, no function more than 70."""
+    assert lines(path) <= 500
+    assert [name for name, length in functions(ast.parse(path.read_text(encoding="utf-8"))) if length > 70] == []
