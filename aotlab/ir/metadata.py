@@ -138,6 +138,7 @@ class OutputType(Enum):
     ALIAS_OF_INTERMEDIATE = "alias of intermediate, base already saved"
     ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias of intermediate, base is user output"
     UNSAFE_VIEW_ALIAS = "unsafe view"
+    CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
 _ALIASES_OF_INTERMEDIATES = (
@@ -188,6 +189,8 @@ class OutputAliasInfo:
         Whether autograd does not take it for a view, though it shares its base's memory.
     is_new_leaf
         Whether the function made it a leaf that requires grad.
+    made_by
+        The name of the custom Function that made it as a view of an intermediate.
     precedes_write
         Whether it is a view of an input that was written after it was made, so that its history is made anew then.
     is_inference
@@ -211,6 +214,7 @@ class OutputAliasInfo:
     made_in_no_grad_mode: bool = False
     is_detached: bool = False
     is_new_leaf: bool = False
+    made_by: str | None = None
     precedes_write: bool = False
     is_inference: bool = False
     made_together: int | None = None

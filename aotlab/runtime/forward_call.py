@@ -227,11 +227,11 @@ class OwnNodes:
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
-            if i is not None and i < len(trace.writes):
-                continue
+            output = None if i is None else draft.returned_output(i)
+            if (output is None and i is not None and i < len(trace.writes)) or (output and output.made_by):
+                continue  # what a custom Function viewed has its node
             together.setdefault(node, []).append(n)
-            is_output = i is not None and draft.returned_output(i) is not None
-            if (self._is_shared and (is_output or i in hooked)) or (is_output and i is not None and trace.is_view(i)):
+            if (self._is_shared and (output or i in hooked)) or (output and i is not None and trace.is_view(i)):
                 own.append(n)
         groups = [group for group in together.values() if len(group) > 1 and any(n in own for n in group)]
         return groups + [[n] for n in own if not any(n in group for group in groups)]
@@ -239,6 +239,11 @@ class OwnNodes:
     def write(self, names: Sequence[str]) -> None:
         """Write it; ``names`` are the expressions of the entries."""
         draft = self._draft
+        for (_, i), name in zip(self._entries, names, strict=True):
+            output = None if i is None else draft.returned_output(i)
+            if output is not None and output.made_by is not None:
+                view = draft.w.constant(output.made_by, internals.viewing_function(output.made_by))
+                draft.with_grad(f"{name} = {view}({name})")
         lines = []
         for group in self._groups():
             listed = ", ".join(names[n] for n in group)

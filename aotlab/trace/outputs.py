@@ -141,6 +141,7 @@ class OutputReader:
             is_detached=views is None and not leaf.requires_grad and internals.base_of(leaf) is None,
             made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
+            made_by=_name_of(leaf.grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=item is not None and self._precedes_write(i, item),
             is_inference=_is_inference(leaf),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
@@ -250,8 +251,9 @@ class OutputReader:
             made = self.tape.producer(values[i])
             unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
             if not new_leaf and lone.requires_grad and internals.is_view_by_custom_function(lone):
-                raise RunEagerly(f"a custom autograd.Function made `{names[i]}` as a view")
-            self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+                self._info(i, OutputType.CUSTOM_FUNCTION_VIEW)
+            else:
+                self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
             self.read.returned.append((i, values[i], lone if lone.requires_grad and not new_leaf else None))
             for again in members[1:]:
                 self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
@@ -358,6 +360,11 @@ class OutputReader:
 
 def _owner(tensor: Tensor) -> Tensor:
     return or_else(internals.base_of(tensor), tensor)
+
+
+def _name_of(node: Any) -> str:
+    """Return the name by which autograd's errors call what made a node."""
+    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
 
 
 def _contains(tensor: Tensor, other: Tensor) -> bool:

@@ -146,7 +146,12 @@ def test_overlapping_slices_of_a_buffer(kind):
         a, b = buffer[:4].detach(), buffer[2:].detach().requires_grad_()
     else:
         a, b = buffer[:4], buffer[2:]
-    behind_dynamo(f, a, b, eagerly="`a` is a view of a tensor that requires grad" if kind == "nonleaf" else None)
+    behind_dynamo(
+        f,
+        a,
+        b,
+        eagerly="`a` shares memory with another input, and a write gives it a history" if kind == "nonleaf" else None,
+    )
 
 
 def test_a_view_that_is_returned_takes_the_callers_write():

@@ -28,7 +28,8 @@ export const OUTPUT_TYPES: readonly (readonly [string, string])[] = [
     'alias of intermediate, base is user output',
     'A view of a tensor made inside that the function returns itself as another output.'
   ],
-  ['unsafe view', 'Made by an op that looks like a view; nothing else holds its base, so it is treated as new memory.']
+  ['unsafe view', 'Made by an op that looks like a view; nothing else holds its base, so it is treated as new memory.'],
+  ['custom-function view', 'A view returned by a custom autograd.Function, which autograd treats in its own way.']
 ];
 
 function legend(context: Context, key: string, title: string, words: readonly (readonly [string, string])[]): HTMLElement {
