@@ -1,4 +1,6 @@
-"""The contents page: what happens to a call, stage by stage.
+"""The contents page: what happens, stage by stage, to a call that no compiled entry serves.
+
+`aotlab.cache.CompiledFunction` is what the user calls: it tries its entries, and comes here when none serves the call.
 
     capture          what was called, with which tensors
     dedupe           a tensor that is passed twice becomes one input
@@ -8,9 +10,10 @@
     compile          the graphs become callables
     runtime          the function that stands between the caller and the callables
 
-Every stage hands on one frozen record, which the journal announces to `observe`; capture, trace and partition hand on a
-live object beside it (`Call`, `Trace`, `Split`), which holds the tensors that a record must not hold. What overlaps
-among the inputs means is decided inside trace, as soon as it is known what was written.
+Every stage hands on one frozen record, which the journal announces to `observe`; capture, synthetic_bases, trace and
+partition hand on live objects beside it (`Call`, `Base`, `Trace`, `Split`), which hold the tensors that a record must
+not hold. What overlaps among the inputs means is decided inside trace, as soon as it is known what was written; that is
+when a `Base` gets its traced form.
 
 Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and

@@ -33,7 +33,7 @@ ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
 
 class Target:
-    """What a frontend asks to be compiled: without anything of its own that is lifted, reached or checked."""
+    """What a frontend asks to be compiled; by default it has no parameters to lift and no Python state to guard."""
 
     name: str
     line: UserLine | None

@@ -39,7 +39,7 @@ class _Compiler:
         self.context = context
         self.labels = live.gradient_labels(segment)
 
-    def compile_pattern(self, pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.Compiled:
+    def compile_pattern(self, pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.CompiledBackward:
         """Compile the backward for a pattern; of ``asked``, if given, there are the slots that it is to compute."""
         started = time.perf_counter_ns()
         live, record = self.live, self.record

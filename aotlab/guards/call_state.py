@@ -191,7 +191,7 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
     spans = [(tensor.device.type, *byte_interval(tensor), i) for i, tensor in tensors]
     starts = {i: start for _, start, _, i in spans}
     pairs: set[tuple[int, int]] = set()
-    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end behind the beginning of this one
+    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end after the beginning of this one
     for span in sorted(span for span in spans if span[1] != span[2]):
         device, start, _, i = span
         reaching = [each for each in reaching if each[0] == device and each[2] > start]

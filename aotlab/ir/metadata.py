@@ -104,7 +104,7 @@ class InputAliasInfo:
 
     @property
     def may_write_a_view(self) -> bool:
-        """Whether it has a history which, if it is a view, its base's history makes anew."""
+        """Whether it has a `grad_fn` and is written: autograd regenerates that of a view from its base."""
         return self.requires_grad and not self.is_leaf and self.moves_version
 
     @property

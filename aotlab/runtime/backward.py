@@ -23,7 +23,7 @@ from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern
 
 #: A backward, and which of the saved values it takes.
-Compiled = tuple[Boxed, tuple[int, ...]]
+CompiledBackward = tuple[Boxed, tuple[int, ...]]
 
 #: For so many layouts of tangents a segment is compiled anew; those of others are copied.
 _MOST_LAYOUTS = 16
@@ -41,7 +41,7 @@ class Backward:
         split: Split,
         segment: int,
         full: Boxed | None,
-        compile_pattern: Callable[[Pattern, frozenset[int] | None], Compiled],
+        compile_pattern: Callable[[Pattern, frozenset[int] | None], CompiledBackward],
         make_higher: Callable[[Backward], Higher],
         name: str,
         *,
@@ -64,7 +64,7 @@ class Backward:
         self._masks_of_asked: dict[frozenset[int], int] = {}
         #: A backward for each pattern, and the autocast it was made for; and of those with strides that were
         #: tried, whether the one for the usual strides does the same.
-        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._compiled: dict[tuple[Any, ...], CompiledBackward] = {}
         self._tried: dict[tuple[Any, ...], bool] = {}
         #: The pattern to look up, by strides that were met before.
         self._of_strides: dict[tuple[Any, ...], tuple[bool | tuple[int, ...], ...]] = {}
@@ -77,7 +77,7 @@ class Backward:
         with internals.disable_autocast():
             self._compiled[pattern] = self._compile(pattern, None)
 
-    def _compile_once(self, key: tuple[Any, ...], pattern: Pattern, asked: frozenset[int] | None) -> Compiled:
+    def _compile_once(self, key: tuple[Any, ...], pattern: Pattern, asked: frozenset[int] | None) -> CompiledBackward:
         """Compile the backward for a pattern, if no other thread does."""
         with compiling(), never_lost():
             known = self._compiled.get(key)

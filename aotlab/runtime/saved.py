@@ -14,7 +14,7 @@ from aotlab import _torch as internals
 from aotlab.errors import MetadataMutationError
 from aotlab.trace.history import LASTING
 
-#: Of no value.
+#: The default of ``places``: no saved value is a tensor of the caller's own.
 _NOWHERE: Mapping[int, tuple[int, ...]] = {}
 
 

@@ -14,12 +14,12 @@ straight-line Python function per entry, with no case in it that the metadata ru
         # compiled forward
         out = forward([x, y])
         saved = SavedValues(out[2:])
-        out_2, = Compiled.apply(backward, saved, (out[1],), y)
+        out_1, = Compiled.apply(backward, saved, (out[1],), y)
 
         # epilogue: what the caller can see
         x.copy_(out[0])                  # the mutation
         out_0 = x.t()                    # an output that aliases an input
-        return (out_0, out_2)
+        return (out_0, out_1)
 
 For training there is one `Compiled` autograd node per call, which only inputs that can get a gradient go through. Its
 backward is compiled for the tangents that are defined; saved values are kept by `SavedValues`, which does what autograd
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotlab import _torch as internals
-from aotlab.runtime.backward import Backward, Compiled
+from aotlab.runtime.backward import Backward, CompiledBackward
 from aotlab.runtime.draft import MISS, Draft, Miss, Parts
 from aotlab.runtime.edges import Edges
 from aotlab.runtime.failing import ForwardFailed, can_be_repeated
@@ -54,7 +54,7 @@ from aotlab.runtime.saved import SavedValues, restride
 __all__ = [
     "MISS",
     "Backward",
-    "Compiled",
+    "CompiledBackward",
     "ForwardFailed",
     "Miss",
     "Parts",

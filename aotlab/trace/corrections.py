@@ -1,7 +1,8 @@
-"""Functions that would be traced into something else than eager runs, put right one by one.
+"""Functions that a trace records as other ops than eager runs: what is called in their place.
 
 Some linear algebra computes less where nothing is to be differentiated, but cannot tell so in a trace. Some kernels lay
-out their result otherwise than the ops that stand for them.
+out their result otherwise than the ops that are recorded for them. (Wrong strides of fake results are put right in
+`aotlab.trace.fakes`; what cannot be mended runs eagerly by a row in `aotlab.trace.boundary.EAGER_OPS`.)
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Inputs:
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``grounds`` are the inputs' memory by `torch_internals.storage_key`; a backward has no inputs. ``histories_unknown``
+    ``grounds`` are the inputs' memory by `_torch.storage_key`; a backward has no inputs. ``histories_unknown``
     are the keys of memory of which a trace does not know as eager does what is a leaf. ``hooks`` are what each compiled
     call is to register, by the number of its handle.
     """

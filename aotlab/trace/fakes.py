@@ -1,4 +1,4 @@
-"""The strides of fake results, where torch's own are not those that eager's kernels give; put right one by one.
+"""The strides of fake results, where torch's fake kernels promise others than the real kernels give.
 
     x = torch.ones(3, 4).t()
     torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor takes it for a copy of x: (1, 4)
@@ -7,6 +7,9 @@ A wrong promise shows when somebody reads it in the function, when a gradient of
 Inductor returns, which it lays out as promised. What is listed here was found by `aotlab verify ops`, with
 ``config.debug_assert`` on, and by the same for tensors that do not lie row by row. Decompositions promise values, not
 strides: where something does not lie row by row, the op's own fake is asked.
+
+Where the recorded ops are other ones than eager's, see `aotlab.trace.corrections`; what cannot be mended runs eagerly
+by a row in `aotlab.trace.boundary.EAGER_OPS`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Effects:
     quirks
         The quirks of the trace, which may write lines of the run-time function.
     fragile
-        The inputs of which views were made that must not be used once their version has moved.
+        The inputs with views that become invalid when the input is written.
     viewed_unseen, viewed_late
         The inputs of which views were made without autograd, or were used after a write.
     """

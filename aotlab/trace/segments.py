@@ -25,7 +25,8 @@ from aotlab.trace.edges import Edge, next_edges
 #: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
 _MOST_PARTS = 64
 
-#: A stop, and if it is no input the node that sends a gradient there and in which place; None where all is summed.
+#: An edge where gradients leave, the node that sends one there, and its place in `next_functions`; the node is None
+#: where the segment sums its gradients first.
 Exit = tuple[Edge, Any, int]
 
 

@@ -26,9 +26,10 @@ joint graph::
 The autograd graph of the wrappers is kept: when later a backward starts from some of the outputs only, its graph is
 derived in the same way, and an input that those do not reach gets None, as in eager.
 
-In order: `inputs` (the wrappers), `function` (the run, inside `surroundings`), `writes` and `forward_outputs` (what the
-forward graph returns), `edges` (where gradients leave the graph), `joint` with `gradients` (the joint graph). `records`
-and `live` hold what is handed on.
+In order: `entering` and `inputs` (the wrappers), `function` (the run, inside `surroundings`) under `recorder` and
+`escapes`, `outputs` with `views`, `writes` and `forward_outputs` (what the forward graph returns), `sources` and
+`segments` (where gradients leave the graph), `joint` with `gradients` (the joint graph). `records` and `live` hold what
+is handed on. The other files are about one thing each, and can be left for later.
 """
 
 from __future__ import annotations

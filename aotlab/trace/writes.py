@@ -90,7 +90,7 @@ def _count_together(a: Entered, b: Entered) -> bool:
 
 
 def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...]) -> tuple[InputAliasInfo, ...]:
-    """Take all windows of a base for written that was written without any version counter telling through which."""
+    """If no version counter tells through which window a base was written, mark all its windows as written."""
     written: set[int] = set()
     for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
         if _is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
