@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,29 +31,35 @@ def _testing_leaves_no_trace() -> Iterator[None]:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
-def _entries(module: str, name: str) -> tuple[Any, ...]:
-    """Return a database; raises `UsageError` if a package that torch's own tests need is not installed."""
+@contextlib.contextmanager
+def _database() -> Iterator[None]:
+    """Load a database in the block; raises `UsageError` if a package that torch's own tests need is not installed."""
     try:
         with _testing_leaves_no_trace():
-            found: tuple[Any, ...] = tuple(getattr(importlib.import_module(f"torch.testing._internal.{module}"), name))
+            yield
     except ModuleNotFoundError as error:
         raise UsageError(
             f"torch's database of operators needs the package {error.name!r}, which is not installed: "
             "pip install 'aotlab[ops]'"
         ) from error
-    return found
 
 
 @functools.cache
 def op_database() -> tuple[Any, ...]:
     """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments."""
-    return _entries("common_methods_invocations", "op_db")
+    with _database():
+        from torch.testing._internal.common_methods_invocations import op_db
+
+        return tuple(op_db)
 
 
 @functools.cache
 def module_database() -> tuple[Any, ...]:
     """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called."""
-    return _entries("common_modules", "module_db")
+    with _database():
+        from torch.testing._internal.common_modules import module_db
+
+        return tuple(module_db)
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ class Base:
     """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
 
     It begins ``shift`` bytes (zero or negative) after the first byte of the first member, and has ``nbytes``, seen as
-    ``dtype`` (``torch.uint8`` where the windows have several). ``fake`` and ``wrapper`` are its traced form; ``written``
-    are the bytes, from here to there, that the function wrote, None where some write was not seen.
+    ``dtype`` (``torch.uint8`` where the windows have several). ``fake`` and ``wrapper`` are its traced form;
+    ``written`` are the bytes, from here to there, that the function wrote, None where some write was not seen.
     """
 
     members: tuple[int, ...]
