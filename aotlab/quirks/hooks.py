@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: What a call may make anew for a hook to hold: it is never changed.
 _FIXED = (
     bool, int, float, complex, str, bytes, range, slice, enum.Enum, type(None), type, types.ModuleType, torch.dtype,
-    torch.device, torch.layout,
+    torch.device, torch.layout, fx.GraphModule,  # what Dynamo makes of a hook: tensors of the call are its arguments
 )  # fmt: skip
 _FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
 
