@@ -23,7 +23,7 @@ from types import FrameType
 import torch
 
 import aotlab
-from aotlab import _torch as internals
+from aotlab._torch.dynamo import in_guard
 
 #: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
 _MOMENT = 0.002
@@ -54,7 +54,7 @@ def never_lost() -> Iterator[None]:
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         waiting.clear()
-        if internals.in_guard(frame) or _opens_or_closes(frame):
+        if in_guard(frame) or _opens_or_closes(frame):
             waiting.append(threading.Timer(_MOMENT, _thread.interrupt_main, (number,)))
             waiting[0].daemon = True
             waiting[0].start()

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: What a call may make anew for a hook to hold: it is never changed.
 _FIXED = (
     bool, int, float, complex, str, bytes, range, slice, enum.Enum, type(None), type, types.ModuleType, torch.dtype,
-    torch.device, torch.layout, fx.GraphModule,  # what Dynamo makes of a hook: tensors of the call are its arguments
+    torch.device, torch.layout,
 )  # fmt: skip
 _FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
 
@@ -181,11 +181,13 @@ class _Outside:
 
     def __init__(self) -> None:
         frames = list(_running())
+        self._is_graph = not frames  # one of Dynamo's, to which hooks belong as modules
         self.variables = {name for frame in frames for name in frame.f_code.co_freevars}
         known: list[Any] = []
         for frame in frames:
             known += [frame.f_locals[name] for name in frame.f_code.co_freevars if name in frame.f_locals]
-            known += [each for each in frame.f_locals.values() if isinstance(each, nn.Module)]
+            modules = [each for each in frame.f_locals.values() if isinstance(each, nn.Module)]
+            known += [part for each in modules for part in each.modules()]
             known += frame.f_globals.values()
         if frames:
             code = frames[-1].f_code
@@ -197,7 +199,7 @@ class _Outside:
         self._known = {id(each): each for each in (*known, *attributes)}
 
     def has(self, value: Any) -> bool:
-        return id(value) in self._known
+        return id(value) in self._known or (self._is_graph and isinstance(value, nn.Module))
 
 
 def _state_of_the_call(hook: Any, outside: _Outside) -> str | None:

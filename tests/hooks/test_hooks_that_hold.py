@@ -262,3 +262,30 @@ def test_a_modules_parameter():
         found.append((grads, module.log))
     assert found[0] == found[1]
     assert behind(g).calls.compiled == 2
+
+
+class Hooked(torch.nn.Module):
+    """Has a hook that is a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Hardtanh(-0.5, 0.5)
+
+    def forward(self, x):
+        y = x * 3
+        y.register_hook(self.scale)
+        return y.exp()
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_module_as_hook(frontend):
+    """All calls share the modules of the function's own."""
+    model = Hooked()
+    g = compiled(model, frontend=frontend)
+    expected, got = leaf(4), leaf(4)
+    model(expected).sum().backward()
+    g(got).sum().backward()
+    assert torch.equal(got.grad, expected.grad)
+    with config.patch(fallback="error"):
+        compiled(model, frontend=frontend)(leaf(4))
