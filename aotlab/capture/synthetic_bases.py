@@ -9,11 +9,11 @@ The graph must see the write through the second argument too. So the memory that
     forward(base):                   # four floats
         a = base[0:3]; b = base[1:4]
 
-This stage finds the groups, on byte intervals, so that windows of different dtypes and storages over one buffer count
-too. Views of one tensor that requires grad belong together also where their bytes do not overlap: a write to one gives
-the others a new history. Inside trace the windows are made (`aotlab.trace.windows`). If it turns out that none of a
-group is written, its windows become inputs of their own again, and there is no base. They are inputs of their own from
-the beginning where no base can be made, or where the function does with them what cannot be done to windows.
+This stage finds the groups, on byte intervals, so that two storages over one buffer count too. Views of one tensor that
+requires grad belong together also where their bytes do not overlap: a write to one gives the others a new history.
+Inside trace the windows are made (`aotlab.trace.entering`). If it turns out that none of a group is written, its
+windows become inputs of their own again, and there is no base. They are inputs of their own from the beginning where
+no base can be made (of several dtypes, say), or where the function does what cannot be done to windows.
 
 At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
 into the windows that were written.
@@ -30,12 +30,8 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
-from aotlab.capture.signals import RunEagerly
 from aotlab.guards.call_state import byte_interval
 from aotlab.ir.metadata import InputAliasInfo
-
-#: How far before its first window a base may begin, so that each window is aligned in it.
-_MAX_SHIFT = 16
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,8 +39,7 @@ class Base:
     """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
 
     It begins ``shift`` bytes (zero or negative) after the first byte of the first member, and has ``nbytes``, seen as
-    ``dtype`` (``torch.uint8`` where the windows have several). ``fake`` and ``wrapper`` are its traced form;
-    ``written`` are the bytes, from here to there, that the function wrote, None where some write was not seen.
+    the ``dtype`` of that. ``fake`` and ``wrapper`` are its traced form.
     """
 
     members: tuple[int, ...]
@@ -53,7 +48,6 @@ class Base:
     dtype: torch.dtype
     fake: Tensor | None = None
     wrapper: Tensor | None = None
-    written: list[tuple[int, int]] | None = None
 
     @property
     def count(self) -> int:
@@ -68,27 +62,16 @@ def extent(tensor: Tensor) -> int:
 
 
 def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
-    """Decide what memory a base for ``tensors`` covers; raises `RunEagerly` if a window would not be aligned in it."""
-    spans = [(*byte_interval(t), t.element_size(), t.untyped_storage()) for t in tensors]
-    start = min(begin for begin, _, _, _ in spans)
-    stop = max(end for _, end, _, _ in spans)
-    dtypes = {t.dtype for t in tensors}
-    dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.uint8
-    earliest = min(storage.data_ptr() for _, _, _, storage in spans)
-    for moved in range(_MAX_SHIFT):
-        if start - moved >= earliest and all((begin - start + moved) % size == 0 for begin, _, size, _ in spans):
-            nbytes = stop - start + moved + _room(tensors, stop)
-            nbytes -= nbytes % dtype.itemsize
-            shift = start - moved - tensors[0].data_ptr()
-            return Base(members=tuple(members), shift=shift, nbytes=nbytes, dtype=dtype)
-    raise RunEagerly("inputs share memory at addresses that are not aligned to each other")
-
-
-def _room(tensors: Sequence[Tensor], stop: int) -> int:
-    """Return how many bytes behind ``stop`` belong to the memory, at most a row: part of one is made of a whole one."""
+    """Decide what memory a base for ``tensors`` covers."""
+    spans = [byte_interval(t) for t in tensors]
+    start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
+    # at most a row behind the last window is covered too: part of one is made of a whole one
     wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
     storages = [t.untyped_storage() for t in tensors]
-    return max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
+    stop += max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
+    dtype = tensors[0].dtype
+    nbytes = stop - start - (stop - start) % dtype.itemsize
+    return Base(members=tuple(members), shift=start - tensors[0].data_ptr(), nbytes=nbytes, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +104,7 @@ class SyntheticBasesRecord:
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
-    """Find the inputs that share memory or a history; raises `RunEagerly` if no base can express how."""
+    """Find the inputs that share memory or a history."""
     index = {position: k for k, position in enumerate(dedupe.kept)}
     overlaps = []
     links = []
@@ -164,4 +147,4 @@ def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
     """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
     members = [infos[k] for base in groups for k in base.members]
-    return not any(i.is_changed or i.moves_version or i.mutates_data or i.mutates_metadata for i in members)
+    return not any(i.requires_grad_set is not None or i.moves_version or i.mutates_data for i in members)

@@ -21,25 +21,10 @@ class MutationType(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataStep:
-    """One change of an input other than in its values, as the epilogue repeats it: a method and its arguments.
-
-    ``grad_mode`` is the grad mode that it happened under.
-    """
-
-    method: str
-    args: tuple[object, ...] = ()
-    kwargs: tuple[tuple[str, object], ...] = ()
-    grad_mode: bool = True
-
-    def __str__(self) -> str:
-        given = [*map(repr, self.args), *(f"{key}={value!r}" for key, value in self.kwargs)]
-        return f"{self.method}({', '.join(given)})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputAliasInfo:
     """What the function did to one tensor input.
+
+    Upstream's ``mutates_metadata`` and ``mutates_storage_metadata`` are missing: such functions run eagerly.
 
     Attributes
     ----------
@@ -49,8 +34,8 @@ class InputAliasInfo:
         The input as it came in.
     is_leaf, requires_grad
         As autograd had them at the call.
-    mutates_data, mutates_metadata, mutates_storage_metadata
-        Its values changed; its sizes, strides or offset changed; it was given another storage.
+    mutates_data
+        Its values changed.
     mutations_hidden_from_autograd
         Every write went through ``detach()`` or another tensor that autograd does not connect to it.
     mutations_under_no_grad_or_inference_mode
@@ -62,8 +47,6 @@ class InputAliasInfo:
         such as batch norm's.
     requires_grad_after
         ``requires_grad`` of the input when the function returned.
-    metadata_steps
-        What changed its sizes, strides, offset or place in autograd's graph, in order.
     requires_grad_set
         What ``requires_grad_()`` made of it in the end, None if nothing.
     """
@@ -74,28 +57,17 @@ class InputAliasInfo:
     is_leaf: bool
     requires_grad: bool
     mutates_data: bool = False
-    mutates_metadata: bool = False
-    mutates_storage_metadata: bool = False
     mutations_hidden_from_autograd: bool = False
     mutations_under_no_grad_or_inference_mode: bool = False
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
-    metadata_steps: tuple[MetadataStep, ...] = ()
     requires_grad_set: bool | None = None
 
     @property
-    def is_changed(self) -> bool:
-        """Whether the epilogue changes it other than in its values."""
-        return bool(self.metadata_steps) or self.requires_grad_set is not None
-
-    @property
     def must_not_overlap(self) -> bool:
-        """Whether what the function did to it would show in another input on the same memory.
-
-        A change of its sizes, or of those of a view of it, shows there only to autograd, which takes it for a write.
-        """
-        return self.mutates_data or (self.requires_grad and (self.mutates_metadata or self.moves_version))
+        """Whether what the function did to it would show in another input on the same memory, if only to autograd."""
+        return self.mutates_data or (self.requires_grad and self.moves_version)
 
     @property
     def is_written_unseen(self) -> bool:
@@ -109,23 +81,15 @@ class InputAliasInfo:
 
     @property
     def counts_unwritten(self) -> bool:
-        """Whether it has a history and counts a change that is none of its own, as a step of a view of it."""
-        return self.may_write_a_view and not self.mutates_data and not self.mutates_metadata
-
-    @property
-    def changes_history_twice(self) -> bool:
-        """Whether autograd records a step and a write; torch does not let both be if the gradient is retained."""
-        recorded = self.requires_grad and not self.is_leaf and any(step.grad_mode for step in self.metadata_steps)
-        return recorded and self.mutates_data
+        """Whether it has a history and counts a change that is none of its own."""
+        return self.may_write_a_view and not self.mutates_data
 
     @property
     def mutation_type(self) -> MutationType:
         """Decide where the new value is written: the one rule."""
-        if not (self.mutates_data or self.mutates_metadata or self.mutates_storage_metadata):
+        if not self.mutates_data:
             return MutationType.NOT_MUTATED
-        if self.keep_input_mutations and not self.mutates_metadata and not self.mutates_storage_metadata:
-            return MutationType.MUTATED_IN_GRAPH
-        return MutationType.MUTATED_OUT_GRAPH
+        return MutationType.MUTATED_IN_GRAPH if self.keep_input_mutations else MutationType.MUTATED_OUT_GRAPH
 
 
 class OutputType(Enum):

@@ -30,7 +30,6 @@ _RECORDS: dict[str, type[Any]] = {
         SymExpr,
         TensorSpec,
         records.InputAliasInfo,
-        records.MetadataStep,
         records.OutputAliasInfo,
         records.TangentInfo,
         records.ViewAndMutationMeta,

@@ -49,8 +49,6 @@ class Gradients(Quirk):
                 raise RunEagerly(
                     f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True
                 )
-            if item.real.requires_grad and item.steps:
-                raise RunEagerly(f"gradients are taken inside, and `{item.name}` gets other sizes")
         if is_view_among(*(item.real for item in findings.inputs if item.real.requires_grad)):
             raise RunEagerly("gradients are taken inside, and an argument is a view of another", passing=True)
         if findings.call.state.counters and any(info.moves_version for info in findings.infos):

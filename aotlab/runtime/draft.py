@@ -113,11 +113,9 @@ class Draft:
         self.expressions: dict[int, str] = {}  # flat position → that argument
         self.results: dict[int, str] = {}  # position among the forward outputs → that output
         self.carriers: set[str] = set()
-        #: Which of the trace's writes are done, which of the inputs are changed as the function did, and which of those
-        #: have another history than before by something else than a write.
+        #: Which of the trace's writes are done, and which of the inputs are changed as the function did.
         self.written: set[int] = set()
         self.changed: set[int] = set()
-        self.moved: set[int] = set()
 
     # --- what is there
 
@@ -147,25 +145,6 @@ class Draft:
             if isinstance(source, Base) and k in source.members:
                 return source
         return None
-
-    def together(self, k: int) -> tuple[int, ...]:
-        """Return the kept inputs of which one that is moved gives the others another history."""
-        base = self.base_with(k)
-        return (k,) if base is None else base.members
-
-    def counts_first(self, k: int) -> bool:
-        """Tell whether the version of an input moves, and with it the histories of views, though nothing is written."""
-        base = self.base_with(k)
-        written = {write.index for write in self.trace.writes}
-        return base is not None and self.meta.input_info[k].moves_version and written.isdisjoint(base.members)
-
-    def moved_first(self) -> set[int]:
-        """Return the inputs that are moved before any of them is written in a way that autograd sees."""
-        later = {
-            self.trace.writes[position].index for position in self.trace.roots if position < len(self.trace.writes)
-        }
-        steps = {i.index for i in self.meta.input_info if i.metadata_steps and i.index not in later}
-        return steps | {i.index for i in self.meta.input_info if self.counts_first(i.index)}
 
     # --- the forward outputs: new values of inputs, then what is returned, then intermediate bases
 

@@ -28,7 +28,7 @@ class Edges:
         match source.kind:
             case "input" if self._is_written(source, done):
                 return f"before_{source.index}"
-            case "input" | "changed":
+            case "input":
                 return draft.kept(source.index)
             case "output":
                 return self._outputs.expression(source.index)
@@ -53,13 +53,12 @@ class Edges:
         draft, trace = self._draft, self._draft.trace
         # writes that autograd does not see come before all segments; they too give views another edge
         done = set(range(len(trace.writes))) - set(trace.roots)
-        first = {k for i in draft.moved_first() for k in draft.together(i)}
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
                     continue
                 source = trace.sources[way[0]]
-                if source.kind == "input" and (source.index in first or self._is_written(source, done)):
+                if source.kind == "input" and self._is_written(source, done):
                     keep = draft.w.constant("pass_on", pass_on)
                     draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
@@ -90,8 +89,6 @@ class Edges:
     def _is_written(self, source: Source, done: Collection[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""
         draft = self._draft
-        if not draft.moved.isdisjoint(draft.together(source.index)):
-            return True
         writes = [draft.trace.writes[n] for n in done]
         base = draft.base_with(source.index)
         return any(

@@ -36,7 +36,7 @@ class Keeping:
         An output is, lest it keep itself alive; so are inputs if the epilogue changes the sizes of some, since the
         backward needs them as they were.
         """
-        reshapes = any(info.is_changed or info.mutates_metadata for info in self._draft.meta.input_info)
+        reshapes = any(info.requires_grad_set is not None for info in self._draft.meta.input_info)
         return [s.is_returned or (s.is_input and reshapes) for s in self._draft.parts.partition.saved]
 
     def saved_values(self) -> Callable[..., SavedValues]:
@@ -61,7 +61,7 @@ class Keeping:
         A saved input may share its version counter with a written one without sharing memory.
         """
         trace, saved = self._draft.trace, self._draft.parts.partition.saved
-        moved = any(info.mutates_metadata or info.moves_version for info in self._draft.meta.input_info)
+        moved = any(info.moves_version for info in self._draft.meta.input_info)
         changed = (bool(trace.writes) or moved) and any(s.is_input for s in saved)
         return trace.training and (changed or bool(self._watched) or bool(self._taken()))
 
@@ -81,8 +81,7 @@ class Keeping:
         draft, found = self._draft, {}
         for write, final in zip(draft.trace.writes, draft.trace.forward_outputs, strict=False):
             real = draft.parts.call.values[draft.parts.dedupe.kept[write.index]]
-            steps, based = draft.meta.input_info[write.index].metadata_steps, draft.base_with(write.index)
-            if not steps and based is None and real.device.type == "cpu" and _lie_alike(final, real):
+            if draft.base_with(write.index) is None and real.device.type == "cpu" and _lie_alike(final, real):
                 values = enumerate(draft.parts.split.graph_values)
                 found.update({n: write.index for n, value in values if value is final})
         return found

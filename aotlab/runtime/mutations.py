@@ -40,12 +40,8 @@ class Mutations:
         """Change those of the caller's tensors that get no new values."""
         written = {write.index for write in self.draft.trace.writes}
         for info in self.draft.meta.input_info:
-            if info.is_changed and info.index not in written | self.draft.changed:
+            if info.requires_grad_set is not None and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
-        for k in filter(self.draft.counts_first, list(self._versions)):
-            self._views_from_before(k)
-            self._count(k)
-            self.draft.moved.add(k)
 
     def require_grad(self) -> None:
         """Make those inputs require grad that the function made so, and that get gradients."""
@@ -54,23 +50,21 @@ class Mutations:
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
-        found = dict.fromkeys(self.draft.trace.effects.counted)
         for info in self.draft.meta.input_info:
             # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            counts = info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata
-            if counts and (in_graph or not self._is_counted_with_another(info.index)):
-                found[info.index] = None
-        for k in found:
-            self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
-            self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
+            k, counts = info.index, info.moves_version and (in_graph or not info.mutates_data)
+            if counts and (in_graph or not self._is_counted_with_another(k)):
+                self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
+                self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
 
     def _is_counted_with_another(self, k: int) -> bool:
         """Tell whether an input shares its counter with one that is changed, and need not share it at another call."""
         values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
         return any(
             info.index != k
-            and ((info.metadata_steps and not _is_only_detached(info)) or (info.mutates_data and info.moves_version))
+            and info.mutates_data
+            and info.moves_version
             and internals.share_version(values[kept[info.index]], values[kept[k]])
             for info in self.draft.meta.input_info
         )
@@ -86,11 +80,6 @@ class Mutations:
         target = self.draft.kept(info.index)
         self._views_from_before(info.index)
         self.draft.changed.add(info.index)
-        if info.metadata_steps:
-            self.draft.moved.add(info.index)
-        for step in info.metadata_steps:
-            grad_mode = step.grad_mode and not self._requires_grad_first(info)  # it did not require grad at that time
-            self.draft.in_context(f"{target}.{step}", grad_mode=None if grad_mode == self.draft.grad_on else grad_mode)
         if write is not None:
             self._copy(target, info, write, value)
         if info.requires_grad_set is not None and not self._requires_grad_first(info):
@@ -121,9 +110,3 @@ class Mutations:
     def _requires_grad_first(self, info: InputAliasInfo) -> bool:
         """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
         return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)
-
-
-def _is_only_detached(info: InputAliasInfo) -> bool:
-    """Tell whether all that happens to an input is that it is detached in place, which counts as no write."""
-    steps = info.metadata_steps
-    return bool(steps) and all(step.method == "detach_" for step in steps) and not info.mutates_data

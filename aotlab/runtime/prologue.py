@@ -145,8 +145,6 @@ class Prologue:
         """Write the checks that what happened to an input may happen to this one."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
-        if info.changes_history_twice:
-            draft.miss([f"{tensor}.retains_grad"])
         if self._takes_no_view(info):
             draft.miss([f"{tensor}._base is not None"])
             return
@@ -213,9 +211,7 @@ class Prologue:
 
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
         """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
-        if info.requires_grad_set is not None or any(
-            info.requires_grad or step.method == "detach_" for step in info.metadata_steps
-        ):
+        if info.requires_grad_set is not None:
             return True
         grad_mode = self.draft.grad_on or self.draft.trace.training
         return info.may_write_a_view and self.draft.base_with(info.index) is None and grad_mode

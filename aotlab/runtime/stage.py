@@ -111,7 +111,7 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
         quirk.emit(draft, "epilogue")
     made = outputs.write()
     keeping.watch(edges)
-    edges.register_hooks("input", "changed", "root", "output")
+    edges.register_hooks("input", "root", "output")
     _leave_grad_mode(draft)
     w.add(f"return {write_result(w, draft.trace.outputs.spec, made[: draft.trace.outputs.visible])}")
     return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace

@@ -51,16 +51,15 @@ class Chronicle:
         self.fragile: set[int] = set()
         self.used_late: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
-        self._made: dict[int, tuple[weakref.ref[Tensor], tuple[int, int]]] = {}
+        self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._detached: dict[int, int] = {}
         self._data_read: set[int] = set()
-        self._several: list[tuple[Sequence[Tensor], tuple[int, int]]] = []
+        self._several: list[tuple[Sequence[Tensor], int]] = []
 
     def made(self, result: Any, args: tuple[Any, ...] = ()) -> None:
         """Note at which version a view of an input is made, and from which of all that the op was given."""
         if isinstance(result, tuple | list) and _are_several_views(result):
-            self._several.append((result, self._moment(result[0])))
+            self._several.append((result, internals.version_of(result[0])))
         found = [result] if isinstance(result, Tensor) else tensors_in(result)
         given = tensors_in(args)
         if found and torch.is_grad_enabled() and any(self.is_made_again(tensor) for tensor in given):
@@ -73,7 +72,7 @@ class Chronicle:
                 self._note_origin(tensor, given)
             if internals.base_of(tensor) is None:
                 continue
-            self._made[id(tensor)] = weakref.ref(tensor), self._moment(tensor)
+            self._made[id(tensor)] = weakref.ref(tensor), internals.version_of(tensor)
             if key in self._storages:
                 if not torch.is_grad_enabled():
                     self.viewed_unseen.add(key)
@@ -83,7 +82,7 @@ class Chronicle:
     @property
     def several(self) -> list[Sequence[Tensor]]:
         """The views that were made together, where their history is still the one that they were made with."""
-        return [views for views, moment in self._several if self._moment(views[0]) == moment]
+        return [views for views, moment in self._several if internals.version_of(views[0]) == moment]
 
     def _note_origin(self, view: Tensor, given: Iterable[Tensor]) -> None:
         key = internals.storage_key(view)
@@ -100,9 +99,9 @@ class Chronicle:
         return tensor if found is None else found
 
     def is_older(self, view: Tensor) -> bool:
-        """Tell whether a view was made before its memory was written, or what it is a view of detached in place."""
+        """Tell whether a view was made before its memory was written."""
         known = self._made.get(id(view))
-        return known is not None and known[0]() is view and known[1] != self._moment(view)
+        return known is not None and known[0]() is view and known[1] != internals.version_of(view)
 
     def is_made_again(self, view: Tensor) -> bool:
         """Tell whether eager makes a view's history again by sizes and strides, and a trace by the view's own op.
@@ -119,14 +118,6 @@ class Chronicle:
         if self._made:
             late = [tensor for tensor in tensors_in(given) if self.is_older(tensor) and tensor.requires_grad]
             self.used_late.update(map(internals.storage_key, late))
-
-    def _moment(self, tensor: Tensor) -> tuple[int, int]:
-        return internals.version_of(tensor), self._detached.get(internals.storage_key(tensor), 0)
-
-    def detaches(self, tensor: Tensor) -> None:
-        """Note that an input, or a view of it, is detached in place, which moves no version."""
-        key = internals.storage_key(tensor)
-        self._detached[key] = self._detached.get(key, 0) + 1
 
     def writes(self, written: Tensor) -> None:
         """Look at a tensor that is about to be written."""

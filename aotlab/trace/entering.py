@@ -1,25 +1,32 @@
 """What stands for the inputs: traced stand-ins while the function runs, placeholders in the graph.
 
-enter_inputs    each tensor of the call becomes a wrapper; those that share memory become windows of a base
-placeholders_of the graph takes the flat arguments, or for those that share memory which is changed their base
+Inputs that share memory are entered as windows of one synthetic base::
+
+    buffer = torch.zeros(4)
+    f(buffer[:3], buffer[1:])        # and f writes to its first argument
+
+The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
+traced *base*, whose memory covers theirs. They share memory and a version counter only: each has a history of its own,
+whatever it is a view of. So a write that autograd sees runs eagerly; it would give the other inputs a new history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.signals import NeedsInputsApart
 from aotlab.capture.synthetic_bases import Base
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, enter
+from aotlab.trace.inputs import Entered, enter, entered, non_leaf
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
-from aotlab.trace.windows import enter_base, enter_windows
-from aotlab.trace.writes import written_bases
 
 
 def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
@@ -28,15 +35,83 @@ def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Se
     tensors = [call.values[position] for position in dedupe.kept]
     found: dict[int, Entered] = {}
     for base in bases:
-        names = [dedupe.names[k] for k in base.members]
-        enter_base(tape, fake_mode, base, tensors[base.members[0]].device)
-        with tracing(recorder):
-            entered = enter_windows(base, names, [tensors[k] for k in base.members])
-        found.update(zip(base.members, entered, strict=True))
+        members = [(dedupe.names[k], tensors[k]) for k in base.members]
+        found.update(zip(base.members, _enter_windows(recorder, base, members), strict=True))
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
         if k not in found:
             found[k] = enter(tape, fake_mode, name, real)
     return [found[k] for k in range(len(tensors))]
+
+
+def _enter_windows(recorder: Recorder, base: Base, members: Sequence[tuple[str, Tensor]]) -> list[Entered]:
+    """Make the traced form of a base, and the stand-ins of the inputs that share it, whose views are recorded."""
+    first = members[0][1]
+    origin = first.data_ptr() + base.shift
+    for _, real in members:
+        aligned = (real.data_ptr() - origin) % real.element_size() == 0
+        together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
+        if real.dtype != base.dtype or not aligned or not together:
+            raise NeedsInputsApart("inputs share memory and differ in dtype, alignment or version counter")
+    fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
+    base.fake = recorder.tape.enter(fake)
+    base.wrapper = internals.to_functional(base.fake)
+    result = []
+    with tracing(recorder), torch.enable_grad():
+        for name, real in members:
+            wrapper = _placed(base.wrapper, real, (real.data_ptr() - origin) // real.element_size())
+            internals.sync(wrapper)
+            result.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
+    return result
+
+
+def _placed(flat: Tensor, real: Tensor, offset: int) -> Tensor:
+    """Make the window of ``real``, which requires grad as that does: a leaf, or something that was computed."""
+
+    def make() -> Tensor:
+        return _window(flat, offset, real).detach()
+
+    if not real.requires_grad:
+        return make()
+    if real.is_leaf:
+        leaf: Tensor = make().requires_grad_(True)
+        return leaf
+    leaf = internals.to_functional(internals.from_functional(make())).requires_grad_(True)
+    return non_leaf(leaf, make)
+
+
+def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor, by ordinary view ops.
+
+    Functionalization can write through any chain of those, but not through ``as_strided`` behind another view.
+    """
+    shape, stride = tuple(like.shape), tuple(like.stride())
+    dims = [d for d in range(len(shape)) if shape[d] > 1 and stride[d] > 0]
+    dims.sort(key=lambda d: -stride[d])
+    result = flat
+    for position, d in enumerate(dims):
+        length = int(result.shape[-1])
+        inner = 1 + sum((shape[e] - 1) * stride[e] for e in dims[position + 1 :])
+        count, step = shape[d], stride[d]
+        if inner == 1:
+            result, offset = result[..., offset : offset + (count - 1) * step + 1 : step], -1
+            break
+        first = offset - offset % step
+        if offset - first + inner > step or first + count * step > length:
+            first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
+        if first < 0 or offset - first + inner > step:
+            raise NeedsInputsApart("inputs share memory in windows that ordinary view ops do not make")
+        result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
+        offset -= first
+    if offset >= 0:
+        result = result.select(-1, offset)
+    for d in (d for d in range(len(shape)) if shape[d] == 1 and stride[d] > 0):
+        result = result.unsqueeze(-1)[..., :: stride[d]]  # the step to where another element would be can be seen
+        dims.append(d)
+    result = result.permute([dims.index(d) for d in sorted(dims)])
+    for d in range(len(shape)):
+        if d not in dims:
+            result = result.unsqueeze(d)
+    return result.expand(shape) if any(n > 1 and step == 0 for n, step in zip(shape, stride, strict=True)) else result
 
 
 def placeholders_of(
@@ -45,7 +120,7 @@ def placeholders_of(
     """Name the graph's inputs: the flat arguments, and for those that share memory which is changed their base."""
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
-    written = {id(base) for base in written_bases(inputs, writes)}
+    written = {id(inputs[write.index].base) for write in writes}
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     kept_at = {p: k for k, p in enumerate(dedupe.kept)}
     fakes: list[Tensor] = []
@@ -62,6 +137,7 @@ def placeholders_of(
             fakes.append(inputs[k].fake)
             sources.append(position)
         elif base not in sources:
+            assert base.fake is not None
             fakes.append(base.fake)
             sources.append(base)
     return [(prefix[0].format(n + prefix[1]), fake) for n, fake in enumerate(fakes)], sources

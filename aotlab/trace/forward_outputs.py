@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.capture.synthetic_bases import extent
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.function import Findings
+from aotlab.trace.inputs import Entered, bases_of, is_written
 from aotlab.trace.records import Write
-from aotlab.trace.writes import writes_of
+from aotlab.trace.write_calls import overlaps_itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +33,12 @@ class Returned:
 class ForwardOutputs:
     """All of them, and what becomes of the inputs.
 
-    Attributes
-    ----------
-    returned
-        In the graph's order: new values first, one for each of ``writes``.
-    writes, counted
-        The writes of the epilogue, and those of which it only has to move the version counter.
-    write_back
-        (input, new value) for what the graph itself writes.
-    infos
-        What became of each input, with who writes it.
+    ``returned`` has the new values first, one for each of the epilogue's ``writes``; ``write_back`` are (input, new
+    value) for what the graph itself writes; ``infos`` say what became of each input, and who writes it.
     """
 
     returned: list[Returned]
     writes: list[Write]
-    counted: list[Write]
     write_back: list[tuple[Tensor, Tensor]]
     infos: tuple[InputAliasInfo, ...]
 
@@ -69,6 +63,46 @@ class ForwardOutputs:
         return [edge_of(item.root) for item in self.returned if item.root is not None]
 
 
+def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
+    """Decide into which of the caller's tensors the epilogue writes.
+
+        def f(a, b):           # b = a[2:], so both are windows of one base
+            a.mul_(2)          # a is written; b shows it, and gets nothing of its own
+
+    Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
+    of theirs out.
+    """
+    found: list[Write] = []
+    for k, info in enumerate(infos):
+        if info.mutates_data and inputs[k].base is None:
+            found.append(Write(k, inputs[k].written_visibly, info.moves_version))
+    for base in bases_of(inputs):
+        if not is_written(base, inputs):
+            if any(infos[k].moves_version for k in base.members):
+                raise RunEagerly(f"a write to `{inputs[base.members[0]].name}`, which shares memory, changes nothing")
+            continue
+        covered: list[tuple[int, int]] = []
+        for k in sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real))):
+            real = inputs[k].real
+            start = real.data_ptr()
+            stop = start + extent(real)
+            inside = any(a <= start and stop <= b for a, b in covered)
+            if not inside and overlaps_itself(real):  # eager lets nobody write it
+                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
+            if inside or any(_are_one_window(inputs[w.index].real, real) for w in found):
+                continue
+            found.append(Write(k, visible=False, counts=infos[k].moves_version))
+            if internals.is_dense(real):
+                covered.append((start, stop))
+    # After a write that requires grad torch lets nobody write another part of the memory through a view without a
+    # history: such writes come last.
+    return sorted(found, key=lambda write: (write.visible, write.index))
+
+
+def _are_one_window(a: Tensor, b: Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+
+
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
     """List what the forward graph returns.
 
@@ -77,8 +111,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
     finals = [internals.from_functional(i.wrapper) for i in inputs]
-    every = writes_of(inputs, infos)
-    writes = [write for write in every if not write.only_counts]
+    writes = writes_of(inputs, infos)
     returned: list[Returned] = []
     for write in writes:
         wrapper = inputs[write.index].wrapper
@@ -89,13 +122,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
     for i, (value, root) in enumerate(outputs.bases):
         returned.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
-    found = ForwardOutputs(
-        returned=returned,
-        writes=writes,
-        counted=[write for write in every if write.only_counts],
-        write_back=[],
-        infos=infos,
-    )
+    found = ForwardOutputs(returned=returned, writes=writes, write_back=[], infos=infos)
     if found.training:
         return found
     operations = findings.recorder.tape.operations

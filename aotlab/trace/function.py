@@ -26,14 +26,13 @@ from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.held_back import WarningTape
-from aotlab.trace.inputs import Entered, input_info
+from aotlab.trace.inputs import Entered, bases_of, input_info, with_uncounted_writes
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.passed_views import all_outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
-from aotlab.trace.writes import with_uncounted_writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +94,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             left_grad_mode = torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(grad_mode)
-        for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
-            windows = [(inputs[k].wrapper, inputs[k].version) for k in base.members]
-            base.written = escapes.looks.writes_to(internals.storage_key(base.wrapper), windows)
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()
@@ -166,19 +162,16 @@ def _check_counters(
 
 def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
     grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
-    for base in {id(i.base): i.base for i in inputs if i.base is not None}.values():
+    for base in bases_of(inputs):
+        assert base.wrapper is not None
         first = inputs[base.members[0]]
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
-    escapes = EscapeGuard(
+    return EscapeGuard(
         grounds,
         inputs,
         histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
         quirks=recorder.quirks,
     )
-    for ground in grounds.values():
-        if len({inputs[k].real.dtype is torch.bool for k in ground.members}) > 1:
-            escapes.looks.is_partly_bool(ground.wrapper)
-    return escapes
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

@@ -58,12 +58,10 @@ def differentiate_all(deriver: Deriver) -> list[list[bool]]:
 
 
 def check_histories(infos: Sequence[InputAliasInfo], inputs: Sequence[Entered]) -> None:
-    """Leave to eager what autograd makes of an input's history when its sizes change without autograd's knowledge."""
+    """Leave to eager a write to a view that retains its gradient."""
     for info, item in zip(infos, inputs, strict=True):
         if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
-        if info.changes_history_twice and item.real.retains_grad:
-            raise RunEagerly(f"`{info.name}` retains its gradient, changes its sizes and is written", passing=True)
 
 
 def check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool) -> None:

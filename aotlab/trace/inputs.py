@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -14,15 +14,14 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.capture.signals import RunEagerly
+from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import (
     CapturedTensorError,
     EscapeError,
     LeakedTensorError,
     MetadataMutationError,
-    StorageMutationError,
-    UserLine,
 )
-from aotlab.ir.metadata import InputAliasInfo, MetadataStep
+from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.tape import Tape
@@ -69,8 +68,7 @@ class Entered:
 
     ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
     what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
-    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself; ``steps`` has what was
-    done to it other than to its values.
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
     """
 
     name: str
@@ -82,8 +80,7 @@ class Entered:
     version: int
     storage: int
     attributes: dict[str, Any]
-    base: Any = None
-    steps: list[MetadataStep] = field(default_factory=list)
+    base: Base | None = None
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -99,10 +96,6 @@ class Entered:
     def counts_unseen(self) -> bool:
         """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
         return self.wrapper.is_inference() and not self.real.is_inference()
-
-    def note_history(self) -> None:
-        """Take the present history for the one without writes."""
-        self.history = owner_of(self.wrapper).grad_fn
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor.
@@ -142,7 +135,7 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
     return entered(name, real, fake, wrapper, None)
 
 
-def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Any) -> Entered:
+def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Base | None) -> Entered:
     """Note what the stand-in of an input is like before the program runs."""
     attributes = dict(vars(real))
     if isinstance(real, torch.nn.Parameter):
@@ -184,8 +177,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     """Say what happened to one input, and refuse what the epilogue cannot do."""
     wrapper = item.wrapper
     final = value_of(wrapper, f"`{item.name}`")
-    line = _line_of(tape, final)
-    _check_steps(item, final, line)
+    _check_sizes(item, final, tape)
     grad = wrapper.grad if wrapper.is_leaf else None
     if grad is not None:
         raise EscapeError(
@@ -228,42 +220,23 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
         requires_grad_after=wrapper.requires_grad,
-        mutates_metadata=internals.has_metadata_mutation(wrapper)
-        or final.shape != item.fake.shape
-        or any(step.method != "detach_" for step in item.steps),
-        metadata_steps=tuple(item.steps),
         requires_grad_set=_requires_grad_set(item),
     )
 
 
-def _check_steps(item: Entered, final: Tensor, line: UserLine | None) -> None:
-    """Refuse an input that is other than the steps make it, and leave to eager what it may do and we may not."""
+def _check_sizes(item: Entered, final: Tensor, tape: Tape) -> None:
+    """Refuse an input that got other sizes, a dtype or memory in a way that nobody noticed before."""
     wrapper, real = item.wrapper, item.real
-    if internals.was_storage_changed(wrapper):
-        raise StorageMutationError(
-            f"`{item.name}` is given another storage, or its storage another size",
-            line=line,
-            why="a compiled call gives no tensor other memory",
-            suggestion=f"copy the values with `{item.name}.copy_(…)`, or return the new tensor",
-            argument=item.name,
-        )
-    if final.dtype != real.dtype or (
-        not item.steps and (final.shape != real.shape or internals.has_metadata_mutation(wrapper))
-    ):
+    changed = internals.was_storage_changed(wrapper) or internals.has_metadata_mutation(wrapper)
+    if changed or (final.dtype, final.shape) != (real.dtype, real.shape):
+        made = tape.producer(final)
         raise MetadataMutationError(
-            f"`{item.name}` changes its sizes or strides in place",
-            line=line,
+            f"`{item.name}` changes its sizes, its strides or its memory in place",
+            line=made[0].place() if made is not None and made[0].place is not None else None,
             why="it does so in a way that the trace cannot follow",
             suggestion="use the out-of-place form, as t() for t_()",
             argument=item.name,
         )
-    requires = _requires_grad_set(item) is not None
-    if requires and item.base is not None:
-        raise RunEagerly(f"`{item.name}` is changed and shares memory with another input")
-    if requires and item.steps:
-        raise RunEagerly(f"`{item.name}` gets other sizes, and is made to require grad or not to")
-    if item.steps and real.is_inference() and not torch.is_inference_mode_enabled():
-        raise RunEagerly(f"`{item.name}` was made under inference_mode and is changed")
 
 
 def _requires_grad_set(item: Entered) -> bool | None:
@@ -271,15 +244,40 @@ def _requires_grad_set(item: Entered) -> bool | None:
     wrapper = item.wrapper
     if not wrapper.is_leaf:
         return None
-    detached = any(step.method == "detach_" for step in item.steps)
-    without = item.real.requires_grad and not detached
-    if wrapper.requires_grad == without:
+    if wrapper.requires_grad == item.real.requires_grad:
         return None
-    if wrapper.requires_grad and (detached or not item.real.is_leaf):
-        raise RunEagerly(f"`{item.name}` is detached in place and made to require grad again")
+    if item.base is not None:
+        raise RunEagerly(f"`{item.name}` shares memory with another input, and is made to require grad or not to")
     return wrapper.requires_grad
 
 
-def _line_of(tape: Tape, value: Tensor) -> UserLine | None:
-    made = tape.producer(value)
-    return made[0].place() if made is not None and made[0].place is not None else None
+def is_written(base: Base, inputs: Sequence[Entered]) -> bool:
+    """Tell whether a write to a base's memory was recorded that left something else in one of its windows."""
+    assert base.wrapper is not None
+    return internals.has_data_mutation(base.wrapper) and any(
+        internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
+    )
+
+
+def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...]) -> tuple[InputAliasInfo, ...]:
+    """If no version counter tells through which window a base was written, mark all its windows as written."""
+    written: set[int] = set()
+    for base in bases_of(inputs):
+        if is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
+            written.update(base.members)
+    return tuple(
+        replace(
+            info,
+            mutates_data=True,
+            mutations_hidden_from_autograd=info.requires_grad and not inputs[info.index].counts_unseen,
+            moves_version=info.moves_version or inputs[info.index].counts_unseen,
+        )
+        if info.index in written
+        else info
+        for info in infos
+    )
+
+
+def bases_of(inputs: Sequence[Entered]) -> list[Base]:
+    """Return the synthetic bases that inputs are windows of."""
+    return list({id(item.base): item.base for item in inputs if item.base is not None}.values())

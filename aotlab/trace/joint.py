@@ -103,7 +103,6 @@ def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge,
         return frozenset(k for k, item in enumerate(findings.inputs) if item.storage in memory)
 
     return Effects(
-        counted=[write.index for write in forward.counted],
         write_back=forward.write_back,
         hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
         quirks=findings.recorder.quirks,
@@ -255,8 +254,6 @@ def _named(trace: Trace, roots: Sequence[Returned], source: Source | None) -> st
     match source.kind:
         case "input":
             return infos[source.index].name
-        case "changed":
-            return f"{infos[source.index].name} as it is afterwards"
         case "root":
             return roots[source.index].label
         case "output":

@@ -67,8 +67,6 @@ class Effects:
 
     Attributes
     ----------
-    counted
-        The kept inputs whose version moves, beside those that are written.
     write_back
         (input, new value) for what the graph itself writes.
     hooks
@@ -81,7 +79,6 @@ class Effects:
         The inputs of which views were made without autograd, or were used after a write.
     """
 
-    counted: Sequence[int]
     write_back: Sequence[tuple[Tensor, Tensor]]
     hooks: Sequence[tuple[HookKind, Source, Callable[..., Any] | None]]
     quirks: Sequence[Quirk]

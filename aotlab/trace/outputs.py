@@ -156,7 +156,7 @@ class OutputReader:
             differentiable = output.is_floating_point() or output.is_complex()
             if item.wrapper.requires_grad or not differentiable:
                 return False
-        if item.base is not None or item.steps or internals.is_one_of_several_views(output):
+        if item.base is not None or internals.is_one_of_several_views(output):
             raise RunEagerly(f"`{self.names[i]}` is a view of `{item.name}` from before that was changed")
         return True
 

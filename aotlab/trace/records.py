@@ -58,26 +58,23 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
 class Write:
     """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
 
-    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter; ``only_counts`` that
-    the value gets there by a write to another tensor on the same memory, which has another counter.
+    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter.
     """
 
     index: int
     visible: bool
     counts: bool
-    only_counts: bool = False
 
 
-SourceKind = Literal["input", "changed", "root", "output", "carrier"]
+SourceKind = Literal["input", "root", "output", "carrier"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What stands at run time for an edge of the traced autograd graph.
 
-    ``"input"``: the kept input ``index``; ``"changed"``: the same after it changed its sizes or strides.
-    ``"root"``: the differentiable forward output ``index``. ``"output"``: the user's output ``index``, a view.
-    ``"carrier"``: the carrier ``index``.
+    ``"input"``: the kept input ``index``; ``"root"``: the differentiable forward output ``index``; ``"output"``: the
+    user's output ``index``, a view; ``"carrier"``: the carrier ``index``.
     """
 
     kind: SourceKind

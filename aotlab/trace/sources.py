@@ -36,23 +36,13 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
     stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
     seen = _seen(outputs, forward.roots)
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
-    seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    for k, (item, info) in enumerate(zip(inputs, forward.infos, strict=True)):
-        if info.metadata_steps and item.wrapper.grad_fn is not None and edge_of(item.wrapper) not in known:
-            changed = edge_of(item.wrapper)
-            known[changed] = Source("changed", k)
-            seen_from[changed] = ()
     cuts = {hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward)
 
     def divided(also: Collection[Edge]) -> list[Segment]:
-        return segments(
-            edges,
-            list(stands_for),
-            seen_from,
-            cuts=cuts.union(also),
-        )
+        seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
+        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also))
 
     parts = divided(())
     if exact:

@@ -48,7 +48,6 @@ class StorageLooks:
         self.offsets_read: set[int] = set()
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
         self._pinned: list[Tensor] = []  # so that the key of such memory does not become another's
-        self._writes: dict[int, list[tuple[Tensor, int, int]]] = {}  # memory → what was written, from where to where
 
     def as_dtype(self, tensor: Tensor, view: Any) -> None:
         """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
@@ -68,30 +67,7 @@ class StorageLooks:
                 raise NeedsInputsApart(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
             self.offsets_read.update(ground.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
-            self.is_partly_bool(view)
-
-    def is_partly_bool(self, tensor: Tensor) -> None:
-        """Note that some of the tensors in a memory are of bools."""
-        self.fix(tensor, "is seen as bool and as another dtype")
-
-    def note_writes(self, written: Sequence[Tensor]) -> None:
-        """Note which bytes of a base were written."""
-        for tensor in filter(internals.is_functional, written):
-            key = internals.storage_key(tensor)
-            if key in self.grounds and self.grounds[key].is_base:
-                self._writes.setdefault(key, []).append((tensor.detach(), *span(tensor)))
-
-    def writes_to(self, key: int, windows: Sequence[tuple[Tensor, int]]) -> list[tuple[int, int]] | None:
-        """Return the bytes of a base that were written; None if its ``windows`` count more writes than were noted.
-
-        Each window comes with its version at the beginning.
-        """
-        noted = self._writes.get(key, [])
-        for window, version in windows:
-            counted = sum(tensor is window or internals.share_version(tensor, window) for tensor, _, _ in noted)
-            if window.is_inference() or internals.version_of(window) - version != counted:
-                return None
-        return [(start, stop) for _, start, stop in noted]
+            self.fix(view, "is seen as bool and as another dtype")
 
     def check_writes(self, written: Sequence[Tensor]) -> None:
         """Leave to eager a write after which a window would not be what it was.

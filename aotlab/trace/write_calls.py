@@ -135,7 +135,6 @@ class Writes:
         for tensor in written:
             self._chronicle.writes(tensor)
         self._looks.check_writes(written)
-        self._looks.note_writes(written)
         count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
         result = _run(func, args, kwargs)
         for tensor, version in zip(written, versions, strict=True):
@@ -159,7 +158,6 @@ class Writes:
         if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
             _fall_back("integers are written with what requires grad")  # which gives them a history in eager
         self._looks.check_writes([written])
-        self._looks.note_writes([written])
         owner = _owner(written)
         kept = [(each, each.shape, each.stride()) for each in (owner, written, *self._others_unknown_to(owner))]
         shape, required, count = written.shape, written.requires_grad, operations_so_far()

@@ -40,12 +40,6 @@ def an_output(index, kind, base=None, spec=SPEC):
         ({"keep_input_mutations": True}, MutationType.NOT_MUTATED),
         ({"mutates_data": True}, MutationType.MUTATED_OUT_GRAPH),
         ({"mutates_data": True, "keep_input_mutations": True}, MutationType.MUTATED_IN_GRAPH),
-        ({"mutates_metadata": True, "keep_input_mutations": True}, MutationType.MUTATED_OUT_GRAPH),
-        (
-            {"mutates_data": True, "mutates_metadata": True, "keep_input_mutations": True},
-            MutationType.MUTATED_OUT_GRAPH,
-        ),
-        ({"mutates_storage_metadata": True}, MutationType.MUTATED_OUT_GRAPH),
     ],
 )
 def test_the_one_rule(changes, expected):

@@ -47,32 +47,6 @@ def test_intermediates_that_are_not_whole_results(make, backward):
     same(written_through_all, make(), backward=backward)
 
 
-def own_copy(a, b):
-    """Write a window to itself; what was seen of it before is a view of it still."""
-    first, second = b.tensor_split(2, 0)
-    b.copy_(b)
-    return second, b[0], first.detach()
-
-
-def both_written(a, b):
-    """Write all of the memory, then a window of it."""
-    a.sin_()
-    b += 2
-    return b.t(), b[1:], a[0]
-
-
-@pytest.mark.parametrize(
-    ("function", "make"),
-    [
-        (own_copy, lambda a: (a, a.view(torch.int32)[..., 1:])),
-        (both_written, lambda a: (c := torch.complex(a, a), c.imag)),
-    ],
-)
-def test_views_of_written_windows_of_another_dtype(function, make):
-    """After a write a window and its views may have other detaches on their ways; they are views of it all the same."""
-    same(function, *make(leaf(4, 4).detach()))
-
-
 def test_the_gradient_of_an_unfolded_output_has_memory_for_each_element():
     """Two elements of it lie at one place, and have two gradients."""
     assert same(lambda x: Viewed.apply(x.unfold(0, 2, 1)), leaf(3), eagerly=True)

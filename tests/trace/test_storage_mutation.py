@@ -157,7 +157,6 @@ def _backend(graph, inputs):
 
 def test_resize_to_the_same_size_does_nothing():
     """Not even to the strides, of an input, a part of one or an intermediate."""
-    same(lambda x: x.t().resize_(3, 2), torch.randn(2, 3))
-    same(lambda x: x.resize_(2, 3), torch.randn(3, 2).t())
-    same(lambda x: (x * 2).resize_(2, 3), torch.randn(3, 2).t())
-    same(lambda x: x.unbind(0)[0].resize_(2), torch.randn(9)[0:8:2].view(2, 2))
+    same(lambda x: x.t().resize_(3, 2), torch.randn(2, 3), eagerly=True)
+    same(lambda x: x.resize_(2, 3), torch.randn(3, 2).t(), eagerly=True)
+    same(lambda x: (x * 2).resize_(2, 3), torch.randn(3, 2).t(), eagerly=True)
