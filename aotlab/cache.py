@@ -74,13 +74,13 @@ class Entry:
         found = differences(self.state, state, mutates=self.mutates, offsets=self.offsets)
         return nested, sum(1 for _ in found)
 
-    def difference(self, state: CallState) -> str:
-        """Say in a sentence why the entry does not serve a call."""
+    def miss(self, state: CallState) -> observe.Miss:
+        """Say why the entry does not serve a call."""
         found = difference(self.state, state, mutates=self.mutates, offsets=self.offsets)
         changed = self.settings.reason()
         if found is None and changed is not None:
-            return f"a global setting of torch changed: {changed}"
-        return found or "a guard did not hold"
+            found = f"a global setting of torch changed: {changed}"
+        return observe.Miss(entry=self.number, sentence=found or "a guard did not hold")
 
     @property
     def source(self) -> str:
@@ -344,7 +344,7 @@ class CompiledFunction:
         number, started = observe.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
-                entry = self._compile_call(self._target, args, kwargs, self._reason_to_compile, number, self._id)
+                entry = self._compile_call(self._target, args, kwargs, self._misses, number, self._id)
             objection = self._accept(entry, args, kwargs) if self._accept is not None else None
             if objection is not None:
                 raise Declined(RefusedError(objection), state=entry.state, printed=entry.printed)
@@ -357,20 +357,20 @@ class CompiledFunction:
         self._entries = (entry, *self._entries)
         return entry
 
-    def _reason_to_compile(self, state: CallState) -> str | None:
+    def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
         """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
         for refused, text in self._refused if config.fallback == "eager" else ():
             if difference(refused, state, mutates=True) is None:
                 raise Declined(RefusedError(text), known=True)
-        nearest = min(self._entries, key=lambda entry: entry.distance(state), default=None)
-        reason = None if nearest is None else nearest.difference(state)
+        misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda entry: entry.distance(state)))
         if len(self._entries) >= config.recompile_limit:
+            last = misses[0].sentence if misses else "none"
             text = (
                 f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
-                f"aotlab.config.recompile_limit; the last reason: {reason}; it runs eagerly from now on"
+                f"aotlab.config.recompile_limit; the last reason: {last}; it runs eagerly from now on"
             )
             raise Declined(RecompileLimitError(text))
-        return reason
+        return misses
 
     def _decline(self, declined: Declined, number: int, started: int) -> _Eagerly:
         """Remember why nothing was compiled, and have the call run eagerly; or raise, if it is not to, or not here."""
@@ -443,7 +443,6 @@ class CompiledFunction:
                     entry=number,
                     frontend=self._target.frontend,
                     backend=self._backend_name,
-                    reason=None,
                 )
             )
             self._failed(number, time.perf_counter_ns(), refusal, "ran eagerly" if eagerly else "raised")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,23 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """Why entry ``entry`` did not serve a call: in a sentence, and what it expected of what, what the call had."""
+
+    entry: int
+    sentence: str
+    subject: str = ""
+    before: str = ""
+    after: str = ""
+    suggestion: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileStarted(Event):
     """An entry begins to be compiled.
 
     ``function`` is the qualified name, ``function_id`` tells functions of one name apart, ``entry`` is unique
-    in the process, ``reason`` is the sentence that says why no earlier entry served (None for the first).
+    in the process, ``misses`` say why no earlier entry served, the nearest first.
     ``frontend`` is ``"direct"`` or ``"dynamo"``, ``backend`` the compiler's name.
     """
 
@@ -35,7 +47,7 @@ class CompileStarted(Event):
     entry: int
     frontend: str
     backend: str
-    reason: str | None
+    misses: tuple[Miss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +113,20 @@ class GraphBreak(Event):
 
     frame: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedAgain(Event):
+    """Dynamo captured code of function ``function_id`` once more, since a guard of each earlier capture failed.
+
+    ``failed`` holds the entry made of each capture (None: none was) and the guard as Dynamo words it, latest first;
+    ``scope`` Dynamo's variables, local (``L``) and global (``G``), as they are at this moment; the code is in ``file``.
+    """
+
+    function_id: int
+    file: str
+    failed: tuple[tuple[int | None, str], ...]
+    scope: Mapping[str, Any]
 
 
 Listener = Callable[[Event], None]

@@ -75,7 +75,7 @@ def compile_call(
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    explain: Callable[[CallState], str | None],
+    explain: Callable[[CallState], tuple[observe.Miss, ...]],
     number: int,
     function_id: int,
 ) -> Entry:
@@ -105,7 +105,7 @@ def _through_all_stages(
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    explain: Callable[[CallState], str | None],
+    explain: Callable[[CallState], tuple[observe.Miss, ...]],
     journal: _Journal,
 ) -> Entry:
     backend = options.backend
@@ -162,7 +162,7 @@ def _through_all_stages(
         mutates=mutates,
         offsets=tuple(deduped.kept[k] for k in live.inputs.offsets_read),
         records=journal.records,
-        reason=journal.reason,
+        reason=next((miss.sentence for miss in journal.misses), None),
         printed=journal.printed,
     )
 
@@ -259,15 +259,15 @@ class _Journal:
         self._function_id = function_id
         self.number = number
         self.state: CallState | None = None
-        self.reason: str | None = None
+        self.misses: tuple[observe.Miss, ...] = ()
         self.records: dict[str, Any] = {}
         self.printed = Printed()
         self._started = self._since = time.perf_counter_ns()
 
-    def begin(self, state: CallState, explain: Callable[[CallState], str | None]) -> None:
+    def begin(self, state: CallState, explain: Callable[[CallState], tuple[observe.Miss, ...]]) -> None:
         """Note what was called, and announce why it is compiled."""
         self.state = state
-        self.reason = explain(state)
+        self.misses = explain(state)
         observe.emit(
             observe.CompileStarted(
                 function=self._target.name,
@@ -275,7 +275,7 @@ class _Journal:
                 entry=self.number,
                 frontend=self._target.frontend,
                 backend=self._backend_name,
-                reason=self.reason,
+                misses=self.misses,
             )
         )
 

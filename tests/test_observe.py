@@ -51,7 +51,7 @@ def test_events_are_frozen_records():
         assert kind.__doc__.strip().splitlines()[0].endswith(".")
     early, late = Event(), Event()
     assert early.at_ns <= late.at_ns
-    started = CompileStarted(function="f", function_id=1, entry=2, frontend="direct", backend="eager", reason=None)
+    started = CompileStarted(function="f", function_id=1, entry=2, frontend="direct", backend="eager")
     with pytest.raises(dataclasses.FrozenInstanceError):
         started.entry = 3
 

@@ -281,12 +281,27 @@ def dynamo_compile_id() -> tuple[int | None, str]:
     return (None, "") if current is None else (current.frame_id, str(current))
 
 
-def dynamo_recompile_reasons() -> dict[str, str]:
-    """Return, by the name of a compilation, why the earlier compilations of the same code did not serve."""
-    from torch._dynamo.utils import get_compilation_metrics
+def dynamo_failed_guards() -> tuple[types.CodeType | None, Mapping[str, Any], list[tuple[str, str]]]:
+    """Return the code that Dynamo compiles, its variables, and of each earlier compilation its name and what failed.
 
-    return {
-        str(each.compile_id): str(each.recompile_reason)
-        for each in get_compilation_metrics()
-        if each.compile_id is not None and getattr(each, "recompile_reason", None)
-    }
+    The latest comes first. The variables are in two dictionaries by the names that guards have for them, L and G.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # somebody calls the backend without Dynamo
+        return None, {}, []
+    backend, inner = None, output.compiler_fn
+    while inner is not None:
+        backend, inner = inner, getattr(inner, "_torchdynamo_orig_backend", None)
+    code = output.root_tx.f_code
+    failed = []
+    for entry in _debug_get_cache_entry_list(code):
+        if entry.backend != backend:
+            continue  # that of another torch.compile
+        found = entry.guard_manager.check_verbose(output.local_scope)
+        if not found.result:
+            failed.append((str(entry.compile_id), "\n".join(found.verbose_code_parts)))
+    return code, {"L": output.local_scope, "G": output.global_scope}, failed

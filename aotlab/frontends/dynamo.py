@@ -11,10 +11,12 @@ import functools
 import inspect
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import observe, pipeline
 from aotlab.backends import Backend, resolve
-from aotlab.cache import CompiledFunction, levels_to_caller
+from aotlab.cache import CompiledFunction, levels_to_caller, next_number
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.errors import UsageError, UserLine
@@ -228,14 +230,33 @@ def backend(
     return call
 
 
-def compile_graph(target: GraphTarget, compiler: Backend, partitioner: Any, **settings: Any) -> CompiledFunction:
+#: The number of the function for each code that Dynamo captured, and what was made of each capture, by its name.
+_numbers: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
+_captures: weakref.WeakValueDictionary[str, CompiledFunction] = weakref.WeakValueDictionary()
+
+
+def compile_graph(
+    target: GraphTarget, compiler: Backend, partitioner: Any, *, number: int | None = None, **settings: Any
+) -> CompiledFunction:
     """Make the function that serves the calls of a graph from Dynamo; ``settings`` are those of `CompiledFunction`."""
+    code, scope, failed = internals.dynamo_failed_guards() if observe.listening() else (None, {}, [])
+    if number is None and code is not None:
+        number = _numbers.setdefault(code, next_number())
+    if number is not None and code is not None and failed:
+        entries = [(_captures[name].entries if name in _captures else ())[:1] for name, _ in failed]
+        guards = [(next((e.number for e in each), None), text) for each, (_, text) in zip(entries, failed, strict=True)]
+        file = code.co_filename
+        observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
     reason = getattr(target.graph, "compile_subgraph_reason", None)
     if observe.listening() and reason is not None and reason.graph_break:
         where = next((f"{frame.filename}:{frame.lineno}" for frame in reversed(reason.user_stack)), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    return CompiledFunction(target, partial(pipeline.compile_call, made), backend_name=compiler.name, **settings)
+    function = CompiledFunction(
+        target, partial(pipeline.compile_call, made), backend_name=compiler.name, number=number, **settings
+    )
+    _captures[internals.dynamo_compile_id()[1]] = function
+    return function
 
 
 def compile_by_dynamo(

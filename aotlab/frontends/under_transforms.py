@@ -121,7 +121,6 @@ class _Refusals:
                 entry=number,
                 frontend="dynamo",
                 backend="aotlab",
-                reason=None,
             )
         )
         observe.emit(observe.CompileFailed(entry=number, duration_ns=0, error=error, outcome=outcome))

@@ -33,7 +33,7 @@ from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
-from aotlab.report.text import dynamo_clause, plain_names
+from aotlab.report.text import dynamo_clause
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
 
@@ -68,7 +68,7 @@ class CellRecording(Recording):
     def hear(self, event: observe.Event) -> None:
         """Take note of an event, if it is about this cell."""
         match event:
-            case observe.CompileStarted() | observe.Called():
+            case observe.CompileStarted() | observe.CapturedAgain() | observe.Called():
                 mine = event.function_id in self.numbers
             case observe.GraphBreak():
                 mine = self.inside and not (_BREAK in event.reason and "/torch/" in event.frame)
@@ -376,28 +376,17 @@ class CompiledCell(Views):
         finally:
             self.recording.inside = False
             self._names = None  # it holds the notebook's tensors
-            self._note_recompiles(part)
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):
                     part.reasons[dynamo_clause(reason)] = None
             live.changed(self.identifier)
-
-    def _note_recompiles(self, part: _Part) -> None:
-        """Keep Dynamo's reasons with the graphs: it remembers its latest compilations only."""
-        new = [graph for graph in part.graphs if not graph.asked]
-        if new:
-            reasons = internals.dynamo_recompile_reasons()
-            for graph in new:
-                graph.asked = True
-                if graph.compilation in reasons:
-                    graph.recompiled = _recompiled(reasons[graph.compilation])
 
     def part_of(self, name: str) -> _Part:
         """Return the account of a function that the cell defines."""
         return self._parts[name]
 
     def _capture(self, graph: fx.GraphModule, part: _Part) -> Callable[..., Any]:
-        code, compilation = internals.dynamo_compile_id()
+        code, _ = internals.dynamo_compile_id()
         title = title_of(graph, self.file, part.first_line, part.last_line, part.function)
         family = self._families.get(code) if code is not None else None
         if family is None:
@@ -411,7 +400,6 @@ class CompiledCell(Views):
             names=self._present_names,
             backend=self._backend,
             number=family[0],
-            compilation=compilation,
             device=self._device,
             verify=self.options.verify,
             cell_file=self.file,
@@ -478,16 +466,10 @@ class CompiledCell(Views):
         with self._lock:
             base = self.recording.report()
             graphs = self._captured()
-            why = {
-                entry.number: graph.recompiled
-                for graph in graphs
-                for entry in graph.compiled.entries
-                if graph.recompiled is not None and entry.reason is None
-            }
             # What was refused as a whole and then taken piece by piece is told by the pieces, unless it was wrong.
             replaced = [graph for part in self._parts.values() if part.replaced for graph in part.graphs]
             numbers = {each.compiled.number for each in replaced if not _differs(each)}
-            frames = tuple([self._frame(frame, why) for frame in self.recording.frames_without(base, numbers)])
+            frames = tuple([self._frame(frame) for frame in self.recording.frames_without(base, numbers)])
             rows: list[VerificationRow] = []
             notes = dict.fromkeys(base.notes) | self._notes
             for graph in graphs:
@@ -536,11 +518,9 @@ class CompiledCell(Views):
             self._timings = rows
         return self.report()
 
-    def _frame(self, frame: Frame, why: Mapping[int, str]) -> Frame:
-        graphs = [replace(each, reason=each.reason or why.get(each.entry)) for each in frame.graphs]
-        return replace(
-            frame, graphs=tuple([_with_names(each, self._result_names.get(each.entry, {})) for each in graphs])
-        )
+    def _frame(self, frame: Frame) -> Frame:
+        graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
+        return replace(frame, graphs=tuple(graphs))
 
     def _verification(
         self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]
@@ -701,17 +681,6 @@ def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
         return re.sub(r"out\[\d+\]", lambda found: names.get(found[0], found[0]), text)
 
     return rename
-
-
-def _recompiled(reason: str) -> str:
-    """Word Dynamo's reason for compiling a piece of code again."""
-    lines = [re.sub(r"^\d+/\d+: ", "", line.strip("- ").strip()) for line in reason.splitlines()]
-    kept: list[str] = []
-    for line in lines:
-        if line.startswith("User stack trace"):
-            break
-        kept.append(line.partition("  # ")[0].strip())
-    return plain_names("; ".join(dict.fromkeys(line for line in kept if line)))
 
 
 def _one_line(error: BaseException) -> str:

@@ -79,8 +79,6 @@ class CapturedGraph:
         What compiles it.
     number
         The number under which events tell of the code that it was captured from.
-    compilation
-        Dynamo's name for the compilation that it comes from.
     device
         Where its inputs have to be, None if anywhere.
     verify
@@ -97,7 +95,6 @@ class CapturedGraph:
         names: Callable[[], Mapping[int, tuple[str, Tensor]]],
         backend: Backend,
         number: int,
-        compilation: str,
         device: torch.device | None,
         verify: bool,
         cell_file: str,
@@ -106,7 +103,6 @@ class CapturedGraph:
         self.name = name
         graph, self._held = lift(graph)
         self.graph = graph
-        self.compilation = compilation
         self.ops = sum(node.op.startswith("call_") for node in graph.graph.nodes)
         self.verified: dict[int, tuple[Comparison, ...]] = {}
         self.unverified: dict[int, str] = {}
@@ -114,9 +110,7 @@ class CapturedGraph:
         self.failure: str | None = None
         self.refused: str | None = None
         self.surprising = False
-        self.asked = False
         self._undo: list[tuple[Tensor, Tensor]] | None = None
-        self.recompiled: str | None = None
         self._backend = backend
         self._device = device
         self._cell_file = cell_file

@@ -69,10 +69,6 @@ class TracedFunction:
         Hears why a call is not compiled.
     """
 
-    compilation = ""
-    asked = False
-    recompiled: str | None = None
-
     def __init__(
         self,
         function: Callable[..., Any],

@@ -15,9 +15,9 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +36,12 @@ from aotlab.report.model import (
     Graph,
     GraphBreakRow,
     Guard,
+    Miss,
     Refusal,
     Report,
     Switch,
 )
+from aotlab.report.recompiles import misses
 from aotlab.report.text import dynamo_clause
 from aotlab.report.views import Views
 
@@ -60,6 +62,7 @@ class _EntryLog:
 
     entry: int
     started: observe.CompileStarted | None = None
+    misses: tuple[tuple[int | None, Miss], ...] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
     finished: observe.CompileFinished | None = None
     failed: observe.CompileFailed | None = None
@@ -103,6 +106,7 @@ class Recording(Views):
         # By name as well: an id may be given to another function when its first owner is gone.
         self._frames: dict[tuple[int, str], _FrameLog] = {}
         self._entries: dict[int, _EntryLog] = {}
+        self._captured_again: dict[int, tuple[tuple[int | None, Miss], ...]] = {}
         self._breaks: list[GraphBreakRow] = []
         self._notes: list[str] = []
         self._built: Report | None = None
@@ -175,9 +179,12 @@ class Recording(Views):
     def _note(self, event: observe.Event, made: Snapshot | None) -> None:
         match event:
             case observe.CompileStarted():
-                log = _EntryLog(entry=event.entry, started=event)
+                again = self._captured_again.pop(event.function_id, ())
+                log = _EntryLog(entry=event.entry, started=event, misses=misses(event) or again)
                 self._entries[event.entry] = log
                 self._frame(event.function_id, event.function).entries[event.entry] = log
+            case observe.CapturedAgain():
+                self._captured_again[event.function_id] = misses(event)
             case observe.StageFinished() | observe.BackwardCompiled():
                 # None: an entry that began before the recording did; its earlier stages are lost.
                 known = self._entries.get(event.entry)
@@ -229,8 +236,8 @@ class Recording(Views):
         )
 
     def _build_frame(self, name: str, log: _FrameLog) -> Frame:
-        indices = {entry: index for index, entry in enumerate(log.entries)}
-        graphs = [self._build_graph(indices[entry], each) for entry, each in log.entries.items()]
+        indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
+        graphs = [self._build_graph(indices[entry], each, indices) for entry, each in log.entries.items()]
         captures = [s.capture for each in log.entries.values() for s in each.snapshots if s.capture is not None]
         recent = [
             Call(
@@ -252,7 +259,7 @@ class Recording(Views):
             calls=Calls(total=log.compiled + log.eager, compiled=log.compiled, eager=log.eager, recent=tuple(recent)),
         )
 
-    def _build_graph(self, index: int, log: _EntryLog) -> Graph:
+    def _build_graph(self, index: int, log: _EntryLog, indices: Mapping[int | None, int]) -> Graph:
         if log.started is None:
             return Graph(index=index, entry=log.entry, status="earlier", calls=log.calls)
         if log.joined is None or log.joined[0] != len(log.snapshots):
@@ -268,7 +275,7 @@ class Recording(Views):
             frontend=log.started.frontend,
             backend=log.started.backend,
             tracer=None if trace is None else trace.tracer,
-            reason=log.started.reason,
+            misses=tuple([replace(miss, graph=indices.get(entry)) for entry, miss in log.misses]),
             training=None if trace is None else trace.training,
             grad_mode=None if capture is None else capture.grad_mode,
             at_ns=None if log.reused else log.started.at_ns - self._begin_ns,

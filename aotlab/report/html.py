@@ -16,7 +16,7 @@ from importlib import resources
 from aotlab.report.counts import summary
 from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
-from aotlab.report.model import Call, Frame, Report, TimingRow
+from aotlab.report.model import Call, Frame, Miss, Report, TimingRow
 from aotlab.report.parts import cell, fold, grid, heading, mark, track, words
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
@@ -173,13 +173,13 @@ def _about_call(call: Call) -> str:
 
 
 def _recompiles(frame: Frame) -> Markup | None:
-    again = [graph for graph in frame.graphs if graph.reason is not None]
+    again = [graph for graph in frame.graphs if graph.misses]
     if not again:
         return None
     rows = [
         [
             cell(f"{graph.index}", kind="number"),
-            cell(words(graph.reason or ""), kind="words"),
+            cell(*map(_miss, graph.misses), kind="words"),
             cell(
                 mark(graph.status, "good" if graph.status == "compiled" else "warn"),
                 element("span", "in an earlier run", kind="soft") if graph.reused else None,
@@ -193,6 +193,13 @@ def _recompiles(frame: Frame) -> Markup | None:
         heading("Recompiles", f"{len(again)}"),
         grid(("graph#", "why no earlier graph served", "outcome", "at#", "took#"), rows),
     )
+
+
+def _miss(miss: Miss) -> Markup:
+    earlier = "" if miss.graph is None else f"graph {miss.graph}: "
+    where = "" if miss.line is None else f" {place(miss.line)}."
+    hint = f" To avoid it: {miss.suggestion}." if miss.suggestion else ""
+    return element("div", earlier, words(miss.sentence), element("span", f".{where}{hint}", kind="soft"))
 
 
 def _graph_breaks(report: Report) -> Markup | None:

@@ -636,6 +636,33 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """Why an earlier graph did not serve a call: one of its guards failed.
+
+    Attributes
+    ----------
+    graph
+        The earlier graph's index; None if it was made of no graph of this report.
+    subject, before, after
+        What the guard is about, what the earlier graph expects, and what the call had; empty if that cannot be told.
+    sentence
+        The same as a sentence.
+    line
+        The line of the program that made the guard.
+    suggestion
+        What would avoid it.
+    """
+
+    graph: int | None = None
+    subject: str = ""
+    before: str = ""
+    after: str = ""
+    sentence: str
+    line: UserLine | None = None
+    suggestion: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """One compiled entry of a frame: what the pipeline did, stage by stage.
 
@@ -652,8 +679,8 @@ class Graph:
         Who captured the function, who compiled the graphs.
     tracer
         The tracer that ran.
-    reason
-        Why no earlier entry served; None for the first.
+    misses
+        Why each earlier graph did not serve the call, the nearest first; empty for the first graph.
     training
         Whether a backward was made.
     grad_mode
@@ -680,7 +707,7 @@ class Graph:
     frontend: str = ""
     backend: str = ""
     tracer: str | None = None
-    reason: str | None = None
+    misses: tuple[Miss, ...] = ()
     training: bool | None = None
     grad_mode: bool | None = None
     at_ns: int | None = None

@@ -60,7 +60,7 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
         element("summary", f"Graph {graph.index} ", element("small", " · ".join(fact for fact in facts if fact))),
         element(
             "div",
-            element("p", f"Compiled again: {graph.reason}", kind="note") if graph.reason else None,
+            element("p", "Compiled again: ", words(graph.misses[0].sentence), kind="note") if graph.misses else None,
             element("p", f"The backward raises: {graph.backward_error}", kind="note") if graph.backward_error else None,
             _refusal(refusal),
             _stages(graph, counts),

@@ -169,10 +169,16 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "recompiles": {
         **_KEY,
-        "reason": (_TEXT, "why no earlier entry served"),
+        "earlier": (_COUNT, "an earlier graph of the function that did not serve; the nearest comes first"),
+        "subject": (_TEXT, "what its guard is about: t.dtype, scale"),
+        "before": (_TEXT, "what that graph expects"),
+        "after": (_TEXT, "what the call had"),
+        "reason": (_TEXT, "the same as a sentence"),
+        "suggestion": (_TEXT, "what would avoid it"),
         "status": (_TEXT, "compiled, refused or compiling"),
         "at_ns": (_COUNT, "when it began, in ns since the recording began"),
         "duration_ns": (_COUNT, "how long it took, in ns"),
+        **_LINE,
     },
     "refusals": {
         **_KEY,
@@ -417,13 +423,19 @@ def _call_rows(report: Report) -> Iterator[Row]:
 
 def _recompile_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
-        if graph.reason is not None:
+        for miss in graph.misses:
             yield {
                 **key,
-                "reason": graph.reason,
+                "earlier": miss.graph,
+                "subject": miss.subject or None,
+                "before": miss.before or None,
+                "after": miss.after or None,
+                "reason": miss.sentence,
+                "suggestion": miss.suggestion or None,
                 "status": graph.status,
                 "at_ns": graph.at_ns,
                 "duration_ns": graph.duration_ns,
+                **_line(miss.line),
             }
 
 

@@ -108,7 +108,7 @@ function graph(index: number): object {
     status: 'compiled',
     frontend: 'direct',
     backend: 'eager',
-    reason: index === 0 ? null : '`x` has another shape',
+    misses: index === 0 ? [] : [{ graph: 0, sentence: '`x` has another shape', line: null, suggestion: 'pad' }],
     training: true,
     at_ns: 0,
     duration_ns: 2_000_000,

@@ -64,7 +64,7 @@ class Story:
                 entry=self._entry,
                 frontend="direct",
                 backend="inductor",
-                reason=reason,
+                misses=() if reason is None else (observe.Miss(entry=101, sentence=reason),),
             )
         )
         return self._entry

@@ -18,9 +18,9 @@ def test_frames_and_graphs_are_numbered_in_order_of_appearance(report: Report) -
     assert [frame.name for frame in report.frames] == ["step", "dropout_net"]
     assert [graph.index for graph in report.frames[0].graphs] == [0, 1]
     assert [graph.entry for graph in report.frames[0].graphs] == [101, 102]
-    assert [graph.reason for graph in report.frames[0].graphs] == [
-        None,
-        "`x` has shape (8, 5), this entry was compiled for (4, 5)",
+    assert [[(m.graph, m.sentence) for m in graph.misses] for graph in report.frames[0].graphs] == [
+        [],
+        [(0, "`x` has shape (8, 5), this entry was compiled for (4, 5)")],
     ]
     assert report.notes == ()
 

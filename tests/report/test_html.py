@@ -119,7 +119,7 @@ def test_mutations_aliases_and_reasons_are_visible(report: Report) -> None:
         "bytes 8 – 24",
         "mm needs it",
         "tracer that ran: aotlab",
-        "Compiled again: `x` has shape (8, 5), this entry was compiled for (4, 5)",
+        "Compiled again: x has shape (8, 5), this entry was compiled for (4, 5)",
         "again is the same tensor as x",
         "call to print()",
         "0.50× eager",

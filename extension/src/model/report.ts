@@ -118,12 +118,18 @@ const counts = record('Counts', {
   kernels_called: number(),
   guards: number()
 });
+const miss = record('Miss', {
+  graph: maybe(number()),
+  sentence: text(),
+  line: maybe(line),
+  suggestion: text()
+});
 const graph = record('Graph', {
   index: number(),
   status: text(),
   frontend: text(),
   backend: text(),
-  reason: maybe(text()),
+  misses: list(miss),
   training: maybe(flag()),
   at_ns: maybe(number()),
   duration_ns: maybe(number()),
@@ -253,6 +259,7 @@ export type Storage = Read<typeof storage>;
 export type Saved = Read<typeof saved>;
 export type Kernel = Read<typeof kernel>;
 export type Counts = Read<typeof counts>;
+export type Miss = Read<typeof miss>;
 export type Graph = Read<typeof graph>;
 export type Call = Read<typeof call>;
 export type Refusal = Read<typeof refusal>;

@@ -1,6 +1,6 @@
 /** Recompiles and calls: why each graph was made, which calls it served, what was refused and where Dynamo broke. */
 
-import type { Call, Frame, Refusal } from '../model/report';
+import type { Call, Frame, Miss, Refusal } from '../model/report';
 import { amount, duration, grouped, place, short } from '../model/words';
 import type { Context, Entry } from './context';
 import { h, heading, mark, soft, svg } from './dom';
@@ -21,7 +21,7 @@ export function callsPanel(context: Context): Child[] {
   const refusals = frames.flatMap(frame => frame.refusals.map(refusal => ({ frame, refusal })));
   const drawn: Child[] = [];
   if (entries.length > 0) {
-    const again = entries.filter(entry => entry.graph.reason !== null).length;
+    const again = entries.filter(entry => entry.graph.misses.length > 0).length;
     drawn.push(
       heading('Graphs', again > 0 ? `${entries.length}, ${again} of them because no earlier one served` : `${entries.length}`),
       table({
@@ -87,12 +87,26 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
     name: 'reason',
     title: 'why no earlier graph served',
     kind: 'words',
-    cell: ({ graph }) => graph.reason ?? h('span', { class: 'al-soft' }, 'the first')
+    cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
   },
   { name: 'calls', title: 'calls', kind: 'number', cell: ({ graph }) => grouped(graph.calls) },
   { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: ({ graph }) => duration(graph.at_ns) },
   { name: 'duration_ns', title: 'took', kind: 'number', cell: ({ graph }) => duration(graph.duration_ns) }
 ];
+
+/** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */
+function missed(miss: Miss): Child {
+  const earlier = miss.graph === null ? '' : `graph ${miss.graph}: `;
+  const where = miss.line === null ? '' : ` ${place(miss.line)}.`;
+  const hint = miss.suggestion === '' ? '' : ` To avoid it: ${miss.suggestion}.`;
+  return h(
+    'div',
+    {},
+    earlier,
+    miss.sentence,
+    h('span', { class: 'al-soft', title: miss.line?.code ?? null }, `.${where}${hint}`)
+  );
+}
 
 interface RefusalRow {
   readonly frame: Frame;

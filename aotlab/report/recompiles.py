@@ -1,0 +1,217 @@
+"""Why a function was compiled again: what the guard that failed expected, what the call had, what would avoid it.
+
+The direct frontend says so itself. Dynamo gives the text of a guard, with the line of the program that it is for::
+
+    L['scale'] == 1.0          # return t / t.norm() * scale  # train.py:7 in normalize
+    tensor 't' size mismatch at index 0. expected 4, actual 5
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from aotlab import observe
+from aotlab.errors import UserLine
+from aotlab.report.model import Miss
+from aotlab.report.text import plain_names
+
+_COMMENT = re.compile(r"^(.*?)\s+# (.*?)  # (\S+):(\d+) in (\S+)", re.DOTALL)
+_OF_A_TENSOR = re.compile(
+    r"tensor '(.+?)' (?:Tensor )?(.+?) mismatch(?: at index (\d+))?\. [Ee]xpected (.+?)(?:, actual (.+))?$"
+)
+_EQUAL = re.compile(r"^(?P<path>[LG]\[.*?) == (?P<before>.+)$")
+_LENGTH = re.compile(r"^len\((?P<path>[LG]\[.*)\) == (?P<before>\d+)$")
+_EMPTY = re.compile(r"^not (?P<path>[LG]\[.*)$")
+_NONE = re.compile(r"^(?P<path>[LG]\[.*?) is (?P<before>None|not None)$")
+_TYPE = re.compile(r"^___check_type_id\((?P<path>[LG]\[.*), \d+\)(?:, type=<class '(?P<before>[^']+)'>)?")
+_OBJECT = re.compile(r"^___check_obj_id\((?P<path>[LG]\[.*), \d+\)")
+_GLOBAL = "GLOBAL_STATE changed:"
+_DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"} | {
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "ComplexFloat": "complex64", "ComplexDouble": "complex128"
+}  # fmt: skip
+_MODES = {
+    "grad_mode": "grad mode",
+    "training": "grad mode",
+    "num_threads": "the number of threads",
+    "default_dtype": "the default dtype",
+    "deterministic_algorithms": "deterministic algorithms",
+}
+
+_PASS_A_TENSOR = "each value is compiled for itself; pass it as a tensor, or keep to a few values"
+_TWO_STATES = "each of the two is compiled once, and serves from then on"
+_KEEP_TYPE = "pass the same type in each call"
+_KEEP_OBJECT = "reuse one object instead of making another for each call"
+_KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
+#: What may differ of a tensor: how it is written, and what to do.
+_OF_TENSORS = {
+    "size": ("{}.size({})", "each size is compiled for itself; pad to a few sizes"),
+    "stride": ("{}.stride({})", "call contiguous() on it before"),
+    "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
+    "dtype": ("{}.dtype", "convert to one dtype before"),
+    "requires_grad": ("{}.requires_grad", _TWO_STATES),
+    "device index": ("{}.device", "keep to one device"),
+}
+
+
+class _Guard(NamedTuple):
+    """A guard that failed, taken apart."""
+
+    subject: str
+    before: str
+    after: str
+    suggestion: str
+    far: int = 0  # guards of tensors are asked before those of numbers, those of modes before both
+
+
+def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
+    """Word why each earlier entry, here by its number, did not serve a call; the nearest entry first."""
+    if isinstance(event, observe.CompileStarted):
+        return tuple(
+            (
+                each.entry,
+                Miss(
+                    subject=each.subject,
+                    before=each.before,
+                    after=each.after,
+                    sentence=each.sentence,
+                    suggestion=each.suggestion,
+                ),
+            )
+            for each in event.misses
+        )
+    rows = []
+    for entry, words in event.failed:
+        text, line = _apart(words, event.file)
+        guard = _read(text, event.scope)
+        rows.append((guard.far, entry, _miss(guard, line)))
+    return tuple((entry, row) for _, entry, row in sorted(rows, key=lambda row: row[0]))
+
+
+def _miss(guard: _Guard, line: UserLine | None) -> Miss:
+    if not guard.before:
+        sentence = guard.subject
+        guard = guard._replace(subject="")
+    else:
+        sentence = f"`{guard.subject}` is {guard.after} where the earlier graph expects {guard.before}"
+    return Miss(
+        subject=guard.subject,
+        before=guard.before,
+        after=guard.after,
+        sentence=sentence,
+        suggestion=guard.suggestion,
+        line=line,
+    )
+
+
+def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
+    """Divide a guard from the line that it is for; Dynamo cuts long names of files at their front."""
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    found = _COMMENT.match(first)
+    if found is None:
+        return first, None
+    named = file if file.endswith(found[3]) else found[3]
+    return found[1], UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip())
+
+
+def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
+    if text.startswith(_GLOBAL):
+        names = [_MODES.get(name, name.removesuffix("_enabled")) for name in text.removeprefix(_GLOBAL).split()]
+        if names == ["grad mode"]:
+            now = torch.is_grad_enabled()
+            return _Guard("grad mode", "on" if not now else "off", "on" if now else "off", _TWO_STATES, far=2)
+        return _Guard(f"{' and '.join(names) or 'a global setting'} changed", "", "", _TWO_STATES, far=2)
+    found = _OF_A_TENSOR.match(text)
+    if found is not None and found[2] in _OF_TENSORS:
+        return _of_a_tensor(*found.groups())
+    for pattern, reading in ((_LENGTH, _length), (_EQUAL, _equal), (_NONE, _none), (_TYPE, _type), (_EMPTY, _empty)):
+        found = pattern.match(text)
+        if found is not None:
+            path = found["path"]
+            return reading(_spoken(path), found.groupdict().get("before") or "another", _value(path, scope))
+    found = _OBJECT.match(text)
+    if found is not None:
+        return _Guard(_spoken(found["path"]), "that of the earlier call", "another object", _KEEP_OBJECT)
+    return _Guard(f"a guard of Dynamo's failed: {plain_names(text)}", "", "", "")
+
+
+def _of_a_tensor(name: str, what: str, index: str | None, before: str, after: str | None) -> _Guard:
+    words, suggestion = _OF_TENSORS[what]
+    path = name if name[:2] in ("L[", "G[") else f"L['{name}']"
+    if what == "requires_grad":
+        was = before.endswith("1")
+        before, after = str(was), str(not was)
+    if what == "dtype":
+        before, after = (_DTYPES.get(each, each.lower()) for each in (before, after or ""))
+    return _Guard(words.format(_spoken(path), index), before, after or "another", suggestion, far=1)
+
+
+def _length(subject: str, before: str, value: Any) -> _Guard:
+    return _Guard(f"len({subject})", before, _length_of(value), _KEEP_LENGTH)
+
+
+def _empty(subject: str, _before: str, value: Any) -> _Guard:
+    return _Guard(f"len({subject})", "0", _length_of(value), _KEEP_LENGTH)
+
+
+def _length_of(value: Any) -> str:
+    return str(len(value)) if isinstance(value, (list, tuple, dict, set, str)) else "another"
+
+
+def _equal(subject: str, before: str, value: Any) -> _Guard:
+    is_state = isinstance(value, bool)
+    return _Guard(subject, before, _shown(value), _TWO_STATES if is_state else _PASS_A_TENSOR)
+
+
+def _none(subject: str, before: str, value: Any) -> _Guard:
+    return _Guard(subject, before, _shown(value), _TWO_STATES)
+
+
+def _type(subject: str, before: str, value: Any) -> _Guard:
+    return _Guard(f"type({subject})", before, type(value).__qualname__, _KEEP_TYPE)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
+
+
+def _shown(value: Any) -> str:
+    """Write a value of the user's: a plain one as it is, of others the type, since their `repr` may be anything."""
+    if value is _UNKNOWN:
+        return "another"
+    if isinstance(value, type):
+        return value.__qualname__
+    text = repr(value) if type(value) in _PLAIN else f"a {type(value).__qualname__}"
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+_UNKNOWN: Any = object()
+
+
+def _value(path: str, scope: Mapping[str, Any]) -> Any:
+    """Look up a variable of the call, its attributes and items: what the guard has just looked up."""
+
+    def look_up(node: ast.AST) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return scope[name]
+            case ast.Attribute(value=inner, attr=name):
+                return getattr(look_up(inner), name)
+            case ast.Subscript(value=inner, slice=ast.Constant(value=key)):
+                return look_up(inner)[key]
+        raise LookupError
+
+    try:
+        return look_up(ast.parse(path, mode="eval").body)
+    except Exception:  # noqa: BLE001  # a path of another kind, or the object's own `__getattr__`
+        return _UNKNOWN
+
+
+def _spoken(path: str) -> str:
+    """Write a variable as the program does."""
+    path = re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
+    path = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", path)
+    return re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", path)

@@ -1,0 +1,130 @@
+"""Why a function was compiled again: the guard that failed of each earlier graph, the nearest first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from aotlab.report import Report
+
+BONUS = 3
+
+
+class Model(nn.Module):
+    """Reads arguments of all kinds, attributes and a global."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.times = 2
+
+    def forward(self, x, others=(), flag=True, factor=None):
+        y = self.layer(x) * self.times
+        if flag:
+            y = y + BONUS
+        for other in others:
+            y = y + other
+        if factor is not None:
+            y = y * factor
+        return y * 2 if self.training else y
+
+
+def _bonus(value):
+    globals()["BONUS"] = value
+
+
+X = torch.arange(32.0).reshape(4, 8)
+#: What is called second, after a call with `X` alone; what is found, expected, had.
+SECOND = {
+    "a bool": (lambda model: model(X, flag=False), "flag", "True", "False"),
+    "a number": (lambda model: model(X, factor=2.0), "factor", "None", "2.0"),
+    "a tensor for None": (lambda model: model(X, factor=X), "factor", "None", "a Tensor"),
+    "another container": (lambda model: model(X, [X]), "type(others)", "tuple", "list"),
+    "more items": (lambda model: model(X, (X,)), "len(others)", "0", "1"),
+    "eval": (lambda model: model.eval()(X), "self.training", "True", "False"),
+    "an attribute": (lambda model: (setattr(model, "times", 5), model(X)), "self.times", "2", "5"),
+    "a global": (lambda model: (_bonus(7), model(X)), "BONUS", "3", "7"),
+    "a size": (lambda model: model(X[:2].clone()), "x.size(0)", "4", "2"),
+    "a dimension": (lambda model: model(X[0].clone()), "x.dim()", "2", "1"),
+    "strides": (lambda model: model(X.t().contiguous().t()), "x.stride(0)", "8", "1"),
+    "requires_grad": (lambda model: model(X.clone().requires_grad_()), "x.requires_grad", "False", "True"),
+    "grad mode": (lambda model: torch.no_grad()(model)(X), "grad mode", "on", "off"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_dynamo):
+    """Compile anew, and leave the global as it was."""
+    yield
+    _bonus(3)
+
+
+def behind(function):
+    """Compile behind Dynamo, without symbols."""
+    return torch.compile(function, backend="aotlab", options={"compiler": "eager"}, dynamic=False)
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_guards_of_dynamo(name):
+    """One frame with two graphs; what failed of the first, with both values."""
+    call, subject, before, after = SECOND[name]
+    model = Model()
+    compiled = behind(model)
+    with Report.record() as recording:
+        compiled(X)
+        call(compiled)
+    (frame,) = recording.frames
+    first, second = frame.graphs
+    (miss,) = second.misses
+    assert first.misses == ()
+    assert (miss.graph, miss.subject, miss.before, miss.after) == (0, subject, before, after)
+    assert miss.suggestion
+    assert "0x" not in miss.sentence and "L[" not in miss.sentence and "___" not in miss.sentence
+
+
+def normalize(t, scale=1.0):
+    """Scale to a norm."""
+    return t / t.norm() * scale
+
+
+def test_nearest_first():
+    """What differs in a number only is nearer than what differs in a tensor; both have rows, with the line."""
+    compiled = behind(normalize)
+    with Report.record() as recording:
+        compiled(X)
+        compiled(X.double())
+        compiled(X, 2.0)
+    (frame,) = recording.frames
+    near, far = frame.graphs[2].misses
+    assert (near.graph, near.subject, near.before, near.after) == (0, "scale", "1.0", "2.0")
+    assert (far.graph, far.subject, far.before, far.after) == (1, "t.dtype", "float64", "float32")
+    assert near.line is not None
+    assert near.line.file == __file__
+    assert near.line.code == "return t / t.norm() * scale"
+    table = recording.recompiles
+    assert list(table["earlier"]) == [0, 0, 1]
+    assert list(table["subject"]) == ["t.dtype", "scale", "t.dtype"]
+    assert list(table["line"].dropna()) == [near.line.line]
+
+
+def test_another_compiled_form():
+    """The first graph of a function that was compiled by somebody else before is no recompile."""
+    torch.compile(normalize, backend="eager")(X)
+    compiled = behind(normalize)
+    with Report.record() as recording:
+        compiled(X, 2.0)
+    (frame,) = recording.frames
+    assert [graph.misses for graph in frame.graphs] == [()]
+    assert recording.recompiles.empty
+
+
+def test_nothing_is_held():
+    """The variables of a call are let go of."""
+    compiled = behind(normalize)
+    with Report.record():
+        compiled(X)
+        t = X.double()
+        compiled(t)
+        held = torch._C._storage_Use_Count(t.untyped_storage()._cdata)
+    assert held <= 2
