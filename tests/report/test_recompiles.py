@@ -80,7 +80,9 @@ def test_guards_of_dynamo(name):
     assert first.misses == ()
     assert (miss.graph, miss.subject, miss.before, miss.after) == (0, subject, before, after)
     assert miss.suggestion
-    assert "0x" not in miss.sentence and "L[" not in miss.sentence and "___" not in miss.sentence
+    assert "0x" not in miss.sentence
+    assert "L[" not in miss.sentence
+    assert "___" not in miss.sentence
 
 
 def normalize(t, scale=1.0):
