@@ -85,8 +85,7 @@ from aotlab._torch.nodes import (
 )
 from aotlab._torch.inductor import (
     _lowered, eager_draws_by_inductor, inductor_compile, inductor_decompositions, inductor_draws_as_eager,
-    inductor_joint_passes, inductor_keeps_draws_in_order, inductor_replace_random, inductor_source,
-    is_inductors_draw,
+    inductor_joint_passes, inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
 )
 from aotlab._torch.dynamo import (
     RESUME_PREFIX, as_made_by_dynamo, dynamo_cleanups, dynamo_compile_id, dynamo_compiles, dynamo_disable,

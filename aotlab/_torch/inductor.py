@@ -55,12 +55,8 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with (
-        config.patch(fallback_random=exact_random),
-        V.set_fake_mode(fake_mode),
-        _constants_allowed(fake_mode),
-        fake_mode,
-    ):
+    patched = config.patch(fallback_random=exact_random)
+    with patched, V.set_fake_mode(fake_mode), _constants_allowed(fake_mode), fake_mode:
         joint_graph_passes(module)
 
 
@@ -201,9 +197,3 @@ def _falling_back() -> Iterator[None]:
         yield
     finally:
         names["make_fallback"] = make_fallback
-
-
-def inductor_source(compiled: Any) -> str | None:
-    """Return the Python that Inductor wrote for a compiled graph, None if it wrote none."""
-    source = getattr(compiled, "source_code", None)
-    return source if isinstance(source, str) and source else None

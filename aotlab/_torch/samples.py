@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,8 +15,11 @@ from aotlab.errors import UsageError
 
 
 @contextlib.contextmanager
-def _testing_leaves_no_trace() -> Iterator[None]:
-    """Put back what importing torch's own test helpers changes in the whole process."""
+def _database() -> Iterator[None]:
+    """Load a database in the block, and put back what importing torch's own test helpers changes in the process.
+
+    Raises `UsageError` if a package that these need is not installed.
+    """
     flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
     allowed = flags["__allow_nonbracketed_mutation_flag"]
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -24,24 +27,16 @@ def _testing_leaves_no_trace() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             yield
-    finally:
-        flags["__allow_nonbracketed_mutation_flag"] = allowed
-        torch.set_rng_state(random_state)
-        if cache is None:
-            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
-
-
-@contextlib.contextmanager
-def _database() -> Iterator[None]:
-    """Load a database in the block; raises `UsageError` if a package that torch's own tests need is not installed."""
-    try:
-        with _testing_leaves_no_trace():
-            yield
     except ModuleNotFoundError as error:
         raise UsageError(
             f"torch's database of operators needs the package {error.name!r}, which is not installed: "
             "pip install 'aotlab[ops]'"
         ) from error
+    finally:
+        flags["__allow_nonbracketed_mutation_flag"] = allowed
+        torch.set_rng_state(random_state)
+        if cache is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 @functools.cache
@@ -69,11 +64,8 @@ def samples_do_not_seed() -> Iterator[None]:
 
     entries: Any = torch.testing._internal.common_methods_invocations
 
-    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
     seeding = entries.wrapper_set_seed
-    entries.wrapper_set_seed = call
+    entries.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """The Inductor backend: Triton kernels on the GPU, C++ on the CPU.
 
 It uses Inductor's inner entry, with the decompositions and joint-graph passes that `torch.compile` uses, so that the
-same graph gets the same code.
+same graph gets the same code. Around these it changes graphs where Inductor would compute something else than eager.
 
 *Random numbers* are those of `torch.compile` under the same settings. By default these are Inductor's own: a graph
 draws one seed for each random op, and its kernels make numbers of the seeds, others than eager's. With
@@ -14,118 +14,28 @@ first one found; and in a backward that draws by itself.
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config
 from aotlab._torch import FakeTensorMode, OpOverload
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
-from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
-from aotlab.backends.inductor_copies import copies_kept
+from aotlab.ir.graphs import STAYS, is_view, output_args, phase_of, return_from
 from aotlab.ir.random_state import STATE_OF
+
+_ATEN = torch.ops.aten
 
 
 def is_random(op: Any) -> bool:
     """Tell whether ``op`` draws random numbers."""
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _plain_complex_numbers(module: fx.GraphModule) -> None:
-    """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
-    numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
-    for call in list(numbers):
-        for user in list(call.users):  # torch 2.11's Inductor cannot take the conjugate of a number
-            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
-                numbers[user] = numbers[call].conjugate()
-    for call in reversed(numbers):
-        for user in list(call.users):
-            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
-        module.graph.erase_node(call)
-
-
-def _copied_constants(module: fx.GraphModule) -> None:
-    """Let each constant be copied before it is used; some of Inductor's lowerings cannot take a bare one of no size."""
-    for constant in [node for node in module.graph.nodes if node.op == "get_attr"]:
-        if not isinstance(constant.meta.get("val"), torch.Tensor):
-            continue
-        with module.graph.inserting_after(constant):
-            copy = module.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (constant,))
-        copy.meta.update(constant.meta)
-        constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
-
-
-def _put_into_copies(module: fx.GraphModule) -> None:
-    """Let kernels copy a tensor of which parts are put into itself, where Inductor would write while it reads."""
-    for node in module.graph.nodes:
-        if node.target in internals.PUTS and _memory([node.args[0].meta["val"]]) == _memory([node.args[2].meta["val"]]):
-            node.target = internals.PUT_BY_KERNEL
-
-
-def _draws_exactly(module: fx.GraphModule) -> bool:
-    """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
-    targets = [node.target for node in module.graph.nodes]
-    return any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets))
-
-
-#: Ops for which Inductor takes a seed.
-_SEEDED = (torch.ops.aten.rand.default, torch.ops.aten.randn.default, torch.ops.aten.randint.low)
-
-
-def _drop_unused_draws(module: fx.GraphModule) -> None:
-    """Leave out draws that nobody uses, as `torch.compile` does: they would take seeds."""
-    for node in reversed(list(module.graph.nodes)):
-        if node.target in _SEEDED and not node.users:
-            module.graph.erase_node(node)
-
-
-def _reads_states(module: fx.GraphModule) -> bool:
-    """Tell whether a graph reads the state of a generator, which is then to be moved on as eager moves it on."""
-    return any(node.target is STATE_OF for node in module.graph.nodes)
-
-
-def _memory(values: Iterable[Any]) -> list[int | None]:
-    """Name the memory of each tensor; None for what is none."""
-    return [internals.storage_key(value) if isinstance(value, torch.Tensor) else None for value in values]
-
-
-class _Apart:
-    """Calls a compiled graph, and copies results that share memory which the graph has apart.
-
-    Inductor lays what is put together by a ``cat`` into the memory of the whole, even if both are results. Which ones
-    is the same at every call.
-    """
-
-    _boxed_call = True
-
-    def __init__(self, compiled: Any, groups: list[int | None]) -> None:
-        self._compiled = compiled
-        self._groups = groups
-        self._copied: list[int] | None = None
-        self.source_code = getattr(compiled, "source_code", None)
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        results = self._compiled(inputs)
-        if len(results) > len(self._groups):  # what is computed only because it may raise, or draws
-            results = results[: len(self._groups)]
-        if self._copied is None:
-            seen: dict[int, int | None] = {}
-            actual = _memory(results)
-            self._copied = [
-                i
-                for i, (key, group) in enumerate(zip(actual, self._groups, strict=True))
-                if key is not None and seen.setdefault(key, group) != group
-            ]
-        if not self._copied:
-            return results
-        results = list(results)
-        for i in self._copied:
-            results[i] = results[i].clone()
-        return results
 
 
 class InductorBackend(Backend):
@@ -159,7 +69,7 @@ class InductorBackend(Backend):
         if not exact:
             _drop_unused_draws(module)
         count = keep_unused(module)
-        with torch.no_grad(), internals.disable_autocast(), copies_kept(module):
+        with torch.no_grad(), internals.disable_autocast(), _copies_kept(module):
             internals.inductor_joint_passes(module, fake_mode, exact_random=exact)
         drop_unused(module, count)
 
@@ -199,11 +109,12 @@ class InductorBackend(Backend):
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""
-        return internals.inductor_source(compiled)
+        source = getattr(compiled, "source_code", None)
+        return source if isinstance(source, str) and source else None
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
         """Read the kernels off Inductor's output code."""
-        source = internals.inductor_source(compiled)
+        source = self.source(compiled)
         return () if source is None else kernels_in(source)
 
 
@@ -226,3 +137,237 @@ def kernels_in(source: str) -> tuple[KernelSource, ...]:
     for match in _EXTERN.finditer(source):
         found.append(KernelSource(name=match.group(1), language="extern", source=match.group(0).strip()))
     return tuple(found)
+
+
+def _memory(values: Iterable[Any]) -> list[int | None]:
+    """Name the memory of each tensor; None for what is none."""
+    return [internals.storage_key(value) if isinstance(value, Tensor) else None for value in values]
+
+
+class _Apart:
+    """Calls a compiled graph, and copies results that share memory which the graph has apart.
+
+    Inductor lays what is put together by a ``cat`` into the memory of the whole, even if both are results. Which ones
+    is the same at every call.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, compiled: Any, groups: list[int | None]) -> None:
+        self._compiled = compiled
+        self._groups = groups
+        self._copied: list[int] | None = None
+        self.source_code = getattr(compiled, "source_code", None)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        results = self._compiled(inputs)
+        if len(results) > len(self._groups):  # what is computed only because it may raise, or draws
+            results = results[: len(self._groups)]
+        if self._copied is None:
+            seen: dict[int, int | None] = {}
+            pairs = enumerate(zip(_memory(results), self._groups, strict=True))
+            self._copied = [i for i, (key, group) in pairs if key is not None and seen.setdefault(key, group) != group]
+        if not self._copied:
+            return results
+        results = list(results)
+        for i in self._copied:
+            results[i] = results[i].clone()
+        return results
+
+
+# --- what Inductor cannot take -------------------------------------------------------------------------------------
+
+
+def _plain_complex_numbers(module: fx.GraphModule) -> None:
+    """Put complex numbers where the recorder has calls of ``complex``, which keep a zero's sign in a graph's text."""
+    numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
+    for call in list(numbers):
+        for user in list(call.users):  # torch 2.11's Inductor cannot take the conjugate of a number
+            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
+                numbers[user] = numbers[call].conjugate()
+    for call in reversed(numbers):
+        for user in list(call.users):
+            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
+        module.graph.erase_node(call)
+
+
+def _copied_constants(module: fx.GraphModule) -> None:
+    """Let each constant be copied before it is used; some of Inductor's lowerings cannot take a bare one of no size."""
+    for constant in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        if not isinstance(constant.meta.get("val"), Tensor):
+            continue
+        with module.graph.inserting_after(constant):
+            copy = module.graph.call_function(_ATEN.lift_fresh_copy.default, (constant,))
+        copy.meta.update(constant.meta)
+        constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+
+
+def _put_into_copies(module: fx.GraphModule) -> None:
+    """Let kernels copy a tensor of which parts are put into itself, where Inductor would write while it reads."""
+    for node in module.graph.nodes:
+        if node.target in internals.PUTS and _memory([node.args[0].meta["val"]]) == _memory([node.args[2].meta["val"]]):
+            node.target = internals.PUT_BY_KERNEL
+
+
+# --- random numbers ------------------------------------------------------------------------------------------------
+
+#: Ops for which Inductor takes a seed.
+_SEEDED = (_ATEN.rand.default, _ATEN.randn.default, _ATEN.randint.low)
+
+
+def _draws_exactly(module: fx.GraphModule) -> bool:
+    """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
+    targets = [node.target for node in module.graph.nodes]
+    return any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets))
+
+
+def _drop_unused_draws(module: fx.GraphModule) -> None:
+    """Leave out draws that nobody uses, as `torch.compile` does: they would take seeds."""
+    for node in reversed(list(module.graph.nodes)):
+        if node.target in _SEEDED and not node.users:
+            module.graph.erase_node(node)
+
+
+def _reads_states(module: fx.GraphModule) -> bool:
+    """Tell whether a graph reads the state of a generator, which is then to be moved on as eager moves it on."""
+    return any(node.target is STATE_OF for node in module.graph.nodes)
+
+
+# --- what eager's kernels refuse and Inductor's would take ---------------------------------------------------------
+#
+#     def f(x, i):
+#         x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
+#         torch._assert_async(x.sum() > 0)     # Inductor leaves this out
+#         return x * 2
+#
+# A graph that raises is as good as eager's error: eager then runs the call (`aotlab.runtime.failing`).
+
+#: Ops that take no negative index, and the position of their index.
+_NOT_NEGATIVE = {_ATEN.index_select.default: 2, _ATEN.index_add.default: 2, _ATEN.index_copy.default: 2}
+#: Ops that Inductor's own decomposition computes otherwise than eager: with targets that end early, by torch 2.13.
+_COMPUTED_OTHERWISE = (_ATEN.multilabel_margin_loss_forward.default,)
+
+Decomposition = Callable[..., Any]
+
+
+def with_checks(table: dict[Any, Decomposition]) -> dict[Any, Decomposition]:
+    """Return a table of decompositions whose results raise where eager's kernels do."""
+    found = {op: function for op, function in table.items() if op not in _COMPUTED_OTHERWISE}
+    found[_ATEN._assert_async.default] = lambda condition: _ATEN._assert_async.msg(condition, "assertion failed")
+    for op, position in _NOT_NEGATIVE.items():
+        found[op] = _after_check(table.get(op), lambda *args, at=position: args[at] >= 0)
+    loss = _ATEN.binary_cross_entropy.default
+    found[loss] = _after_check(table.get(loss), lambda x, *_: (x >= 0) & (x <= 1))
+    return found
+
+
+def _after_check(decomposition: Decomposition | None, condition: Callable[..., Tensor]) -> Decomposition:
+    """Make a decomposition that asks for a condition first, where kernels can say that it does not hold."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if args[0].device.type == "cpu":
+            _ATEN._assert_async.msg(condition(*args).all(), "a value that eager refuses")
+        return NotImplemented if decomposition is None else decomposition(*args, **kwargs)
+
+    return checked
+
+
+def keep_unused(module: fx.GraphModule) -> int:
+    """Return results that nobody uses, of ops that stay, behind the outputs of a graph; return how many there were.
+
+    Inductor leaves out whatever leads to no output.
+    """
+    outputs = output_args(module.graph)
+    kept = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
+    more = [result for node in kept if (result := _tensor_of(module, node)) is not None]
+    return_from(module.graph, (*outputs, *more))
+    return len(outputs)
+
+
+def _tensor_of(module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """Return a node for the first tensor among an op's results."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return node
+    for i, item in enumerate(value if isinstance(value, (tuple, list)) else ()):
+        if isinstance(item, Tensor):
+            with module.graph.inserting_after(node):
+                result = module.graph.call_function(operator.getitem, (node, i))
+            result.meta.update(node.meta, val=item)
+            return result
+    return None
+
+
+def drop_unused(module: fx.GraphModule, count: int) -> None:
+    """Take back what `keep_unused` did to a graph that had ``count`` outputs: its passes may have replaced nodes."""
+    outputs = output_args(module.graph)
+    return_from(module.graph, outputs[:count])
+    for node in outputs[count:]:
+        if node is not None:
+            node.meta[STAYS] = True
+
+
+# --- copies that the passes over a joint graph must not leave out --------------------------------------------------
+#
+#     def f(x, w):
+#         return x.clone() * w        # eager keeps the copy, which does not change when ``x`` is written
+#
+# To the passes a copy of what nobody writes in the graph is nothing, and the backward would get ``x`` itself, which the
+# caller may write. So where the backward uses a copy of something within the caller's reach, the passes see an op that
+# they do not know.
+
+#: Ops of new memory whose result may be what they are given, element by element.
+_COPIES = {
+    _ATEN.clone.default, _ATEN._to_copy.default, torch.ops.prims.convert_element_type.default, _ATEN.repeat.default,
+    _ATEN.constant_pad_nd.default, _ATEN.cat.default, _ATEN.pow.Tensor_Scalar, _ATEN.copy.default,
+    _ATEN.slice_scatter.default, _ATEN.ceil.default, _ATEN.floor.default, _ATEN.round.default, _ATEN.trunc.default,
+    _ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.add.Tensor, _ATEN.sub.Tensor,
+}  # fmt: skip
+
+
+class _Unknown:
+    """Stands for an op while the passes look at a graph."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.__name__ = self.__qualname__ = f"kept_{op.__name__}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*args, **kwargs)
+
+
+@contextmanager
+def _copies_kept(joint: fx.GraphModule) -> Iterator[None]:
+    """Hide the copies in a joint graph that the backward uses, of inputs and outputs."""
+    graph = joint.graph
+    outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]
+    within_reach = {_key(node) for node in [*graph.find_nodes(op="placeholder"), *outputs]} - {None}
+    for node in graph.nodes:
+        if node.target in _COPIES and phase_of(node) == "forward" and _key(node) not in within_reach:
+            like = [each for each in node.all_input_nodes if _key(each) in within_reach and _alike(each, node)]
+            if like and _is_used_late(node):
+                node.target = _Unknown(node.target)
+    try:
+        yield
+    finally:
+        for node in graph.nodes:
+            if isinstance(node.target, _Unknown):
+                node.target = node.target.op
+        joint.recompile()
+
+
+def _key(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return internals.storage_key(value) if isinstance(value, Tensor) and value.layout == torch.strided else None
+
+
+def _alike(node: fx.Node, other: fx.Node) -> bool:
+    one, two = node.meta["val"], other.meta["val"]
+    return bool(one.shape == two.shape and one.dtype == two.dtype and one.device == two.device)
+
+
+def _is_used_late(node: fx.Node) -> bool:
+    """Tell whether a node, or a view of it, is used by the backward."""
+    calls = (user for user in node.users if user.op == "call_function")
+    return any(phase_of(user) == "backward" or (is_view(user) and _is_used_late(user)) for user in calls)

@@ -12,20 +12,21 @@ While a compiler runs, `get_aot_compilation_context` tells it which graph it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
-from aotlab.ir.assertions import hold_to, promises
+from aotlab.errors import GraphInvariantError
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
 from aotlab.ir.random_state import keeping_states, with_states
+from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.default import is_tangent
 from aotlab.partition.stage import PartitionRecord
 from aotlab.trace.live import Trace
@@ -134,7 +135,7 @@ def compile_graph(
         graph_id=context.number,
         shared=context.shared,
     )
-    promised = promises(module, labels) if config.debug_assert else None
+    promises = _Promises(module, labels, kind) if config.debug_assert else None  # before the compiler changes the graph
     started = time.perf_counter_ns()
     token = _current.set(([name], context.model_name, context.number))
     try:
@@ -154,7 +155,7 @@ def compile_graph(
         compile_ns=time.perf_counter_ns() - started,
         nodes=nodes,
     )
-    call = boxed(compiled) if promised is None else hold_to(boxed(compiled), promised, kind)
+    call = boxed(compiled) if promises is None else promises.checked(boxed(compiled))
     return (keeping_states(call, devices, results) if devices else call), record
 
 
@@ -173,3 +174,72 @@ def run(
         labels = list(trace.gradient_labels(0))
         backward, late_record = compile_graph(partition.backward, "backward", backend, trace, context, 0, labels)
     return CompileRecord(graphs=(record, late_record)), forward, backward
+
+
+# --- `config.debug_assert`: what compiled graphs return is held against what was traced ---------------------------
+
+
+class _Promises:
+    """What was traced of a graph's outputs: their specs, and which share memory with each other or with inputs.
+
+    ``labels`` name the first outputs. The others are saved values, which may lie in memory as the compiler likes.
+    """
+
+    def __init__(self, module: fx.GraphModule, labels: Sequence[str], kind: GraphKind) -> None:
+        storages = StorageNumbers()
+        self._kind = kind
+        self._visible = len(labels)
+        self._inputs = [storages.number(node.meta["val"]) for node in placeholders(module.graph)]
+        self._outputs: list[tuple[str, TensorSpec] | None] = []
+        for i, node in enumerate(output_args(module.graph)):
+            value = node.meta["val"] if isinstance(node, fx.Node) else None
+            if node is None or not isinstance(value, Tensor):
+                self._outputs.append(None)
+            else:
+                label = labels[i] if i < len(labels) else f"the saved value `{node.name}`"
+                self._outputs.append((label, spec_of(value, storages)))
+
+    def checked(self, compiled: Boxed) -> Boxed:
+        """Wrap a compiled graph so that it raises `GraphInvariantError` for the first output that breaks a promise."""
+
+        def call(inputs: list[Any]) -> Sequence[Any]:
+            given = [*inputs]  # keeps them alive: a storage's key is compared only with outputs of this very call
+            outputs = compiled(inputs)
+            owners: dict[int, tuple[int | None, str]] = {}
+            for i, (value, number) in enumerate(zip(given, self._inputs, strict=True)):
+                if value.numel():
+                    owners.setdefault(internals.storage_key(value), (number, f"input {i} of the graph"))
+            for i, (value, promise) in enumerate(zip(outputs, self._outputs, strict=True)):
+                if promise is not None:
+                    self._check(value, *promise, visible=i < self._visible, owners=owners)
+            return outputs
+
+        call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+        return call
+
+    def _check(
+        self, value: Any, label: str, spec: Any, *, visible: bool, owners: dict[int, tuple[int | None, str]]
+    ) -> None:
+        if not isinstance(value, Tensor):
+            raise self._broken(label, f"is a `{type(value).__qualname__}`, no tensor")
+        looks: dict[str, object] = {"shape": tuple(value.shape), "dtype": value.dtype, "device": value.device}
+        traced: dict[str, object] = {"shape": spec.shape, "dtype": spec.dtype, "device": spec.device}
+        if visible and self._kind != "backward":  # autograd takes gradients of any strides
+            looks["strides"], traced["strides"] = (_strides(s, spec.shape) for s in (value.stride(), spec.stride))
+        for what, seen in looks.items():
+            if seen != traced[what]:
+                raise self._broken(label, f"came back with {what} {seen}; traced as {traced[what]}")
+        if value.numel() and visible:
+            number, owner = owners.setdefault(internals.storage_key(value), (spec.storage, label))
+            if number != spec.storage:
+                raise self._broken(label, f"shares memory with {owner}; it was traced as a tensor of its own")
+
+    def _broken(self, label: str, what: str) -> GraphInvariantError:
+        return GraphInvariantError(
+            f"{label} of the compiled {self._kind} {what}: the compiler that was used does not keep to the graph"
+        )
+
+
+def _strides(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides that matter: those of dimensions with more than one element, none of an empty tensor."""
+    return () if 0 in shape else tuple(step for step, size in zip(stride, shape, strict=True) if size > 1)

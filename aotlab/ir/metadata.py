@@ -22,33 +22,13 @@ class MutationType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputAliasInfo:
-    """What the function did to one tensor input.
+    """What the function did to one tensor input, the ``index``-th when duplicates were dropped.
 
-    Upstream's ``mutates_metadata`` and ``mutates_storage_metadata`` are missing: such functions run eagerly.
-
-    Attributes
-    ----------
-    index, name
-        The position among the flat tensor inputs after duplicates were dropped, and the caller's name for it.
-    spec
-        The input as it came in.
-    is_leaf, requires_grad
-        As autograd had them at the call.
-    mutates_data
-        Its values changed.
-    mutations_hidden_from_autograd
-        Every write went through ``detach()`` or another tensor that autograd does not connect to it.
-    mutations_under_no_grad_or_inference_mode
-        Every write happened under ``no_grad`` or ``inference_mode``.
-    keep_input_mutations
-        The compiled graph itself writes the new value.
-    moves_version
-        Its version counter moved, as it does for writes other than through ``.data`` and by kernels that keep quiet,
-        such as batch norm's.
-    requires_grad_after
-        ``requires_grad`` of the input when the function returned.
-    requires_grad_set
-        What ``requires_grad_()`` made of it in the end, None if nothing.
+    Upstream's ``mutates_metadata`` and ``mutates_storage_metadata`` are missing: such functions run eagerly. ``spec``,
+    ``is_leaf`` and ``requires_grad`` are as at the call. ``mutations_hidden_from_autograd``: every write went through
+    ``detach()`` or the like. ``keep_input_mutations``: the compiled graph itself writes the new value.
+    ``moves_version``: its version counter moved, which it does not for writes through ``.data`` and by kernels such as
+    batch norm's. ``requires_grad_set`` is what ``requires_grad_()`` made of it in the end, None if nothing.
     """
 
     index: int
@@ -130,38 +110,17 @@ class ViewStep:
 class OutputAliasInfo:
     """How one flat output is given back.
 
-    Attributes
-    ----------
-    index, name
-        The position among the flat outputs, and a name for it such as ``"out[0]"``.
-    raw_type, spec
-        The qualified name of its Python type, and the output as eager would return it; None if it is no tensor.
-    base_idx
-        The input, the intermediate base or the user output that it aliases, as ``output_type`` says.
-    dynamic_dims
-        Dimensions whose sizes are symbolic.
-    views
-        The view ops that lead from the base to it; None where only ``as_strided`` can say it.
-    same_as
-        The index of an earlier output that is the same object.
-    under_no_grad
-        Whether autograd does not connect it to its base: it was detached, or made under ``no_grad``. (A view made
-        under ``no_grad`` of a tensor that requires grad says that it requires grad and is a leaf.)
-    made_in_no_grad_mode
-        Whether it is a view that was made under ``no_grad``, which autograd knows though its base has no history.
-    is_detached
-        Whether autograd does not take it for a view, though it shares its base's memory.
-    is_new_leaf
-        Whether the function made it a leaf that requires grad.
-    made_by
-        The name of the custom Function that made it as a view of an intermediate.
-    precedes_write
-        Whether it is a view of an input that was written after it was made, so that its history is made anew then.
-    is_inference
-        Whether the function made it under ``inference_mode``, and the call itself is not.
-    made_together
-        A number that it shares with the outputs that are views by the same call of a function such as ``unbind``,
-        which is one autograd node; None for other outputs.
+    ``spec`` is the output as eager would return it, None if it is no tensor; ``base_idx`` the input, intermediate base
+    or user output that it aliases, as ``output_type`` says; ``views`` the view ops that lead from the base to it, None
+    where only ``as_strided`` can say it; ``same_as`` the index of an earlier output that is the same object.
+
+    ``under_no_grad``: autograd does not connect it to its base. (A view made under ``no_grad`` of a tensor that
+    requires grad says that it requires grad and is a leaf.) ``made_in_no_grad_mode``: it is a view that was made so,
+    which autograd knows though its base has no history. ``is_detached``: autograd does not take it for a view.
+    ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
+    as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later, so that its
+    history is made anew then. ``is_inference``: it was made under ``inference_mode``, and the call is not.
+    ``made_together`` is a number shared by views by one call of a function such as ``unbind``, which is one node.
     """
 
     index: int
@@ -170,7 +129,6 @@ class OutputAliasInfo:
     raw_type: str
     spec: TensorSpec | None
     base_idx: int | None = None
-    dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
     same_as: int | None = None
@@ -217,22 +175,9 @@ class TangentInfo:
 class ViewAndMutationMeta:
     """Everything that the run-time function must know of a traced function.
 
-    Attributes
-    ----------
-    input_info, output_info
-        One record per flat tensor input (duplicates dropped) and per flat output.
-    intermediate_bases
-        The intermediates that the forward graph returns so that outputs can be made from them.
-    tangents
-        One record per tangent, in the order of the joint graph's placeholders.
-    keep_input_mutations
-        Whether the forward graph writes mutated inputs itself.
-    grad_enabled_mutation
-        The grad mode that the function left behind, None if it left it alone.
-    deterministic
-        Whether deterministic algorithms were asked for when it was traced.
-    static_input_indices
-        Inputs whose address will not change: parameters and buffers.
+    ``intermediate_bases`` are what the forward graph returns so that outputs can be made from them; ``tangents`` stand
+    in the order of the joint graph's placeholders; ``grad_enabled_mutation`` is the grad mode that the function left
+    behind, None if it left it alone; ``static_input_indices`` are parameters and buffers, whose addresses stay.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -241,7 +186,6 @@ class ViewAndMutationMeta:
     tangents: tuple[TangentInfo, ...] = ()
     keep_input_mutations: bool = False
     grad_enabled_mutation: bool | None = None
-    deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
 
     @property

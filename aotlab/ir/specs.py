@@ -32,21 +32,8 @@ Size = int | SymExpr
 class TensorSpec:
     """The description of one tensor.
 
-    Attributes
-    ----------
-    shape, stride
-        In elements, outermost dimension first.
-    offset, byte_offset
-        Where the tensor begins in its storage, in elements and in bytes.
-    storage, storage_bytes
-        The number of the owning storage, counted within one record in order of first appearance: tensors with the same
-        number share memory; and its size. None if the tensor has none.
-    nbytes
-        The bytes that the tensor's elements take (elements times element size), however they overlap.
-    type_name
-        The qualified name of the Python type.
-    inner
-        For a wrapper subclass, the specs of its inner tensors by attribute name, which may nest.
+    ``offset`` and ``byte_offset`` say where it begins in its storage. Tensors of one record with the same number
+    ``storage`` share memory. ``nbytes`` are what its elements take, however they overlap.
     """
 
     shape: tuple[Size, ...]
@@ -62,7 +49,6 @@ class TensorSpec:
     storage_bytes: Size | None = None
     nbytes: Size = 0
     type_name: str = "torch.Tensor"
-    inner: tuple[tuple[str, TensorSpec], ...] = ()
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.shape))

@@ -96,14 +96,6 @@ class PartitionRecord:
         """The calls in both graphs."""
         return sum(op_count(module.graph) for module in (self.forward, self.backward) if module is not None)
 
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The numbers of the saved values that share memory with no input and no output.
-
-        Compilers are not told: they would write into them in a backward that keeps the graph, too.
-        """
-        return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
-
 
 @dataclass(kw_only=True, eq=False)
 class Split:

@@ -19,7 +19,6 @@ from aotlab.report.model import (
     AutogradNode,
     Code,
     CompiledGraph,
-    InnerTensor,
     Input,
     Kernel,
     Node,
@@ -172,7 +171,6 @@ def tensor_info(spec: TensorSpec) -> TensorInfo:
         is_leaf=spec.is_leaf,
         # While tracing, fake tensors stand for plain ones.
         type_name="torch.Tensor" if spec.type_name.endswith(".FakeTensor") else spec.type_name,
-        inner=tuple([InnerTensor(name=name, tensor=tensor_info(inner)) for name, inner in spec.inner]),
     )
 
 
@@ -462,7 +460,6 @@ def _outputs(
             raw_type=info.raw_type,
             tensor=None if info.spec is None else tensor_info(info.spec),
             requires_grad=info.requires_grad,
-            dynamic_dims=tuple(sorted(info.dynamic_dims)),
         )
         if info.output_type in (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT):
             assert info.base_idx is not None

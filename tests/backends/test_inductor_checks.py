@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 import aotlab
-from aotlab.backends.inductor_checks import drop_unused, keep_unused, with_checks
+from aotlab.backends.inductor import drop_unused, keep_unused, with_checks
 from aotlab.ir.graphs import STAYS
 
 INDEX = torch.tensor([1])
