@@ -234,13 +234,6 @@ def _reads_states(module: fx.GraphModule) -> bool:
 
 
 # --- what eager's kernels refuse and Inductor's would take ---------------------------------------------------------
-#
-#     def f(x, i):
-#         x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
-#         torch._assert_async(x.sum() > 0)     # Inductor leaves this out
-#         return x * 2
-#
-# A graph that raises is as good as eager's error: eager then runs the call (`aotlab.runtime.failing`).
 
 #: Ops that take no negative index, and the position of their index.
 _NOT_NEGATIVE = {_ATEN.index_select.default: 2, _ATEN.index_add.default: 2, _ATEN.index_copy.default: 2}
@@ -251,7 +244,12 @@ Decomposition = Callable[..., Any]
 
 
 def with_checks(table: dict[Any, Decomposition]) -> dict[Any, Decomposition]:
-    """Return a table of decompositions whose results raise where eager's kernels do."""
+    """Return a table of decompositions whose results raise where eager's kernels do.
+
+        x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
+
+    A graph that raises is as good as eager's error: eager then runs the call (`aotlab.runtime.failing`).
+    """
     found = {op: function for op, function in table.items() if op not in _COMPUTED_OTHERWISE}
     found[_ATEN._assert_async.default] = lambda condition: _ATEN._assert_async.msg(condition, "assertion failed")
     for op, position in _NOT_NEGATIVE.items():
@@ -275,7 +273,7 @@ def _after_check(decomposition: Decomposition | None, condition: Callable[..., T
 def keep_unused(module: fx.GraphModule) -> int:
     """Return results that nobody uses, of ops that stay, behind the outputs of a graph; return how many there were.
 
-    Inductor leaves out whatever leads to no output.
+    Inductor leaves out whatever leads to no output, assertions too.
     """
     outputs = output_args(module.graph)
     kept = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
@@ -308,13 +306,6 @@ def drop_unused(module: fx.GraphModule, count: int) -> None:
 
 
 # --- copies that the passes over a joint graph must not leave out --------------------------------------------------
-#
-#     def f(x, w):
-#         return x.clone() * w        # eager keeps the copy, which does not change when ``x`` is written
-#
-# To the passes a copy of what nobody writes in the graph is nothing, and the backward would get ``x`` itself, which the
-# caller may write. So where the backward uses a copy of something within the caller's reach, the passes see an op that
-# they do not know.
 
 #: Ops of new memory whose result may be what they are given, element by element.
 _COPIES = {
@@ -339,7 +330,13 @@ class _Unknown:
 
 @contextmanager
 def _copies_kept(joint: fx.GraphModule) -> Iterator[None]:
-    """Hide the copies in a joint graph that the backward uses, of inputs and outputs."""
+    """Hide the copies in a joint graph that the backward uses, of what is within the caller's reach.
+
+        x.clone() * w        # eager keeps the copy, which does not change when ``x`` is written
+
+    To the passes a copy of what nobody writes in the graph is nothing: the backward would get ``x`` itself. Instead
+    they see an op that they do not know.
+    """
     graph = joint.graph
     outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]
     within_reach = {_key(node) for node in [*graph.find_nodes(op="placeholder"), *outputs]} - {None}

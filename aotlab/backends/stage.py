@@ -12,7 +12,7 @@ While a compiler runs, `get_aot_compilation_context` tells it which graph it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from aotlab._torch import OpOverload
+from aotlab._torch import ASSERTIONS, UNSAFE_VIEW, OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.specs import TensorSpec, spec_of
 
@@ -17,6 +17,8 @@ Phase = Literal["forward", "backward"]
 
 #: In the ``meta`` of a node that nobody uses and that stays all the same, since it may raise.
 STAYS = "stays"
+#: In the ``meta`` of a copy that a partitioner made; the value that it copies is its "saved_value".
+COPY = "copy_for_recomputation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,24 @@ def is_view(node: fx.Node) -> bool:
     first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
     views = first is not None and not first.is_write and result is not None
     return views and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def moves_nothing(target: OpOverload) -> bool:
+    """Tell whether an op's results are views, one or several, or would be if its schema said so."""
+    if target is UNSAFE_VIEW:
+        return True
+    first = target._schema.arguments[0].alias_info if target._schema.arguments else None
+    return first is not None and not first.is_write
+
+
+def must_stay(node: fx.Node) -> bool:
+    """Tell whether a node stays in a forward though nobody uses it."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in node.target.tags
+    return draws or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta
 
 
 def op_count(graph: fx.Graph) -> int:

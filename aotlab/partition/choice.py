@@ -14,17 +14,15 @@ that all layers of a model would go at one price, and there would be nothing bet
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from torch import fx
 
-from aotlab.partition.costs import Cost
-from aotlab.partition.flow import Network
+from aotlab.partition.joint import Joint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """What is kept, in the graph's order, and what follows for the values to which the price applied.
 
     ``weight`` is their bytes and, in its lower digits, what tells choices of as many bytes apart; ``time`` is the
@@ -37,15 +35,10 @@ class Choice:
 
 
 class Chooser:
-    """Finds choices for one joint graph; ``costs``, ``inputs`` and ``needed`` are as in `Joint`."""
+    """Finds choices for one joint graph."""
 
-    def __init__(
-        self,
-        costs: Mapping[fx.Node, Cost],
-        inputs: Mapping[fx.Node, Collection[fx.Node]],
-        needed: Collection[fx.Node],
-    ) -> None:
-        self.costs = costs
+    def __init__(self, joint: Joint) -> None:
+        self.costs = costs = joint.costs
         count = len(costs)
         #: One byte, as a weight.
         self.unit = count * (count + 1) // 2 + 1
@@ -54,18 +47,14 @@ class Chooser:
         }
         self._network = network = Network()
         positions = {node: (network.node(), network.node()) for node in costs}
-        for before, after in positions.values():
+        for before, after in positions.values():  # these edges come first: their capacities are costs
             network.edge(network.source, before)
             network.edge(before, after)
-        self._count = 2 * count  # those of the edges whose capacities are costs
-        self._edges = self._count
         for node, (before, after) in positions.items():
-            for each in inputs[node]:
+            for each in joint.inputs[node]:
                 network.edge(positions[each][1], before)
-                self._edges += 1
-            if node in needed:
+            if node in joint.needed:
                 network.edge(after, network.sink)
-                self._edges += 1
 
     def fastest(self) -> Choice:
         """Return the choice that costs the least time."""
@@ -85,16 +74,12 @@ class Chooser:
         kept = frozenset(above.kept)
         above = self._weighed(above, own)
         below = self._least(own, kept)
-        least, most = (self.bytes_of(choice, own) for choice in (below, above))
+        least, most = (sum(self.costs[node].nbytes for node in each.kept if node in own) for each in (below, above))
         return self._walk(least + int((most - least) * budget), above, below, own, kept)
-
-    def bytes_of(self, choice: Choice, own: Collection[fx.Node]) -> int:
-        """Return how many bytes a choice keeps of some values."""
-        return sum(self.costs[node].nbytes for node in choice.kept if node in own)
 
     def _weighed(self, choice: Choice, own: Collection[fx.Node]) -> Choice:
         weight = sum(self.weights[node] for node in choice.kept if node in own)
-        return Choice(kept=choice.kept, weight=weight, time=choice.time)
+        return choice._replace(weight=weight)
 
     def _least(self, own: Collection[fx.Node], kept: frozenset[fx.Node] | None) -> Choice:
         # at this price a byte costs more than all the time that there is
@@ -134,8 +119,8 @@ class Chooser:
                 again, keep = (None, keep) if node in fixed else (again, None)
             capacities += (again, keep)
         infinite = 1 + sum(capacity for capacity in capacities if capacity is not None)
-        found = [infinite if capacity is None else capacity for capacity in capacities]
-        late = self._network.late_cut([*found, *[infinite] * (self._edges - self._count)])
+        capacities += [None] * (self._network.edges - len(capacities))
+        late = self._network.late_cut([infinite if capacity is None else capacity for capacity in capacities])
         kept = []
         spent = weight = 0
         for i, (node, cost) in enumerate(self.costs.items()):
@@ -147,3 +132,108 @@ class Chooser:
                 if node in own:
                     weight += weights[node]
         return Choice(kept=tuple(kept), weight=weight, time=spent)
+
+
+class Network:
+    """A directed network, whose minimum cuts are found by Dinic's algorithm (Y. Dinitz, 1970).
+
+    Nodes are numbers from 0, ``source`` and ``sink`` the first of them, and so are edges. Capacities are integers of
+    any size, so that costs can be scaled without rounding. One network serves many cuts: its edges stay. (networkx,
+    which comes with torch, takes six times as long for a graph of 2,000 nodes.)
+    """
+
+    source = 0
+    sink = 1
+
+    def __init__(self) -> None:
+        self._edges: list[list[int]] = [[], []]  # of each node, the numbers of its half edges, those back included
+        self._to: list[int] = []  # of half edges: 2 * n is the edge n, 2 * n + 1 the way back
+        self._left: list[int] = []  # the capacity that is left
+
+    def node(self) -> int:
+        """Add a node."""
+        self._edges.append([])
+        return len(self._edges) - 1
+
+    @property
+    def edges(self) -> int:
+        """How many edges there are."""
+        return len(self._to) // 2
+
+    def edge(self, start: int, end: int) -> int:
+        """Add an edge."""
+        number = len(self._to)
+        self._edges[start].append(number)
+        self._edges[end].append(number + 1)
+        self._to += (end, start)
+        return number // 2
+
+    def late_cut(self, capacities: Sequence[int]) -> list[bool]:
+        """Find the minimum cut that lies nearest to the sink, given the capacities of the edges.
+
+        Returned is for each node whether it is on the sink's side: whether the sink can still be reached from it when
+        as much as possible flows.
+        """
+        left = self._left = [0] * len(self._to)
+        left[::2] = capacities
+        while (levels := self._levels())[self.sink] >= 0:
+            self._augment(levels)
+        edges, to = self._edges, self._to
+        reaching = [False] * len(edges)
+        reaching[self.sink] = True
+        todo = [self.sink]
+        while todo:
+            for edge in edges[todo.pop()]:
+                node = to[edge]
+                if left[edge ^ 1] and not reaching[node]:
+                    reaching[node] = True
+                    todo.append(node)
+        return reaching
+
+    def _levels(self) -> list[int]:
+        """Return the nodes' distances to the source, up to the sink's; -1 where nothing can flow or beyond that."""
+        edges, to, left, sink = self._edges, self._to, self._left, self.sink
+        levels = [-1] * len(edges)
+        levels[self.source] = level = 0
+        todo = [self.source]
+        while todo and levels[sink] < 0:
+            level += 1
+            following = []
+            for node in todo:
+                for edge in edges[node]:
+                    if left[edge] and levels[to[edge]] < 0:
+                        levels[to[edge]] = level
+                        following.append(to[edge])
+            todo = following
+        return levels
+
+    def _augment(self, levels: list[int]) -> None:
+        """Let flow what can along paths on which the level rises by one at each step."""
+        edges, to, left, sink = self._edges, self._to, self._left, self.sink
+        following = [0] * len(edges)
+        path: list[int] = []
+        node = self.source
+        while True:
+            if node == sink:
+                flow = min(left[edge] for edge in path)
+                for edge in path:
+                    left[edge] -= flow
+                    left[edge ^ 1] += flow
+                first = next(i for i, edge in enumerate(path) if not left[edge])
+                node = to[path[first] ^ 1]
+                del path[first:]
+                continue
+            deeper, ways = levels[node] + 1, edges[node]
+            for n in range(following[node], len(ways)):
+                edge = ways[n]
+                if levels[to[edge]] == deeper and left[edge]:
+                    following[node] = n
+                    path.append(edge)
+                    node = to[edge]
+                    break
+            else:
+                if not path:
+                    return
+                following[node] = len(ways)
+                node = to[path.pop() ^ 1]
+                following[node] += 1

@@ -24,8 +24,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from aotlab._torch import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects
-from aotlab.ir.graphs import STAYS, phase_of
-from aotlab.partition.copies import COPY, moves_nothing
+from aotlab.ir.graphs import COPY, STAYS, moves_nothing, phase_of
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
 FLOPS_PER_BYTE = 32
@@ -65,29 +64,16 @@ class Cost:
     kind: str
     ban: str = ""
 
-    @property
-    def is_op(self) -> bool:
-        """Whether it is an op's own doing that it must not run twice."""
-        return self.kind == ONCE
 
-
-class Flops:
-    """Counts the floating-point operations of products; those of equal sizes are counted once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
-
-    def of(self, node: fx.Node) -> int:
-        """Return how many a node's op takes."""
-        target = node.target
-        assert isinstance(target, OpOverload)
-        key = (target, *(_size(each) for each in (*node.args, *node.kwargs.items())), _size(node.meta["val"]))
-        found = self._known.get(key)
-        if found is None:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-            found = int(flop_registry[target.overloadpacket](*args, **kwargs, out_val=node.meta["val"]))
-            self._known[key] = found
-        return found
+def _flops(node: fx.Node, known: dict[object, int]) -> int:
+    """Count the floating-point operations of a product; ``known`` are those of products counted before."""
+    target = node.target
+    assert isinstance(target, OpOverload)
+    key = (target, *(_size(each) for each in (*node.args, *node.kwargs.items())), _size(node.meta["val"]))
+    if key not in known:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        known[key] = int(flop_registry[target.overloadpacket](*args, **kwargs, out_val=node.meta["val"]))
+    return known[key]
 
 
 def _size(value: Any) -> Any:
@@ -96,33 +82,22 @@ def _size(value: Any) -> Any:
     return ("size", *value.shape) if isinstance(value, Tensor) else repr(value)
 
 
-def cost_of(
-    node: fx.Node,
-    *,
-    in_forward: bool,
-    static: bool = False,
-    overwritten: bool = False,
-    reachable: bool = False,
-    flops: Flops | None = None,
-) -> Cost:
+def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, flops: dict[object, int]) -> Cost:
     """Estimate the costs of a node of a joint graph that no tangent reaches.
 
     It may be computed by the forward in any case (``in_forward``), be a parameter or buffer, which lives longer than
-    the call (``static``), an input that the call overwrites, so that keeping it takes a clone (``overwritten``), or lie
-    where the caller may write, so that it could not be computed again (``reachable``). Nodes may share ``flops``.
+    the call (``static``), or lie where the caller may write, so that it could not be computed again (``reachable``).
     """
     value = node.meta.get("val")
     size = nbytes(value)
     if node.op == "placeholder":
-        held = size if overwritten else 0
-        return Cost(
-            keep=2 * held if overwritten or static else size, nbytes=held, again=None, kind="an input", ban=AN_INPUT
-        )
+        held = size if node.meta.get("overwritten") else 0  # then it takes a clone
+        price = 2 * held if held or static else size
+        return Cost(keep=price, nbytes=held, again=None, kind="an input", ban=AN_INPUT)
     if node.op == "get_attr":
         return Cost(keep=None, nbytes=0, again=0, kind="a constant")
-    recorded_in_backward = phase_of(node) == "backward"
     is_value = isinstance(value, Tensor | torch.SymInt | torch.SymFloat)
-    keep = None if recorded_in_backward or not is_value else 2 * size
+    keep = 2 * size if is_value and phase_of(node) == "forward" else None
     if COPY in node.meta:
         return Cost(keep=keep, nbytes=size, again=None, kind="a copy", ban=A_COPY)
     if reachable and keep is not None:
@@ -131,7 +106,7 @@ def cost_of(
         return Cost(keep=keep, nbytes=size, again=None, kind=ONCE, ban=ban)
     if not in_forward:  # it runs once, wherever that is
         return Cost(keep=keep, nbytes=size, again=0, kind="an op that the forward does not need")
-    again, kind = _again(node, size, Flops() if flops is None else flops)
+    again, kind = _again(node, size, flops)
     return Cost(keep=keep, nbytes=size, again=again, kind=kind)
 
 
@@ -144,11 +119,6 @@ def nbytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(nbytes(item) for item in value)
     return 8
-
-
-def must_not_run_twice(node: fx.Node) -> bool:
-    """Tell whether a node draws random numbers, writes, asserts, or is there only since it may raise."""
-    return bool(why_once(node))
 
 
 def why_once(node: fx.Node) -> str:
@@ -183,7 +153,7 @@ def is_cheap(node: fx.Node) -> bool:
     return not (isinstance(target, OpOverload) and target.overloadpacket in flop_registry)
 
 
-def _again(node: fx.Node, size: int, flops: Flops) -> tuple[int, str]:
+def _again(node: fx.Node, size: int, flops: dict[object, int]) -> tuple[int, str]:
     """Estimate the traffic of running ``node`` again, and say what kind of op that is."""
     target = node.target
     if not isinstance(target, OpOverload):  # an item of a result
@@ -202,5 +172,5 @@ def _again(node: fx.Node, size: int, flops: Flops) -> tuple[int, str]:
     traffic = size + sum(nbytes(each.meta.get("val")) for each in node.all_input_nodes)
     if target.overloadpacket in flop_registry:
         # at least what it costs to keep it, so that it runs again only if memory is short
-        return max(flops.of(node) // FLOPS_PER_BYTE, 1) + traffic + 2 * size, "a product"
+        return max(_flops(node, flops) // FLOPS_PER_BYTE, 1) + traffic + 2 * size, "a product"
     return traffic + 1, "an op that reads all of its inputs"

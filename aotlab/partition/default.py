@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
-from aotlab._torch import ASSERTIONS, OpOverload, graph_module
-from aotlab.ir.graphs import STAYS, output_args, phase_of, placeholders
+from aotlab._torch import graph_module
+from aotlab.ir.graphs import must_stay, output_args, phase_of, placeholders
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -19,36 +17,40 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def primals_and_tangents(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Tell the placeholders of a joint graph apart."""
+    inputs = placeholders(graph)
+    return [node for node in inputs if not is_tangent(node)], [node for node in inputs if is_tangent(node)]
+
+
+def ancestors(
+    nodes: Iterable[fx.Node | None],
+    stop: Collection[fx.Node] = frozenset(),
+    inputs: Mapping[fx.Node, Sequence[fx.Node]] | None = None,
+) -> set[fx.Node]:
+    """Return nodes and what they are computed from, but for ``stop`` and what only that is computed from.
+
+    ``inputs`` says what each node is computed from, if that is not what the graph says.
+    """
+    found: set[fx.Node] = set()
+    todo = [node for node in nodes if isinstance(node, fx.Node)]
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in stop:
+            found.add(node)
+            todo += node.all_input_nodes if inputs is None else inputs[node]
+    return found
+
+
 def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
     """Return the nodes of the forward: the primals, what ``outputs`` need, and ops that stay with what those need.
 
     Items of multi-output ops among them belong to it, too.
     """
-    found: set[fx.Node] = set()
-    todo = [node for node in outputs if isinstance(node, fx.Node)]
-    for node in graph.nodes:
-        if node.op == "placeholder" and not is_tangent(node):
-            found.add(node)
-        elif node.meta.get("phase", "forward") == "forward" and _stays(node):
-            todo.append(node)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is operator.getitem and node.args[0] in found:
-            found.add(node)
-    return found
-
-
-def _stays(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and (
-        torch.Tag.nondeterministic_seeded in node.target.tags
-        or node.target._schema.is_mutable
-        or node.target in ASSERTIONS
-        or STAYS in node.meta
-    )
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    staying = [node for node in calls if node.meta.get("phase", "forward") == "forward" and must_stay(node)]
+    found = ancestors([*primals_and_tangents(graph)[0], *outputs, *staying])
+    return found | {node for node in calls if node.target is operator.getitem and node.args[0] in found}
 
 
 def default_partition(
@@ -61,28 +63,22 @@ def default_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph without recomputing anything.
 
+    Signature and calling convention are those of ``torch._functorch.partitioners.default_partition`` of torch 2.13, so
+    that each can stand in for the other; what is static decides nothing here.
+
     Parameters
     ----------
     joint_module
         Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
         outputs, then one gradient or None per primal.
-    _joint_inputs
-        Not looked at.
     num_fwd_outputs
         How many of the outputs are the forward's.
-    static_lifetime_input_indices, static_lifetime_input_nodes
-        Accepted for callers of upstream's function; this partitioner decides nothing by them.
 
     Returns
     -------
     forward, backward
         The forward takes the primals and returns its outputs followed by the values saved for the backward; the
         backward takes those and the tangents, and returns the gradients.
-
-    Notes
-    -----
-    Same signature and calling convention as ``torch._functorch.partitioners.default_partition`` of torch 2.13, so that
-    each can stand in for the other.
 
     Examples
     --------
@@ -98,37 +94,26 @@ def default_partition(
     """
     graph = joint_module.graph
     outputs = output_args(graph)
-    parts = default_parts(graph, num_fwd_outputs)
-    tangents = [node for node in placeholders(graph) if is_tangent(node)]
-    primals = [node for node in placeholders(graph) if not is_tangent(node)]
-    early = [node for node in graph.nodes if node in parts.forward]
-    late = [node for node in graph.nodes if node in parts.backward]
-    forward = extract(joint_module, primals, early, (*outputs[:num_fwd_outputs], *parts.saved), "Forward")
+    in_forward, in_backward, saved = default_parts(graph, num_fwd_outputs)
+    primals, tangents = primals_and_tangents(graph)
+    early = [node for node in graph.nodes if node in in_forward]
+    late = [node for node in graph.nodes if node in in_backward]
+    forward = extract(joint_module, primals, early, (*outputs[:num_fwd_outputs], *saved), "Forward")
     for node in output_args(forward.graph)[num_fwd_outputs:]:
         assert node is not None
         node.meta["kept_because"] = "this partitioner computes nothing again"
-    return forward, extract(joint_module, [*parts.saved, *tangents], late, outputs[num_fwd_outputs:], "Backward")
+    return forward, extract(joint_module, [*saved, *tangents], late, outputs[num_fwd_outputs:], "Backward")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultParts:
-    """How the default partitioner splits a graph: the nodes of its halves, and what is saved, in the graph's order."""
-
-    forward: set[fx.Node]
-    backward: set[fx.Node]
-    saved: list[fx.Node]
-
-
-def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> DefaultParts:
-    """Find out how the default partitioner splits a joint graph."""
+def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> tuple[set[fx.Node], set[fx.Node], list[fx.Node]]:
+    """Return the nodes of the halves of a joint graph, and what the default partitioner saves, in the graph's order."""
     outputs = output_args(graph)
-    fwd_outputs, gradients = outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
-    forward = forward_nodes(graph, fwd_outputs)
-    kept = set(gradients)
-    forward |= _ancestors(_used_late(graph, _ancestors(gradients, forward), kept), forward)
-    backward = _ancestors(gradients, forward)
-    saved = [n for n in graph.nodes if n in forward and (n in kept or any(user in backward for user in n.users))]
-    return DefaultParts(forward=forward, backward=backward, saved=saved)
+    gradients = set(outputs[num_fwd_outputs:])
+    forward = forward_nodes(graph, outputs[:num_fwd_outputs])
+    forward |= ancestors(_used_late(graph, ancestors(gradients, forward), gradients), forward)
+    backward = ancestors(gradients, forward)
+    saved = [n for n in graph.nodes if n in forward and (n in gradients or any(user in backward for user in n.users))]
+    return forward, backward, saved
 
 
 def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:
@@ -149,17 +134,6 @@ def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node |
             users = (user for user in node.users if user in backward and phase_of(user) == "backward")
             if node in gradients or any(users):
                 found.append(node)
-    return found
-
-
-def _ancestors(outputs: Sequence[fx.Node | None], stop: set[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    todo = [node for node in outputs if isinstance(node, fx.Node)]
-    while todo:
-        node = todo.pop()
-        if node not in found and node not in stop:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
     return found
 
 

@@ -1,20 +1,31 @@
-"""A joint graph as a partitioner sees it: what the forward consists of, what the backward needs, and what both cost."""
+"""A joint graph as a partitioner sees it: what the forward consists of, what the backward needs, and what both cost.
+
+What the caller can reach, as inputs and outputs, may be written by the time of the backward::
+
+    def f(x, w):
+        return (x * w * 3).sin()        # eager keeps x, w, and x * w * 3
+
+To compute ``x * w * 3`` again takes ``x`` and ``w`` as they were, and where a write does not count (``w.data.mul_(2)``)
+nobody would notice. So it takes copies of them, which cost memory; where the backward itself uses ``x`` and ``w``, it
+has them as they are by then, as eager does.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from aotlab._torch import OpOverload
-from aotlab.ir.graphs import output_args, phase_of, placeholders
+from aotlab.ir.graphs import COPY, moves_nothing, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
-from aotlab.partition.copies import make_only_saved, memory_numbers
-from aotlab.partition.costs import Cost, Flops, cost_of, must_not_run_twice, nbytes
-from aotlab.partition.default import extract, forward_nodes, is_tangent
+from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
+from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +52,7 @@ class Joint:
     def of(cls, graph: fx.Graph, count: int, static: Collection[int], reachable: Collection[fx.Node]) -> Joint:
         """Read a graph whose first ``count`` outputs are the forward's.
 
-        ``static`` are the numbers of the primals that live longer than the call, ``reachable`` is as in
-        `aotlab.partition.copies.within_reach`.
+        ``static`` are the numbers of the primals that live longer than the call, ``reachable`` is as in `within_reach`.
         """
         returned = output_args(graph)
         outputs, gradients = returned[:count], returned[count:]
@@ -52,7 +62,7 @@ class Joint:
         bound: set[fx.Node] = set()
         for node in graph.nodes:
             own = inputs[node] = [same.get(each, each) for each in node.all_input_nodes]
-            pinned = node.op == "call_function" and phase_of(node) == "backward" and must_not_run_twice(node)
+            pinned = node.op == "call_function" and phase_of(node) == "backward" and why_once(node)
             if pinned or is_tangent(node) or not bound.isdisjoint(own):
                 bound.add(node)
         backward: set[fx.Node] = set()
@@ -66,16 +76,15 @@ class Joint:
                 backward.add(node)
                 todo += inputs[node]
         forward = frozenset(same.get(node, node) for node in forward_nodes(graph, outputs))
-        primals = [node for node in placeholders(graph) if not is_tangent(node)]
+        primals, _ = primals_and_tangents(graph)
         lasting = {primals[n] for n in static if n < len(primals)}
-        reached = ancestors(needed, inputs)
-        flops = Flops()
+        reached = ancestors(needed, inputs=inputs)
+        flops: dict[object, int] = {}
         costs = {
             node: cost_of(
                 node,
                 in_forward=node in forward,
                 static=node in lasting,
-                overwritten=bool(node.meta.get("overwritten")),
                 reachable=node in reachable,
                 flops=flops,
             )
@@ -98,14 +107,13 @@ class Joint:
         self, module: fx.GraphModule, kept: Sequence[fx.Node], reasons: Mapping[fx.Node, str]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Write the two graphs; what is no tensor comes last among what is saved."""
-        tangents = [node for node in placeholders(self.graph) if is_tangent(node)]
-        primals = [node for node in placeholders(self.graph) if not is_tangent(node)]
+        primals, tangents = primals_and_tangents(self.graph)
         numbers = [node for node in kept if not isinstance(node.meta.get("val"), Tensor)]
         saved = [*(node for node in kept if isinstance(node.meta.get("val"), Tensor)), *numbers]
-        body = self.forward | ancestors(saved, self.inputs, self.forward)
+        body = self.forward | ancestors(saved, self.forward, self.inputs)
         early = [node for node in self.graph.nodes if node in body]
         forward = extract(module, primals, early, (*self.outputs, *saved), "Forward", same=self.same)
-        make_only_saved(forward)
+        _make_only_saved(forward)
         others: dict[fx.Node, list[Any]] = {}
         for other, node in self.same.items():
             others.setdefault(node, []).append(other.meta.get("val"))
@@ -135,18 +143,15 @@ class Joint:
         return order
 
 
-def ancestors(
-    nodes: Iterable[fx.Node], inputs: Mapping[fx.Node, Sequence[fx.Node]], stop: Collection[fx.Node] = frozenset()
-) -> set[fx.Node]:
-    """Return nodes and what they are computed from, but for ``stop`` and what only that is computed from."""
-    found: set[fx.Node] = set()
-    todo = [node for node in nodes if node not in stop]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += [each for each in inputs[node] if each not in stop]
-    return found
+def memory_numbers() -> Callable[[fx.Node], int | None]:
+    """Make what numbers the memory of nodes, None for one without: nodes with the same number share it."""
+    storages = StorageNumbers()
+
+    def memory(node: fx.Node) -> int | None:
+        value = node.meta.get("val")
+        return storages.number(value) if isinstance(value, Tensor) else None
+
+    return memory
 
 
 def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
@@ -156,7 +161,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
     an input that the call overwrites is saved as a clone, and so is each view of it.
     """
     memory = memory_numbers()
-    primals = [node for node in placeholders(graph) if not is_tangent(node)]
+    primals, _ = primals_and_tangents(graph)
     free = {memory(node) for node in (*primals, *output_args(graph)[:count]) if isinstance(node, fx.Node)}
     written = {memory(node) for node in primals if node.meta.get("overwritten")} - {None}
     held: dict[object, int] = {}
@@ -181,11 +186,17 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
     shares memory with what is ``returned`` is merged: two results that eager keeps apart must not become one.
     """
     storages = StorageNumbers()
-    kept = {memory for node in returned if isinstance(node, fx.Node) for memory in _memory(node, storages)}
+
+    def memory(node: fx.Node) -> set[int | None]:
+        value = node.meta.get("val")
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        return {storages.number(each) for each in values if isinstance(each, Tensor)} - {None}
+
+    kept = {number for node in returned if isinstance(node, fx.Node) for number in memory(node)}
     same: dict[fx.Node, fx.Node] = {}
     known: dict[Hashable, fx.Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(_memory(node, storages)):
+        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(memory(node)):
             continue
         try:
             key = (node.target, phase_of(node), _key(node.args, same), _key(node.kwargs, same))
@@ -200,13 +211,7 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
 def _is_pure(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
-    return isinstance(node.target, OpOverload) and not must_not_run_twice(node)
-
-
-def _memory(node: fx.Node, storages: StorageNumbers) -> set[int | None]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return {storages.number(each) for each in values if isinstance(each, Tensor)} - {None}
+    return isinstance(node.target, OpOverload) and not why_once(node)
 
 
 def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
@@ -221,3 +226,67 @@ def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
         return (type(value), repr(value))
     hash(value)
     return (type(value), value)
+
+
+# --- copies of what the caller can reach ---------------------------------------------------------------------------
+
+
+def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
+    """Return the nodes of a joint graph's forward whose values the caller can reach.
+
+    They lie in the memory of the graph's first ``count`` outputs, which are the forward's, or of its primals, but for
+    primals that the call overwrites, of which the forward saves a clone anyhow.
+    """
+    memory_of = memory_numbers()
+    tops = {node for node in primals_and_tangents(joint)[0] if not node.meta.get("overwritten")}
+    seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
+    memory = {memory_of(node) for node in seen} - {None}
+    early = (node for node in joint.nodes if node.op == "call_function" and phase_of(node) == "forward")
+    return tops | {node for node in early if memory_of(node) in memory}
+
+
+@contextmanager
+def copied(reachable: Set[fx.Node], worth: Callable[[fx.Node], bool]) -> Iterator[None]:
+    """Let what a joint graph computes from values in reach take copies of those meanwhile.
+
+    ``worth`` says of a node whether it might be computed again.
+    """
+    copies: list[fx.Node] = []
+    try:
+        for node in reachable:
+            users = [user for user in node.users if user not in reachable and _computes(user) and worth(user)]
+            if users:
+                copies.append(_insert_copy(node))
+                for user in users:
+                    user.replace_input_with(node, copies[-1])
+        yield
+    finally:
+        for copy in copies:
+            copy.replace_all_uses_with(copy.all_input_nodes[0])
+            copy.graph.erase_node(copy)
+
+
+def _insert_copy(node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    made = value.clone()  # before the graph is touched: it may raise
+    with node.graph.inserting_after(node):
+        name = f"{node.name}_as_it_was"
+        copy = node.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), name=name)
+    copy.meta = {**node.meta, "val": made, "phase": "forward", COPY: True}
+    copy.meta.update(saved_value=value, saved_name=copy.name)
+    return copy
+
+
+def _make_only_saved(forward: fx.GraphModule) -> None:
+    """Let a forward graph compute with what copies were made of, and make only those copies that it returns."""
+    for node in [node for node in forward.graph.nodes if COPY in node.meta and node.op == "call_function"]:
+        node.replace_all_uses_with(node.all_input_nodes[0], delete_user_cb=lambda user: user.op != "output")
+        if not node.users:
+            forward.graph.erase_node(node)
+    forward.recompile()
+
+
+def _computes(node: fx.Node) -> bool:
+    if node.op != "call_function" or phase_of(node) != "forward" or node.target is operator.getitem:
+        return False
+    return isinstance(node.target, OpOverload) and not moves_nothing(node.target)

@@ -6,7 +6,7 @@ is a minimum cut (`aotlab.partition.choice`).
 
 What the caller can reach, as inputs and outputs, may be written by then in ways that nobody notices. Where the backward
 proper uses it, eager keeps it too, and it costs nothing; to compute something again from it takes a copy
-(`aotlab.partition.copies`), unless less memory is asked for than that.
+(`aotlab.partition.joint`), unless less memory is asked for than that.
 
 A *memory budget* is a limit on kept bytes, which is met by a price on them; 1 asks for what is fastest, 0 for the least
 that can be kept. A module may have a budget of its own (`aotlab.partition.regions`). The regions are settled one
@@ -19,17 +19,15 @@ default partitioner's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from torch import fx
 
 from aotlab.partition.choice import Choice, Chooser
-from aotlab.partition.copies import copied, within_reach
-from aotlab.partition.costs import is_cheap
+from aotlab.partition.costs import ONCE, is_cheap
 from aotlab.partition.default import default_partition, default_parts
-from aotlab.partition.joint import Joint, held_bytes
-from aotlab.partition.reasons import Reasons
+from aotlab.partition.joint import Joint, copied, held_bytes, within_reach
 from aotlab.partition.regions import Budgets, Name
 
 
@@ -86,13 +84,13 @@ def min_cut_rematerialization_partition(
     """
     graph, budgets = joint_module.graph, Budgets(memory_budget, region_budgets or {})
     budgets.warn_of_unknown(graph)
-    most = held_bytes(default_parts(graph, num_fwd_outputs).saved, graph, num_fwd_outputs)
+    most = held_bytes(default_parts(graph, num_fwd_outputs)[2], graph, num_fwd_outputs)
     reachable = within_reach(graph, num_fwd_outputs)
     # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
     unsure = not any("phase" in node.meta for node in graph.nodes)
     with copied(reachable, lambda node: is_cheap(node) and (unsure or budgets.of(node) == 1)):
         joint = Joint.of(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
-        chooser = Chooser(joint.costs, joint.inputs, joint.needed)
+        chooser = Chooser(joint)
         choice = chooser.fastest()
         if _held(joint, choice) > most:
             choice = chooser.within(most, choice)
@@ -100,10 +98,56 @@ def min_cut_rematerialization_partition(
             if region.budget < 1:
                 choice = chooser.lowered(region.budget, choice, region.nodes)
         if _held(joint, choice) <= most:
-            reasons = Reasons(choice.kept, joint.costs, joint.inputs)
-            return joint.split(joint_module, choice.kept, {node: reasons.of(node) for node in choice.kept})
+            kept = frozenset(choice.kept)
+            return joint.split(joint_module, choice.kept, {node: _reason(node, kept, joint) for node in kept})
     return default_partition(joint_module, _joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
 
 def _held(joint: Joint, choice: Choice) -> int:
     return held_bytes(choice.kept, joint.graph, len(joint.outputs))
+
+
+def _reason(node: fx.Node, kept: Set[fx.Node], joint: Joint) -> str:
+    """Say why a value is kept and not computed again: the ban, or the edge that the cut goes through."""
+    cost = joint.costs[node]
+    if cost.again is None:
+        return cost.ban
+    needs: dict[fx.Node, None] = {}  # what is not kept, and would have to be there as well
+    todo = [each for each in joint.inputs[node] if each not in kept]
+    while todo:
+        each = todo.pop()
+        if each not in needs:
+            needs[each] = None
+            if joint.costs[each].again is not None:
+                todo += [one for one in joint.inputs[each] if one not in kept]
+    costs = {each: joint.costs[each] for each in needs}
+    to_keep = [each for each in needs if costs[each].again is None]
+    banned = next((each for each in to_keep if costs[each].kind == ONCE), None)
+    if banned is not None:
+        ban = costs[banned].ban
+        return f"to compute it again, as {cost.kind}, takes `{banned.name}`, which is not kept either: {ban}"
+    more = _listed([each for each in needs if costs[each].again is not None], "computed again")
+    more += _listed(to_keep, "kept for it")
+    keep = cost.keep or 0
+    again = cost.again + sum(c.again if c.again is not None else c.keep or 0 for c in costs.values())
+    moves = f"to keep it moves {in_bytes(keep)}, to compute it again, as {cost.kind}, {in_bytes(again)}"
+    if again >= keep:
+        return moves + more
+    held = sum(costs[each].nbytes for each in to_keep)
+    if held >= cost.nbytes:
+        return f"{moves}{more}; but that would hold {in_bytes(held)}, and this {in_bytes(cost.nbytes)}"
+    return f"{moves}{more}; but what is kept elsewhere was settled before"
+
+
+def _listed(nodes: Sequence[fx.Node], what: str) -> str:
+    names = " and ".join(f"`{node.name}`" for node in nodes[:3])
+    return f", with {names}{' and others' if len(nodes) > 3 else ''} {what}" if nodes else ""
+
+
+def in_bytes(count: float) -> str:
+    """Write a number of bytes, as ``3 MiB``."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

@@ -20,22 +20,20 @@ import operator
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from aotlab import _torch as internals
 from aotlab.errors import UsageError
-from aotlab.partition.copies import moves_nothing
+from aotlab.ir.graphs import moves_nothing
 
 #: A path of a module, or a class of modules.
 Name = str | type[nn.Module]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(NamedTuple):
     """Some values of a graph, and the part of the memory that they would take which they may take."""
 
     budget: float
@@ -118,13 +116,6 @@ def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
     """Return the modules in which a node was made, the outermost first, each as its path and its class.
 
     The first name of a path is what the module itself is called, ``self`` or the name of a variable.
-
-    Examples
-    --------
-    >>> node = fx.Graph().placeholder("x")
-    >>> node.meta["nn_module_stack"] = {"1": ("L['self'].layers.0", nn.Linear)}
-    >>> module_stack(node)
-    [('self.layers.0', <class 'torch.nn.modules.linear.Linear'>)]
     """
     stack = node.meta.get("nn_module_stack")
     return [(_readable(path), kind) for path, kind in stack.values()] if stack else []

@@ -13,9 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab._torch import ASSERTIONS, CAST, OpOverload
-from aotlab.ir.graphs import STAYS, is_view, output_args, phase_of, placeholders, return_from
-from aotlab.partition.copies import moves_nothing
+from aotlab._torch import CAST, OpOverload
+from aotlab.ir.graphs import (
+    STAYS,
+    is_view,
+    moves_nothing,
+    must_stay,
+    output_args,
+    phase_of,
+    placeholders,
+    return_from,
+)
 
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
@@ -219,13 +227,3 @@ def let_go(module: fx.GraphModule, count: int, held: int) -> None:
         if not holder.users:
             module.graph.erase_node(holder)
     module.recompile()
-
-
-def must_stay(node: fx.Node) -> bool:
-    """Tell whether a node stays in a forward though nobody uses it."""
-    if node.op in ("placeholder", "output"):
-        return True
-    if not isinstance(node.target, OpOverload):
-        return False
-    draws = torch.Tag.nondeterministic_seeded in node.target.tags
-    return draws or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta

@@ -29,9 +29,8 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
-from aotlab.ir.graphs import check_graph, line_of, op_count, output_args, phase_of, placeholders
+from aotlab.ir.graphs import COPY, check_graph, line_of, op_count, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-from aotlab.partition.copies import COPY
 from aotlab.partition.default import default_partition
 from aotlab.partition.saved import (
     hold_unused,

@@ -17,8 +17,8 @@ from torch.nn import functional
 import aotlab
 from aotlab.errors import UsageError
 from aotlab.ir.graphs import output_args
-from aotlab.partition.copies import copied, within_reach
-from aotlab.partition.flow import Network
+from aotlab.partition.choice import Network
+from aotlab.partition.joint import copied, within_reach
 from aotlab.partition.min_cut import min_cut_rematerialization_partition
 from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
 

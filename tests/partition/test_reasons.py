@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import aotlab
-from aotlab.partition.reasons import in_bytes
+from aotlab.partition.min_cut import in_bytes
 from tests.engine_helpers import compiled, leaf, nonleaf, record
 from tests.partition.test_min_cut import partition
 
