@@ -24,7 +24,7 @@ from aotlab.errors import (
 from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.fakes import LAID_OUT, as_in_eager, laid_out, needs_look
+from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake, settings_in_key
 from aotlab.trace.places import called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
@@ -52,7 +52,6 @@ _TWINS_OF_RANDOM_WRITES = frozenset(
     )
     if hasattr(getattr(torch.ops.aten, packet, None), overload)
 )  # fmt: skip
-_EMPTY_LIKE = torch.ops.aten.empty_like.default
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
@@ -106,7 +105,6 @@ class Recorder(TorchDispatchMode):
         self._metas: dict[int, dict[str, Any]] = {}
         self.quirks = quirks
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
-        self.likes: dict[int, Tensor] = {}  # what took its strides from which tensor, where the tape does not say so
 
     def __enter__(self) -> Recorder:
         """Start recording."""
@@ -202,8 +200,6 @@ class Recorder(TorchDispatchMode):
         finally:
             if outermost:
                 self._original = None
-        if func is _EMPTY_LIKE and result is not NotImplemented and not kwargs.get("memory_format"):
-            self.likes[id(result)] = args[0]
         return result
 
     def _check_arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -344,7 +340,7 @@ class Recorder(TorchDispatchMode):
                     f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
                     f"{self._line()}; do that outside of the compiled function"
                 )
-        result = as_in_eager(func, args, result, self.fake_mode)
+        result = as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:

@@ -62,6 +62,13 @@ PROGRAMS = {
     "index behind": (lambda x, i: x[:, i], ROWS, NUMBERS),
     "index by two": (lambda x, i: x[i, :, i], TURNED, NUMBERS),
     "index by two that differ": (lambda x, i: x[i, i.contiguous()], TURNED, NUMBERS),
+    "index by three": (lambda x, i: x[i, i, i], TURNED, NUMBERS),
+    "rrelu": (lambda x: functional.rrelu(x - 0.5), CHANNELS_LAST),
+    "rrelu of torch's own": (lambda x: torch.rrelu(x - 0.5), CHANNELS_LAST),
+    "rrelu in place": (lambda x: functional.rrelu(x - 0.5, inplace=True), CHANNELS_LAST),
+    "roll": (lambda x: x.roll(1, 1), CHANNELS_LAST),
+    "unfold": (lambda x: functional.unfold(x, 1), torch.rand(5, 5, 3, 2).permute(3, 2, 1, 0)),
+    "loss": (lambda x: functional.binary_cross_entropy(x, x.contiguous(), reduction="none"), CHANNELS_LAST),
 }
 
 
