@@ -16,7 +16,6 @@ changed. Each kind of refusal has a class of its own, under which reports count 
     │   ├── SymbolicShapeError          symbolic sizes
     │   ├── DataDependentError          Python control flow on tensor values
     │   ├── RandomOpError               random ops in a training graph
-    │   ├── InferenceTensorError        a tensor made under ``inference_mode`` is written; also a RuntimeError
     │   ├── CapturedTensorError         a tensor from outside that is not an argument
     │   ├── EscapeError                 ``numpy()``, ``data_ptr()``, ``.data = …`` on traced tensors
     │   ├── LeakedTensorError           a traced tensor stored in an object of the caller's
@@ -211,10 +210,6 @@ class DataDependentError(RefusedError):
 
 class RandomOpError(RefusedError):
     """A random op stands where its random numbers could differ from eager's."""
-
-
-class InferenceTensorError(RefusedError, RuntimeError):
-    """A tensor that was made under ``inference_mode`` is written; eager, too, has a RuntimeError for most of these."""
 
 
 class CapturedTensorError(RefusedError):

@@ -34,7 +34,7 @@ from aotlab._torch.functional import (
     mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
 )
 from aotlab._torch.fake import (
-    as_inference_tensor, call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense,
+    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense,
     memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (

@@ -95,14 +95,6 @@ def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> 
     return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
 
 
-def as_inference_tensor(tensor: Tensor) -> Tensor:
-    """Return an inference tensor over the memory of ``tensor``, which nobody else holds."""
-    with torch.inference_mode():
-        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    return fresh
-
-
 def storage_key(tensor: Tensor) -> int:
     """Return a number that tensors on one storage share, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)

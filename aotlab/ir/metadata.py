@@ -119,8 +119,8 @@ class OutputAliasInfo:
     which autograd knows though its base has no history. ``is_detached``: autograd does not take it for a view.
     ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
     as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later, so that its
-    history is made anew then. ``is_inference``: it was made under ``inference_mode``, and the call is not.
-    ``made_together`` is a number shared by views by one call of a function such as ``unbind``, which is one node.
+    history is made anew then. ``made_together`` is a number shared by views by one call of a function such as
+    ``unbind``, which is one autograd node.
     """
 
     index: int
@@ -138,7 +138,6 @@ class OutputAliasInfo:
     is_new_leaf: bool = False
     made_by: str | None = None
     precedes_write: bool = False
-    is_inference: bool = False
     made_together: int | None = None
 
     @property

@@ -10,6 +10,7 @@ the run-time function warns in the function's stead.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,25 +56,16 @@ class Warnings(Quirk):
 
 def would_raise(noted: Sequence[Warned]) -> bool:
     """Tell whether Python's filters turn one of some warnings into an error."""
-    return any(_action(each) == "error" for each in noted)
+    return any(map(_would_raise, noted))
 
 
-def _action(warned: Warned) -> str:
-    text = str(warned.message)
-    module = str(warned.scope.get("__name__", "<unknown>"))
-    for action, pattern, category, where, line in warnings.filters:
-        if (
-            (pattern is None or _matches(pattern, text))
-            and issubclass(warned.category, category)
-            and (where is None or _matches(where, module))
-            and line in (0, warned.line)
-        ):
-            return str(action)
-    return str(warnings.defaultaction)  # type: ignore[attr-defined]  # not in the stubs
-
-
-def _matches(pattern: Any, text: str) -> bool:
-    return bool(text.startswith(pattern) if isinstance(pattern, str) else pattern.match(text))
+def _would_raise(warned: Warned) -> bool:
+    text, name = str(warned.message), str(warned.scope.get("__name__", "<unknown>"))
+    for action, message, category, module, line in warnings.filters:
+        fits = all(pattern is None or re.match(pattern, given) for pattern, given in ((message, text), (module, name)))
+        if fits and issubclass(warned.category, category) and line in (0, warned.line):
+            return action == "error"
+    return False
 
 
 def warn_again(noted: Sequence[Warned]) -> None:

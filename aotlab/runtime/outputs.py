@@ -28,7 +28,6 @@ class Outputs:
         self.w = draft.w
         self._views = ViewCalls(draft)
         self._made: dict[int, str] = {}
-        self._inference_bases: dict[int, str] = {}
 
     def write(self) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
@@ -67,14 +66,8 @@ class Outputs:
             returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
             if output.is_new_leaf:
                 self.w.add(f"{returned}.requires_grad_()")
-            return self._as_inference(returned, output.name) if output.is_inference else returned
+            return returned
         return self._make_alias(output)
-
-    def _as_inference(self, result: str, name: str) -> str:
-        """Write what makes an inference tensor of a result, of which all views are inference tensors too."""
-        made = self.w.local(name)
-        self.w.add(f"{made} = {self.w.constant('as_inference', internals.as_inference_tensor)}({result})")
-        return made
 
     def _make_alias(self, output: OutputAliasInfo) -> str:
         """Write what makes an output that is, or is a view of, something that the caller can see."""
@@ -109,10 +102,6 @@ class Outputs:
         if output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
             return self.expression(k), meta.output_info[k].requires_grad
         base = self.draft.results[len(trace.writes) + len(trace.returned_outputs) + k]
-        if output.is_inference:
-            if k not in self._inference_bases:
-                self._inference_bases[k] = self._as_inference(base, "base")
-            base = self._inference_bases[k]
         return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)
 
 

@@ -52,12 +52,9 @@ class ViewCalls:
             line = f"{name} = {base}.as_strided({spec.shape}, {spec.stride}, {offset})"
             self.draft.in_context(line, grad_mode=grad_mode)
             return
-        protected = output.is_inference and output.output_type is not OutputType.ALIAS_OF_INPUT
         expression = base
         for n, step in enumerate(output.views):
             call = self._call(expression, step)
-            if protected and step.target == "aten.detach.default":
-                call = f"{expression}.view_as({expression})"  # detached, it could be written
             if step.item is None:
                 expression = call
                 continue
@@ -72,11 +69,6 @@ class ViewCalls:
                 self.draft.in_context(f"{made} = {call}", grad_mode=grad_mode)
             given.add(step.item)
             expression = f"{made}[{step.item}]"
-        if protected and any(step.target == "aten.view.dtype" for step in output.views):
-            # outside, a view of another dtype of an inference tensor is none, and could be written
-            self.w.add(f"with {self.w.constant('inference', torch.inference_mode)}():")
-            self.w.add(f"    {name} = {expression}")
-            return
         self.draft.in_context(f"{name} = {expression}", grad_mode=grad_mode)
 
     def _as_strided_offset(self, base: str, output: OutputAliasInfo) -> str:

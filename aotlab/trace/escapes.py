@@ -118,10 +118,6 @@ class EscapeGuard(TorchFunctionMode):
         """Let a function pass, or refuse it."""
         if func in _PARTS_FROM_ITS_BASE and args and internals.is_functional(args[0]):
             self._writes.note_owner(args[0])
-            inside = args[0].is_inference() and internals.storage_key(args[0]) not in self.grounds
-            if inside and not torch.is_inference_mode_enabled():
-                # of all aliases of an inference tensor it is the one that may be written outside
-                raise RunEagerly(f"an inference tensor is detached outside of inference_mode, at {user_line()}")
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
             self.chronicle.uses((args, kwargs))
         try:
@@ -171,10 +167,6 @@ class EscapeGuard(TorchFunctionMode):
             dtype = given if isinstance(given, torch.dtype) else None
             if func not in VIEWS or (dtype is not None and dtype.itemsize != first.dtype.itemsize):
                 self.check_strides(first)  # of which a view as elements of another size demands things
-            inside = torch.is_inference_mode_enabled() and not self._inference
-            if inside and dtype is not None and not first.is_inference():
-                # the one view of an ordinary tensor that is an inference tensor: outside neither written nor saved
-                raise RunEagerly(f"a tensor is viewed as another dtype under inference_mode, at {user_line()}")
         return self._writes.let_pass(func, args, kwargs)
 
     def _check_look(self, func: Any, tensor: Tensor) -> None:

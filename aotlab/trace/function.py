@@ -17,7 +17,7 @@ from aotlab.capture import nesting
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import InferenceTensorError, LeakedTensorError
+from aotlab.errors import LeakedTensorError
 from aotlab.guards.code_lines import line_that_changes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
@@ -25,7 +25,7 @@ from aotlab.trace.boundary import clocks_watched
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.held_back import WarningTape
+from aotlab.trace.held_back import warnings_noted
 from aotlab.trace.inputs import Entered, bases_of, input_info, with_uncounted_writes
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.passed_views import all_outputs
@@ -79,7 +79,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
-    warned = WarningTape()
     lifted, args, kwargs = call.rebuild(values)
     places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
@@ -87,7 +86,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
-            with warned, escapes, clocks_watched():
+            with warnings_noted() as warned, escapes, clocks_watched():
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
             recorder.states.end()
@@ -109,8 +108,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         infos = _input_infos(recorder, inputs)
         outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
-    if warned.noted:
-        escapes.claimed(warnings.warn, tuple(warned.noted), {})
+    if warned:
+        escapes.claimed(warnings.warn, tuple(warned), {})
     findings = Findings(
         call=call,
         dedupe=dedupe,
@@ -181,14 +180,8 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
     infos = with_uncounted_writes(inputs, infos)
     for info, item in zip(infos, inputs, strict=True):
         if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
-            # the epilogue, outside of the function's inference mode, could not write it
-            made = recorder.tape.producer(internals.from_functional(item.wrapper))
-            place = None if made is None else made[0].place
-            raise InferenceTensorError(
+            raise RunEagerly(
                 f"`{item.name}` was made under inference_mode and is written",
-                argument=item.name,
-                line=None if place is None else place(),
-                why="a compiled call writes it at its end, outside of the inference mode that the function was in",
                 suggestion="call the function under torch.inference_mode(), or pass a clone that was made outside",
             )
     return infos

@@ -143,7 +143,6 @@ class OutputReader:
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
             made_by=_name_of(leaf.grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
             precedes_write=item is not None and self._precedes_write(i, item),
-            is_inference=_is_inference(leaf),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
 
@@ -292,13 +291,6 @@ class OutputReader:
 
     def _check_intermediates(self, distinct: Sequence[int]) -> None:
         """Refuse outputs on one intermediate that a compiled call cannot make."""
-        made_there = [i for i in distinct if _is_inference(self.leaves[i])]
-        if made_there and len(made_there) < len(distinct):
-            raise OutputError(
-                f"`{self.names[made_there[0]]}` was made under inference_mode inside the function, and shares memory",
-                why="a compiled call can make inference tensors of whole results and their views only",
-                suggestion="use no_grad inside, or inference_mode around the call",
-            )
         new_leaf = next((i for i in distinct if is_new_leaf(self.leaves[i])), None)
         roots = [t for t in (*self.read.tensors.values(), *(i.wrapper for i in self.inputs)) if t.requires_grad]
         if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, self.leaves[new_leaf]) for o in roots)):
@@ -393,7 +385,3 @@ def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
     """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
     ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
     return ways[0] != ways[1]
-
-
-def _is_inference(output: Tensor) -> bool:
-    return output.is_inference() and not torch.is_inference_mode_enabled()

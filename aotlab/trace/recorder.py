@@ -93,7 +93,6 @@ class Recorder(TorchDispatchMode):
         self._inference = torch.is_inference_mode_enabled()
         self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
         self.values_only = False
-        self.ordinary = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -131,14 +130,11 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
-        if (
-            not self._inference
-            and torch.is_inference_mode_enabled()
-            and (self.ordinary or _is_ordinary_view(func, args))
-        ):
-            # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
-            with torch.inference_mode(False):
-                return self.__torch_dispatch__(func, types, args, kwargs)
+        if torch.is_inference_mode_enabled() and not self._inference:
+            raise RunEagerly(
+                f"inference_mode is entered inside of the function, at {self._line()}",
+                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
+            )
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
@@ -450,10 +446,3 @@ class Recorder(TorchDispatchMode):
             why="the write would be lost or done at the wrong time",
             suggestion="call it outside of the compiled function, or use an op that returns its result",
         )
-
-
-def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
-    if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
-        return False
-    first = func._schema.arguments[0].alias_info
-    return first is not None and not first.is_write and any(r.alias_info is not None for r in func._schema.returns)

@@ -309,7 +309,7 @@ def _set_on_the_way(x):
 MODES_INSIDE = {
     "autocast, written": Case(program=_autocast, breaks=BOTH),
     "grad modes, nested": Case(program=_nested_grad_modes),
-    "inference mode": Case(program=_inference_mode),
+    "inference mode": Case(program=_inference_mode, eager=BOTH, breaks=BOTH),
     "grad mode, set and set back": Case(program=_set_on_the_way),
 }
 GROUPS = {"mode": MODES_INSIDE, "structure": STRUCTURE, "write": WRITES, "hook": HOOKS, "result": RESULTS}

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from aotlab.errors import EscapeError
 from tests.engine_helpers import compiled, global_torch_state, leaf, nonleaf, refusing, same
@@ -213,19 +214,47 @@ def inference_inside(x):
     return y.clone(), x + 1
 
 
+def inference_results(x):
+    """Return what was made under inference mode, views of it, and views of ordinary tensors."""
+    with torch.inference_mode():
+        y = x * 2
+        y.add_(1)
+        z = x.view(-1)
+    return y, y[1:], z, x.view(-1), x * 3
+
+
 def writes_under_inference(x):
     """Write under inference mode."""
     with torch.inference_mode():
-        x.mul_(2)
+        x.detach().mul_(2)
     return x + 1
 
 
+@torch.inference_mode()
+def decorated(x):
+    """Compute under inference mode as a whole."""
+    return (x * 2).sin()
+
+
+def looks_under_inference(x):
+    """View as another dtype, and detach in place."""
+    y = x * 2
+    with torch.inference_mode():
+        y.detach_()
+        return y, x.view(torch.int32)
+
+
 @pytest.mark.parametrize("make", [lambda: leaf(3), lambda: leaf(3).detach()], ids=["training", "inference"])
-def test_inference_mode_inside(make):
-    """Around a part of the function."""
-    same(inference_inside, make())
-    if not make().requires_grad:
-        same(writes_under_inference, make())
+@pytest.mark.parametrize(
+    "program", [inference_inside, inference_results, writes_under_inference, decorated, looks_under_inference]
+)
+def test_inference_mode_inside(program, make):
+    """Around a part of the function it runs eagerly; around the call it is compiled."""
+    same(program, make(), eagerly=True)
+    with pytest.warns(RuntimeWarning, match=r"inference_mode is entered inside .*test_modes.*use no_grad inside"):
+        compiled(program)(make())
+    results = [out.is_inference() for out in pytree.tree_leaves(compiled(program)(make()))]
+    assert results == [out.is_inference() for out in pytree.tree_leaves(program(make()))]
 
 
 @pytest.mark.parametrize("program", [mixed, nested_autocast])
@@ -242,21 +271,6 @@ def test_inference_mode_around(program):
             assert torch.equal(actual, expected)
     outside = compiled(lambda x: x * 2)
     assert outside(inside[0]).is_inference() is False
-
-
-def test_a_view_of_an_inference_tensor_is_one_whatever_was_viewed_before():
-    """What is remembered of a view of an ordinary tensor does not count for one of an inference tensor."""
-
-    def f(x):
-        y = x.view(-1)
-        with torch.inference_mode():
-            z = x * x
-        return y, z.view(-1)
-
-    x = torch.ones(2, 2)
-    assert [out.is_inference() for out in f(x)] == [False, True]
-    assert [out.is_inference() for out in compiled(f)(x)] == [False, True]
-    same(f, x)
 
 
 def test_saving_an_inference_tensor():

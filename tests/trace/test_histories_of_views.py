@@ -97,34 +97,6 @@ def test_views_of_views_made_under_no_grad(function):
     same(function, nonleaf(3, 2)[1:], eagerly=True)
 
 
-def _reads_and_writes(a):
-    y = a + 1
-    with torch.inference_mode():
-        a.detach()[0:].mul_(2)
-        first, _ = y.tensor_split(2, 1)
-        first.narrow(1, 0, 1)
-    y.abs_()
-    return a[...], a[0] * 2, y
-
-
-def _inference_tensor_in_a_product(a):
-    with torch.inference_mode():
-        w = a * 2
-        w.mul_(3)
-    return a * w
-
-
-def test_inference_mode_inside():
-    """Views and new values of ordinary tensors are ordinary there; others cannot be saved for a backward."""
-    for make in MAKERS:
-        same(_reads_and_writes, make(), eagerly=make().requires_grad and make()._base is not None)
-    same(_inference_tensor_in_a_product, torch.ones(2, 2))
-    for function in (_inference_tensor_in_a_product, traced):
-        arguments = (leaf(2, 2),) if function is not traced else (_inference_tensor_in_a_product, leaf(2, 2))
-        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-            function(*arguments)
-
-
 def test_parts_of_several_results_are_refused():
     """Autograd has other rules for several views of one Function."""
 
