@@ -39,8 +39,8 @@ from aotlab.guards.refusals import Refusals
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
-from aotlab.trace.held_back import Printed
 from aotlab.trace.running import is_tracing
+from aotlab.trace.surroundings import Printed
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]

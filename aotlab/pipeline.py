@@ -52,7 +52,7 @@ from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
 from aotlab.trace import stage as trace
-from aotlab.trace.held_back import Printed
+from aotlab.trace.surroundings import Printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
-from aotlab.trace.module_paths import modules_named
+from aotlab.trace.running import modules_named
 from aotlab.trace.tape import Untraceable
 
 

@@ -175,18 +175,14 @@ def keeping_states(
 
 def noted(devices: Collection[torch.device]) -> Callable[[], Callable[[], None]]:
     """Make what notes the state of the devices' generators; it returns what puts that state back."""
-    cuda = [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
-    cpu = torch.default_generator if any(device.type == "cpu" for device in devices) else None
+    generators = [internals.default_generator(device) for device in devices]
 
     def note() -> Callable[[], None]:
-        state = None if cpu is None else cpu.get_state()
-        offsets = [generator.get_offset() for generator in cuda]
+        states = [generator.get_state() for generator in generators]
 
         def put_back() -> None:
-            if cpu is not None and state is not None:
-                cpu.set_state(state)
-            for generator, offset in zip(cuda, offsets, strict=True):
-                generator.set_offset(offset)
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
         return put_back
 

@@ -8,14 +8,12 @@ functions here change the two graphs accordingly; those of `aotlab.partition.sta
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from aotlab._torch import CAST, OpOverload
 from aotlab.ir.graphs import (
-    STAYS,
     is_view,
     moves_nothing,
     must_stay,
@@ -186,44 +184,3 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
             returned[i] = clone
     return_from(forward.graph, returned)
-
-
-# --- ops of the forward that nobody uses, and that stay since they may raise or draw random numbers ----------------
-
-
-def _holder(result: Any) -> Any:
-    """Stand for the result of an op that nobody uses; no graph that is run has it."""
-    return result
-
-
-def hold_unused(joint: fx.GraphModule, count: int) -> int:
-    """Give each op of the forward that has to stay unused an output behind the forward's; return how many there are."""
-    graph = joint.graph
-    calls = (node for node in graph.nodes if node.op == "call_function" and not node.users)
-    kept = [node for node in calls if node.meta.get("phase", "forward") == "forward" and must_stay(node)]
-    if not kept:
-        return 0
-    small = next(node.meta["val"] for node in placeholders(graph) if isinstance(node.meta.get("val"), torch.Tensor))
-    holders = []
-    for node in kept:
-        with graph.inserting_after(node):
-            holder = graph.call_function(_holder, (node,))
-        holder.meta.update(val=small, phase="forward")
-        holders.append(holder)
-    returned = output_args(graph)
-    return_from(graph, (*returned[:count], *holders, *returned[count:]))
-    joint.recompile()
-    return len(holders)
-
-
-def let_go(module: fx.GraphModule, count: int, held: int) -> None:
-    """Take away what `hold_unused` gave."""
-    returned = output_args(module.graph)
-    return_from(module.graph, (*returned[:count], *returned[count + held :]))
-    for holder in returned[count : count + held]:
-        assert holder is not None
-        (op,) = holder.all_input_nodes
-        op.meta[STAYS] = True
-        if not holder.users:
-            module.graph.erase_node(holder)
-    module.recompile()

@@ -11,9 +11,6 @@ Which values to save is the partitioner's choice. Two things are this stage's, w
 - A saved *view* of an input or output is replaced by that tensor, and the view is made in the backward. Autograd counts
   writes per storage, and would not see a later write through a view that a compiler made.
 - A saved input that the epilogue will overwrite is saved as a clone.
-
-An op of the forward that nobody uses, and that stays since it may raise or draws random numbers, is unknown to most
-partitioners. While they work it is held by an output of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +25,12 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
-from aotlab.ir.graphs import COPY, check_graph, line_of, op_count, output_args, phase_of, placeholders
+from aotlab.ir.graphs import COPY, check_graph, line_of, must_stay, op_count, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.default import default_partition
 from aotlab.partition.saved import (
-    hold_unused,
-    let_go,
     save_besides,
     save_clones,
     save_masks,
@@ -128,18 +124,18 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
     for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
-    held = hold_unused(trace_record.module, count)
+    function = _function_of(partitioner)
+    if not function.__module__.startswith("aotlab."):
+        _check_unused(trace_record.module)
     forward, backward = partitioner(
         trace_record.module,
         joint_inputs,
-        num_fwd_outputs=count + held,
+        num_fwd_outputs=count,
         static_lifetime_input_indices=list(trace.metadata.static_input_indices),
     )
-    for module in (trace_record.module, forward) if held else ():
-        let_go(module, count, held)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    if _is_default(partitioner):
+    if function is default_partition:  # which saves memory only where that costs nothing at all
         save_masks(forward, backward, count)
         save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
@@ -226,11 +222,20 @@ def _name_of(partitioner: Partitioner) -> str:
     return str(getattr(partitioner, "__name__", type(partitioner).__name__))
 
 
-def _is_default(partitioner: Partitioner) -> bool:
-    """Tell whether it is the default partitioner, which saves memory only where that costs nothing at all."""
+def _function_of(partitioner: Partitioner) -> Partitioner:
     while isinstance(partitioner, functools.partial):
         partitioner = partitioner.func
-    return partitioner is default_partition
+    return partitioner
+
+
+def _check_unused(joint: fx.GraphModule) -> None:
+    """Fall back to eager for ops of the forward that nobody uses and that stay; others' partitioners drop them."""
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and not node.users and phase_of(node) == "forward" and must_stay(node):
+            raise RunEagerly(
+                f"nobody uses the result of `{node.target}`, which may raise or draws random numbers",
+                suggestion="use aotlab.default_partition, to have it compiled",
+            )
 
 
 def derive_backward(

@@ -18,8 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.held_back import Warned, is_engine
 from aotlab.trace.quirk import Handler, Point, Quirk
+from aotlab.trace.surroundings import Warned, is_engine
 
 if TYPE_CHECKING:
     from aotlab.runtime.draft import Draft

@@ -10,13 +10,8 @@ eagerly with one notice, or is an error under ``config.fallback = "error"``.
 
 from __future__ import annotations
 
-import functools
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -168,12 +163,6 @@ _ASKS_SIZES = {
     "nonzero": f"compute with the mask itself, or {BY_DYNAMO}",
 }
 
-_CLOCKS = (
-    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
-    "process_time_ns", "thread_time", "thread_time_ns",
-)  # fmt: skip
-_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "aotlab"}
-
 
 def is_captured(tensor: Tensor) -> bool:
     """Tell whether a tensor is a real one that the function found outside of its arguments."""
@@ -308,34 +297,3 @@ def _asked(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor |
         return tensors_in(args)[1]
     tensors = tensors_in((args, kwargs))
     return tensors[0] if len(tensors) == 1 or (tensors and name in _ASKS_VALUES) else None
-
-
-@contextmanager
-def clocks_watched() -> Iterator[None]:
-    """Leave it to eager, in a ``with`` block of this thread, when something else than a library reads a clock.
-
-    Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
-    """
-    thread = threading.get_ident()
-    before = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
-
-    def watched(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(original)
-        def read() -> Any:
-            module = str(sys._getframe(1).f_globals.get("__name__", ""))
-            if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise RunEagerly(
-                    f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
-                    suggestion="pass the time as an argument",
-                )
-            return original()
-
-        return read
-
-    try:
-        for name, original in before.items():
-            setattr(time, name, watched(name, original))
-        yield
-    finally:
-        for name, original in before.items():
-            setattr(time, name, original)

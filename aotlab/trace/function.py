@@ -21,18 +21,22 @@ from aotlab.errors import LeakedTensorError
 from aotlab.guards.code_lines import line_that_changes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.trace.boundary import clocks_watched
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.held_back import warnings_noted
 from aotlab.trace.inputs import Entered, bases_of, input_info, with_uncounted_writes
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.passed_views import all_outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
-from aotlab.trace.surroundings import WorldUnchanged, failures_told_apart, tracing
+from aotlab.trace.surroundings import (
+    WorldUnchanged,
+    clocks_watched,
+    failures_told_apart,
+    tracing,
+    warnings_noted,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

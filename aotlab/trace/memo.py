@@ -19,11 +19,6 @@ class NoKey(Exception):  # noqa: N818  # a signal to the recorder
     """An argument cannot be part of a key."""
 
 
-def settings_in_key() -> tuple[Any, ...]:
-    """Return the global settings that results depend on."""
-    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-
-
 def memo_key(value: Any) -> Any:
     """Turn arguments into a key in which tensors of the same kind are equal, but 1, True and 1.0 are not."""
     if isinstance(value, FakeTensor):

@@ -11,6 +11,7 @@ ones, indices out of range (which makes mixed dtypes), and a few kernels that lo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ _NEVER = frozenset(
         "diagonal_scatter", "logical_not",
     )
 )  # fmt: skip
-_known: dict[OpOverload, tuple[bool, bool]] = {}
 
 #: Parts of the names of ops whose kernels refuse some values of what they take: on any device, and where kernels can
 #: say so to whoever called them, which those of a GPU cannot.
@@ -50,47 +50,31 @@ _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
 _OF_ONE_DTYPE = ("mm", "mv", "dot", "convolution")
 
 
-def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may refuse what its fake took.
+@functools.cache
+def _name(target: Any) -> str | None:
+    """Return the name of an op that might raise; None for views, what takes any tensor, and what is no op."""
+    if not isinstance(target, OpOverload):
+        return None
+    name = target._schema.name.rpartition("::")[2]
+    return None if name in _NEVER or any(each.alias_info is not None for each in target._schema.returns) else name
 
-    Examples
-    --------
-    >>> may_raise(torch.ops.aten.mm.default, [torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)])
-    True
-    >>> may_raise(torch.ops.aten.mm.default, [torch.ones(1, 1), torch.ones(1, 1)])
-    False
-    """
-    if not isinstance(target, OpOverload) or not tensors:
-        return False
-    never, looks = _known.get(target) or _known.setdefault(target, _kind(target))
-    if never:
+
+def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a kernel may refuse what its fake took, as ``mm`` refuses two dtypes."""
+    name = _name(target)
+    if name is None or not tensors:
         return False
     dtypes = {tensor.dtype for tensor in tensors}
-    return looks or len(dtypes) > 1 or not dtypes <= _USUAL
-
-
-def _kind(target: OpOverload) -> tuple[bool, bool]:
-    name = target._schema.name.rpartition("::")[2]
-    view = any(result.alias_info is not None for result in target._schema.returns)
-    return view or name in _NEVER, any(part in name for part in _LOOK)
+    return len(dtypes) > 1 or not dtypes <= _USUAL or any(part in name for part in _LOOK)
 
 
 def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may refuse at one call what it took at another, or what its fake takes at every call.
+    """Tell whether a kernel may refuse at one call what it took at another, as ``index`` does.
 
     Compiled kernels do not run in the order of the program: what raises may do so when an input is half written.
-
-    Examples
-    --------
-    >>> may_raise_late(torch.ops.aten.index.Tensor, [torch.ones(1), torch.zeros(1, dtype=torch.int64)])
-    True
-    >>> may_raise_late(torch.ops.aten.add.Tensor, [torch.ones(1, dtype=torch.int64)])
-    False
     """
-    if not isinstance(target, OpOverload) or not tensors:
-        return False
-    name = target._schema.name.rpartition("::")[2]
-    if (_known.get(target) or _known.setdefault(target, _kind(target)))[0] or target is torch.ops.aten.bernoulli.p:
+    name = _name(target)
+    if name is None or not tensors or target is torch.ops.aten.bernoulli.p:
         return False
     dtypes = {tensor.dtype for tensor in tensors}
     if any(part in name for part in _REFUSE) or (len(dtypes) > 1 and any(part in name for part in _OF_ONE_DTYPE)):

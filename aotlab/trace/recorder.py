@@ -25,7 +25,7 @@ from aotlab.ir.graphs import Phase
 from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
-from aotlab.trace.memo import NoKey, memo_key, memo_value, remake, settings_in_key
+from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.places import called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.running import here
@@ -310,7 +310,8 @@ class Recorder(TorchDispatchMode):
         key = None
         if func not in self._unmemoisable:
             try:
-                key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, *settings_in_key())
+                settings = None if self.phase == "forward" else tuple(_settings().values())  # in the forward they stay
+                key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, settings)
             except NoKey:
                 key = None
         known = self._memo.get(key) if key is not None else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.boundary import clocks_watched
+from aotlab.trace.surroundings import clocks_watched
 from tests.engine_helpers import behind, compiled
 
 
