@@ -12,18 +12,18 @@ import traceback
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
 from aotlab._torch import SettingsGuard, foreign_saved_tensor_hooks
-from aotlab._torch.compiling import compiling
-from aotlab._torch.interrupts import never_lost
+from aotlab._torch.compiling import compiling, never_lost
 from aotlab.capture.call import Target
 from aotlab.errors import (
     AotlabError,
@@ -33,9 +33,7 @@ from aotlab.errors import (
     RefusedError,
     TransformError,
 )
-from aotlab.guards.call_state import CallState, transform_around
-from aotlab.guards.explain import difference, differences
-from aotlab.guards.refusals import Refusals
+from aotlab.guards.call_state import CallState, difference, differences, transform_around
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.failing import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
@@ -44,6 +42,10 @@ from aotlab.trace.surroundings import Printed
 
 #: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+#: A result and the number of the entry that made it (None: eager did); or what a compiled forward raised.
+_Served = tuple[Any, int | None] | Exception
+#: Of a call that eager has to run: the sentence to warn with, and what to remember once that went well.
+_Eagerly = tuple[str | None, tuple[CallState, str] | None]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -107,25 +109,12 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Eagerly:
-    """Eager has to run a call: the sentence to warn with, and what to remember once that went well."""
-
-    notice: str | None
-    refused: tuple[CallState, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallLog:
-    """How a function was called.
-
-    ``total`` counts all calls, of which ``eager`` ran without a compiled entry; ``per_entry`` counts by entry number;
-    ``recent`` holds (time in ns, entry number or None) of the last ``config.call_log_size``.
-    """
+    """How a function was called: ``total`` calls, ``eager`` of them without an entry, ``per_entry`` by its number."""
 
     total: int
     eager: int
-    per_entry: dict[int, int] = field(default_factory=dict)
-    recent: tuple[tuple[int, int | None], ...] = ()
+    per_entry: dict[int, int]
 
     @property
     def compiled(self) -> int:
@@ -133,9 +122,50 @@ class CallLog:
         return self.total - self.eager
 
 
+class Refusals:
+    """Kinds of calls that ran eagerly, so that the like need not be looked at as a whole again.
+
+    To find out that a call is of a kind that was refused may take many times as long as the call itself; but eager is
+    always right. So when calls that look alike at a glance ran eagerly twice, the next 4 of them run eagerly without a
+    look, after another look the next 8, and so on: what the user changes to have them compiled is seen in time.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, list[int]] = {}
+
+    def is_known(self, kind: Hashable) -> bool:
+        """Tell whether a call runs eagerly without another look."""
+        found = self._kinds.get(kind, (0, 0))
+        if not found[1]:
+            return False
+        self._kinds[kind][1] -= 1
+        return True
+
+    def ran_eagerly(self, kind: Hashable) -> None:
+        """Remember that a call was looked at and ran eagerly."""
+        if len(self._kinds) >= _REFUSALS:
+            self._kinds.clear()
+        looks = self._kinds.get(kind, (0, 0))[0] + 1
+        self._kinds[kind] = [looks, min(2**looks, _LONGEST) if looks > 1 else 0]
+
+    def compiled(self, kind: Hashable) -> None:
+        """Forget what is known of calls like one that was compiled."""
+        self._kinds.pop(kind, None)
+
+
+def glance(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """Describe a call by its modes, and by the types and shapes of its arguments."""
+    values = (*args, *kwargs.values())
+    seen = [(type(each), each.shape if type(each) is Tensor and not each.is_nested else None) for each in values]
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+    return module is not None and module.training, modes, tuple(kwargs), tuple(seen)
+
+
 _ids = itertools.count()
 #: So many refused kinds of calls are remembered by each function, to refuse the like at once.
 _REFUSALS = 64
+#: So many calls at most go without a look.
+_LONGEST = 4096
 #: What is said where `aotlab.config.saved_tensors_hooks` decides.
 _APPLY = 'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
 _NO_PART = "a compiled graph has no part in transforms of its caller's"
@@ -149,19 +179,12 @@ def next_number() -> int:
 class CompiledFunction:
     """A function with its compiled entries; calling it compiles where no entry's guards hold.
 
-    Parameters
-    ----------
-    target, compile_call
-        What is compiled, and ``(target, args, kwargs, explain, entry_number, function_id) -> Entry``.
-    tells
-        Whether a refusal is raised although `config.fallback` is ``"eager"``: to a caller who runs the call eagerly.
-    number
-        What events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of code.
-    warn
-        Whether a warning says that a call runs eagerly.
-    accept
-        Asked about a new entry before it serves its first call: ``(entry, args, kwargs)`` to a sentence that says why
-        it shall not be used, or None. It must leave the arguments as they are.
+    ``compile_call`` makes an entry of ``(target, args, kwargs, explain, entry_number, function_id)``. Who runs a
+    refused call eagerly for himself has it ``tells`` him of a refusal, although `config.fallback` is ``"eager"``.
+    ``number`` is what events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of
+    code. ``warn`` says whether a warning says that a call runs eagerly. ``accept`` is asked about a new entry before it
+    serves its first call: of ``(entry, args, kwargs)``, which it leaves as they are, it makes a sentence that says why
+    it shall not be used, or None.
     """
 
     def __init__(
@@ -190,7 +213,6 @@ class CompiledFunction:
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
         self._eager_calls = 0
-        self._recent: deque[tuple[int, int | None]] = deque(maxlen=config.call_log_size)
         self._warned: set[str] = set()
         self._told_of_transform = -1  # the audience that was told
         self.__qualname__ = target.name
@@ -216,29 +238,16 @@ class CompiledFunction:
             return self._run_eagerly(args, kwargs)
         if foreign_saved_tensor_hooks() and config.saved_tensors_hooks == "eager":
             return self._run_under_hooks(args, kwargs)
-        listening = observe.listening()
-        started = time.perf_counter_ns() if listening else 0
-        for entry in self._entries:
-            try:
-                result = entry.run(args, kwargs)
-            except ForwardFailed as failure:
-                error = failure.error
-                break
-            if result is not MISS:
-                entry.calls += 1
-                self._recent.append((time.perf_counter_ns(), entry.number))
-                if listening:
-                    self._announce(entry.number, started)
-                return result
-        else:
-            result, number = self._serve_new(args, kwargs)
-            if listening:
-                self._announce(number, started, compiled=number is not None)
-            return result
-        result = self._run_again(error, args, kwargs)
-        if listening:
-            self._announce(None, started)
-        return result
+        started = time.perf_counter_ns() if observe.listening() else None
+        served = self._serve_by(self._entries, args, kwargs)
+        is_new = served is None
+        if served is None:
+            served = self._serve_new(args, kwargs)
+        if isinstance(served, Exception):
+            served = self._run_again(served, args, kwargs), None
+        if started is not None:
+            self._announce(served[1], started, compiled=is_new and served[1] is not None)
+        return served[0]
 
     def for_target(self, target: Target) -> CompiledFunction:
         """Make a function with the same settings and no entries for another target."""
@@ -278,66 +287,61 @@ class CompiledFunction:
     def calls(self) -> CallLog:
         """How the function was called so far."""
         per_entry = {entry.number: entry.calls for entry in self._entries}
-        total, recent = sum(per_entry.values()) + self._eager_calls, tuple(self._recent)
-        return CallLog(total=total, eager=self._eager_calls, per_entry=per_entry, recent=recent)
+        return CallLog(total=sum(per_entry.values()) + self._eager_calls, eager=self._eager_calls, per_entry=per_entry)
 
     # --- calls for which no entry holds ---------------------------------------------------------------------------
 
-    def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
-        """Serve a call for which no entry holds; also say which entry served it in the end."""
+    def _serve_by(self, entries: tuple[Entry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Served | None:
+        """Serve a call by one of some entries; None if no guards hold."""
+        for entry in entries:
+            try:
+                result = entry.run(args, kwargs)
+            except ForwardFailed as failure:
+                return failure.error
+            if result is not MISS:
+                entry.calls += 1
+                return result, entry.number
+        return None
+
+    def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Served:
+        """Serve a call for which no entry holds."""
         if is_tracing():
             return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
         transform = transform_around()
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
-        kind = self._eagerly.kind(self._module, args, kwargs)
+        kind = glance(self._module, args, kwargs)
         if self._eagerly.is_known(kind) and config.fallback == "eager":
             return self._run_eagerly(args, kwargs), None
         with self._lock:
-            served = self._serve_by(self._entries, args, kwargs) if threading.active_count() > 1 else None
-            outcome = self._compile(args, kwargs) if served is None else None
-        if isinstance(outcome, Entry):
+            if threading.active_count() > 1:
+                with compiling():  # while another thread traces a module, its parameters are not in their places
+                    served = self._serve_by(self._entries, args, kwargs)
+                if served is not None:
+                    return served
+            made = self._compile(args, kwargs)
+        text: str | None
+        refused = None
+        if isinstance(made, Entry):
             self._eagerly.compiled(kind)
-            served = self._serve_by((outcome,), args, kwargs)
-            if served is None:
-                # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
-                text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
-                if config.debug_assert:
-                    raise GraphInvariantError(text)
-                outcome = _Eagerly(notice=text)
-        elif outcome is not None and not observe.listening():  # who listens hears of each
-            self._eagerly.ran_eagerly(self._module, args, kwargs)
-        if not isinstance(outcome, _Eagerly):
-            assert served is not None
-            return served
+            with compiling():
+                served = self._serve_by((made,), args, kwargs)
+            if served is not None:
+                return served
+            # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
+            text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
+            if config.debug_assert:
+                raise GraphInvariantError(text)
+        else:
+            text, refused = made
+            if not observe.listening():  # who listens hears of each
+                self._eagerly.ran_eagerly(kind)
         result = self._run_eagerly(args, kwargs)
-        if outcome.refused is not None:
-            self._refused.append(outcome.refused)
-        if outcome.notice is not None:
-            self._warn(outcome.notice)
+        if refused is not None:
+            self._refused.append(refused)
+        if text is not None:
+            self._warn(text)
         return result, None
-
-    def _serve_by(
-        self, entries: tuple[Entry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, int | None] | None:
-        """Serve a call by one of some entries; say which it was; None if no guards hold.
-
-        No other thread traces meanwhile: while a module is traced, its parameters are not in their places.
-        """
-        error: Exception | None = None
-        with compiling():
-            for entry in entries:
-                try:
-                    result = entry.run(args, kwargs)
-                except ForwardFailed as failure:
-                    error = failure.error
-                    break
-                if result is not MISS:
-                    entry.calls += 1
-                    self._recent.append((time.perf_counter_ns(), entry.number))
-                    return result, entry.number
-        # not above: the error that eager raises has nothing to do with this one
-        return None if error is None else (self._run_again(error, args, kwargs), None)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Eagerly:
         """Make an entry; or say that the call has to run eagerly."""
@@ -377,27 +381,23 @@ class CompiledFunction:
         raises = config.fallback == "error"
         if not declined.known:
             self._failed(number, started, declined.refusal, "raised" if raises else "ran eagerly")
-        if raises:
-            if declined.printed is not None:
-                declined.printed.release()
-            raise declined.refusal from declined.__cause__
+        if raises and declined.printed is not None:
+            declined.printed.release()
         text = str(declined.refusal)
         refused = None if declined.state is None else (declined.state, text)
-        if refused is not None and not declined.raised:
+        if refused is not None and not (raises or declined.raised):
             self._refused.append(refused)
-        if self._tells:
+        if raises or self._tells:
             raise declined.refusal from declined.__cause__
-        if isinstance(declined.refusal, RefusedError):
-            text = f"`{self._target.name}` runs eagerly: {text}"
-        elif any("recompile_limit" in said for said in self._warned):  # once, whatever the last reason
-            return _Eagerly(notice=None)
-        return _Eagerly(notice=None if declined.known else text, refused=refused if declined.raised else None)
+        is_limit = not isinstance(declined.refusal, RefusedError)  # told once, whatever the last reason
+        known = declined.known or (is_limit and any("recompile_limit" in said for said in self._warned))
+        notice = text if is_limit else f"`{self._target.name}` runs eagerly: {text}"
+        return None if known else notice, refused if declined.raised else None
 
     # --- calls that run eagerly ------------------------------------------------------------------------------------
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._eager_calls += 1
-        self._recent.append((time.perf_counter_ns(), None))
         return self._target.eager(args, kwargs)
 
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -417,13 +417,11 @@ class CompiledFunction:
         """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves."""
         text = f"`{self._target.name}` is called under saved_tensors_hooks"
         if config.fallback == "error":
-            raise HooksError(
-                text, why="what a compiled forward saves is not what eager saves", suggestion=f"set {_APPLY}"
-            )
+            why = "what a compiled forward saves is not what eager saves"
+            raise HooksError(text, why=why, suggestion=f"set {_APPLY}")
         started = time.perf_counter_ns()
         result = self._run_eagerly(args, kwargs)
-        if observe.listening():
-            self._announce(None, started)
+        self._announce(None, started)
         self._warn(f"{text} and runs eagerly there: a compiled forward saves other values than eager; set {_APPLY}")
         return result
 
@@ -435,14 +433,11 @@ class CompiledFunction:
         refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)
         if observe.listening() and self._told_of_transform != observe.audience():
             self._told_of_transform = observe.audience()
-            number = observe.next_entry()
+            number, name, backend = observe.next_entry(), self._target.name, self._backend_name
+            frontend = self._target.frontend
             observe.emit(
                 observe.CompileStarted(
-                    function=self._target.name,
-                    function_id=self._id,
-                    entry=number,
-                    frontend=self._target.frontend,
-                    backend=self._backend_name,
+                    function=name, function_id=self._id, entry=number, frontend=frontend, backend=backend
                 )
             )
             self._failed(number, time.perf_counter_ns(), refusal, "ran eagerly" if eagerly else "raised")
@@ -456,8 +451,7 @@ class CompiledFunction:
     # --- what is said ----------------------------------------------------------------------------------------------
 
     def _announce(self, entry: int | None, started: int, *, compiled: bool = False) -> None:
-        duration = time.perf_counter_ns() - started
-        name, number = self._target.name, self._id
+        name, number, duration = self._target.name, self._id, time.perf_counter_ns() - started
         observe.emit(
             observe.Called(function=name, function_id=number, entry=entry, duration_ns=duration, compiled=compiled)
         )
@@ -465,9 +459,8 @@ class CompiledFunction:
     def _failed(
         self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
     ) -> None:
-        if observe.listening():
-            duration = time.perf_counter_ns() - started
-            observe.emit(observe.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
+        duration = time.perf_counter_ns() - started
+        observe.emit(observe.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
 
     def _warn(self, text: str) -> None:
         if self._warns and text not in self._warned:

@@ -45,9 +45,6 @@ saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 #: The corners that are compiled; what is left out of them runs eagerly. See `aotlab.quirks`, one file each.
 quirks: tuple[str, ...] = ("hooks", "moves", "windows", "saved_hooks", "gradients", "warnings", "draws", "lstm")
 
-#: How many calls `CompiledFunction.calls` remembers one by one (the counters count all).
-call_log_size: int = 1000
-
 
 def disable() -> None:
     """Switch all compilation off, at once: compiled functions and cells run eagerly until `enable` is called.

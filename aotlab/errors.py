@@ -3,38 +3,13 @@
 A program that cannot be compiled faithfully runs eagerly, with a warning that says why; under
 ``config.fallback = "error"`` that sentence is raised as a `RefusedError`, before anything that the caller owns has been
 changed. Each kind of refusal has a class of its own, under which reports count it.
-
-    AotlabError
-    ├── UsageError              the call is malformed; change the call
-    ├── RefusedError            the program is fine, but aotlab cannot compile it faithfully
-    │   ├── OverlappingInputsError      mutated inputs that share bytes
-    │   ├── MetadataMutationError       ``t_()`` and friends on an input
-    │   ├── StorageMutationError        ``set_()``, ``resize_()`` on an input
-    │   ├── SubclassError               tensor subclasses
-    │   ├── UnsupportedTensorError      sparse, quantized, nested, conjugate-bit, … tensors
-    │   ├── PythonValueError            an argument that can be neither traced nor guarded
-    │   ├── SymbolicShapeError          symbolic sizes
-    │   ├── DataDependentError          Python control flow on tensor values
-    │   ├── RandomOpError               random ops in a training graph
-    │   ├── CapturedTensorError         a tensor from outside that is not an argument
-    │   ├── EscapeError                 ``numpy()``, ``data_ptr()``, ``.data = …`` on traced tensors
-    │   ├── LeakedTensorError           a traced tensor stored in an object of the caller's
-    │   ├── HigherOrderOpError          higher-order ops and effects without a rule
-    │   ├── UntraceableError            tracing raised something that eager does not
-    │   ├── HooksError                  tensor hooks that the compiled call could not run
-    │   ├── OutputError                 an output that the epilogue cannot give back faithfully
-    │   ├── PartialBackwardError        a backward that needs values which were not saved
-    │   ├── TransformError              called under ``torch.func`` transforms or forward-mode AD
-    │   ├── DeviceError                 a device that is not there, a tensor on another one than asked for
-    │   └── DoubleBackwardError         a derivative of a compiled backward
-    ├── GraphInvariantError     a graph between two stages is not what it must be: a bug of ours
-    └── RecompileLimitError     raised in place of the warning under ``config.fallback = "error"``
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 #: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
 BY_DYNAMO = 'take frontend="dynamo", which runs such a line as plain Python'
@@ -103,20 +78,9 @@ class UsageError(AotlabError, TypeError):
 class RefusedError(AotlabError):
     """A program that aotlab cannot compile faithfully, refused before any side effect.
 
-    Parameters
-    ----------
-    seen
-        What was found, as a clause without a final stop.
-    why
-        Why it matters, as a clause.
-    suggestion
-        What the caller can do about it.
-    argument
-        The name of the argument concerned, for example ``"x"`` or ``"args[0]['w']"``.
-    line
-        The line of the user's program concerned.
-    pattern
-        Where the line is not known: what its text looks like, for whoever has the code.
+    ``seen`` is what was found, ``why`` says why it matters, each as a clause; ``suggestion`` is what the caller can do,
+    ``argument`` the name of the argument concerned (``"args[0]['w']"``), ``line`` that of the user's program;
+    ``pattern`` is what the text of that line looks like, where it is not known.
     """
 
     def __init__(
@@ -135,9 +99,9 @@ class RefusedError(AotlabError):
         self.suggestion = suggestion
         self.argument = argument
         self.line = line
-        super().__init__(self._text())
+        super().__init__(seen)
 
-    def _text(self) -> str:
+    def __str__(self) -> str:
         text = self.seen
         if self.line is not None:
             text += f", at {self.line}"
@@ -147,31 +111,16 @@ class RefusedError(AotlabError):
             text += f"; {self.suggestion}"
         return text
 
-    def reword(
-        self,
-        *,
-        seen: str | None = None,
-        why: str | None = None,
-        suggestion: str | None = None,
-        argument: str | None = None,
-        line: UserLine | None = None,
-    ) -> None:
+    def reword(self, **parts: Any) -> None:
         """Say it better: for whoever knows more of the program than the place that raised it."""
-        self.seen = self.seen if seen is None else seen
-        self.why = self.why if why is None else why
-        self.suggestion = self.suggestion if suggestion is None else suggestion
-        self.argument = self.argument if argument is None else argument
-        self.line = self.line if line is None else line
-        self.args = (self._text(),)
+        for name, value in parts.items():
+            if value is not None:
+                setattr(self, name, value)
 
     @property
     def reason(self) -> str:
         """The class name without ``Error``: the key under which reports count refusals."""
         return type(self).__name__.removesuffix("Error")
-
-
-class OverlappingInputsError(RefusedError):
-    """Two inputs share bytes and at least one of them is mutated."""
 
 
 class MetadataMutationError(RefusedError):

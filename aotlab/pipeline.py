@@ -11,9 +11,8 @@
     runtime          the function that stands between the caller and the callables
 
 Every stage hands on one frozen record, which the journal announces to `observe`; capture, synthetic_bases, trace and
-partition hand on live objects beside it (`Call`, `Base`, `Trace`, `Split`), which hold the tensors that a record must
-not hold. What overlaps among the inputs means is decided inside trace, as soon as it is known what was written; that is
-when a `Base` gets its traced form.
+partition hand on live objects beside it (`Call`, `Base`, `Trace`, `Split`), with the tensors that a record must not
+hold. What overlaps among the inputs means is decided inside trace, as soon as it is known what was written.
 
 Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
@@ -45,9 +44,8 @@ from aotlab.capture.signals import NeedsInputsApart, RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
-from aotlab.guards.call_state import CallState
-from aotlab.guards.code_lines import definition, line_like
-from aotlab.guards.explain import sentences
+from aotlab.guards.call_state import CallState, sentences
+from aotlab.guards.code import definition, line_like
 from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
@@ -79,13 +77,7 @@ def compile_call(
     number: int,
     function_id: int,
 ) -> Entry:
-    """Take one call through all stages and return the entry that serves it.
-
-    Raises
-    ------
-    Declined
-        The call cannot be compiled faithfully; nothing was changed.
-    """
+    """Take one call through all stages and return the entry that serves it; raise `Declined` if none can."""
     journal = _Journal(options.backend.name, target, number, function_id)
     surroundings = internals.Surroundings()
     try:

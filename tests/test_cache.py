@@ -39,11 +39,6 @@ def test_entries_and_calls_are_counted():
     assert newest.number > oldest.number
     assert f.calls.per_entry == {oldest.number: 3, newest.number: 2}
     assert (f.calls.total, f.calls.compiled, f.calls.eager) == (5, 5, 0)
-    assert [number for _, number in f.calls.recent] == [
-        oldest.number, newest.number, oldest.number, oldest.number, newest.number,
-    ]  # fmt: skip
-    times = [at for at, _ in f.calls.recent]
-    assert times == sorted(times)
     assert oldest.reason is None
     assert f.recompiles == (newest.reason,)
 
@@ -164,16 +159,6 @@ def test_repr_and_name():
     assert f.__name__.endswith("program")
     assert f.__wrapped__ is program
     assert f.entries[0].records["capture"].function.endswith("program")
-
-
-def test_call_log_is_a_ring():
-    """Only the last ``config.call_log_size`` calls are remembered one by one; the counters count all."""
-    with config.patch(call_log_size=3):
-        f = compiled(lambda x: x * 2)
-    for _ in range(5):
-        f(torch.ones(2))
-    assert f.calls.total == 5
-    assert len(f.calls.recent) == 3
 
 
 def test_recompile_limit_warns_and_runs_eagerly():

@@ -15,7 +15,6 @@ DEFAULTS = {
     "debug_assert": False,
     "functionalize_rng_ops": False,
     "lazy_backward": False,
-    "call_log_size": 1000,
 }
 
 

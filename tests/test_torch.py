@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from torch import fx, nn
+from torch._C._dynamo.guards import GlobalStateGuard
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import _torch as internals
@@ -375,7 +376,7 @@ def test_transforms_and_forward_ad():
 
 def test_global_state_guard():
     """The C++ guard notices each global setting that we leave to it."""
-    guard = internals.GlobalStateGuard()
+    guard = GlobalStateGuard()
     assert guard.check()
     with torch.no_grad():
         assert not guard.check()

@@ -11,8 +11,6 @@ from __future__ import annotations
 # Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
-# The guards that Dynamo runs in C++: 0.2 µs for all global state, 0.2 µs for a few tensors.
-from torch._C._dynamo.guards import GlobalStateGuard
 # Kernels that Python implements for fake tensors (batch norm's statistics among them) hang on this dispatcher.
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
@@ -51,17 +49,15 @@ from aotlab._torch.ops import (
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.modes import (
-    MODE_EXITS, SET_GRAD_ENABLED, Surroundings, any_autocast_enabled, autocast_knows, autocast_nesting,
-    disable_autocast, disable_torch_function, forward_ad_active, no_dispatch_modes, only_default_devices,
-    restore_autocast_nesting, set_grad_mode, settle_without_gpus,
-)
-from aotlab._torch.transforms import (
-    TransformState, batch_level, below_innermost_transform, has_tangent, innermost_transform_left, is_batched,
-    is_older_batched, is_transformed, older_batch_level, opens_dual_level, opens_transform, transforms_active,
-    under_transform,
+    MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
+    batch_level, below_innermost_transform, disable_autocast, disable_torch_function, forward_ad_active, has_tangent,
+    innermost_transform_left, is_batched, is_older_batched, is_transformed, no_dispatch_modes, older_batch_level,
+    only_default_devices, opens_dual_level, opens_transform, restore_autocast_nesting, set_grad_mode,
+    settle_without_gpus, transforms_active, under_transform,
 )
 from aotlab._torch.guards import (
-    ENVIRONMENT, Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, matmul_precision, tensor_guards,
+    Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, autocast_state, global_state, matmul_precision,
+    restore_settings, tensor_guards,
 )
 from aotlab._torch.views import (
     BASE_GETTER, VERSION_GETTER, base_of, call_of_several_views, is_hooked, is_hooked_view, is_leaf_by_its_base,
@@ -89,7 +85,7 @@ from aotlab._torch.inductor import (
 )
 from aotlab._torch.dynamo import (
     RESUME_PREFIX, as_made_by_dynamo, dynamo_cleanups, dynamo_compile_id, dynamo_compiles, dynamo_disable,
-    dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_refused_transforms,
+    dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings,
     in_guard, innermost_backend, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
     recurrent_layers_captured, unmark_static,
 )

@@ -1,19 +1,40 @@
-"""One compilation at a time, in whichever thread.
+"""One compilation at a time, in whichever thread; and an interrupt in it leaves all settings as they were.
 
 A trace puts traced tensors in the place of a module's parameters, and torch's fake tensors keep notes in their mode on
 the op that is running: neither can bear two threads. A backward that is compiled when it is first asked for is compiled
 from the trace of the forward, in the thread of the backward; on a GPU that is autograd's own. So nothing is held here
 while a backward or a kernel runs: autograd's thread may be the one that is waiting.
+
+    with torch.no_grad():     # an interrupt in ``__exit__`` leaves gradients off in the notebook
+        y = x * 2
+
+Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too. And a context
+manager that is interrupted while it closes does not close. So an interrupt that finds Python in a guard, or in the
+opening or closing of a context manager of ours or torch's, is put off by a moment, as often as it takes.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import aotlab
+from aotlab._torch.dynamo import in_guard
 
 _lock = threading.RLock()
+#: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
+_MOMENT = 0.002
+#: Whose context managers are to open and close as a whole.
+_PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (aotlab, torch))
 
 
 @contextmanager
@@ -38,3 +59,45 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def _opens_or_closes(frame: FrameType | None) -> bool:
+    """Tell whether a frame belongs to the opening or closing of a context manager of ours or torch's."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__enter__", "__exit__"):
+            is_generator = frame.f_code.co_filename == contextlib.__file__  # its own frame is the next one
+            owner = frame.f_back if is_generator else frame
+            if owner is not None and owner.f_code.co_filename.startswith(_PACKAGES):
+                return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def never_lost() -> Iterator[None]:
+    """Let no interrupt get lost or do harm, for the length of a block in the main thread; elsewhere there are none."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    waiting: list[threading.Timer] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        waiting.clear()
+        if in_guard(frame) or _opens_or_closes(frame):
+            waiting.append(threading.Timer(_MOMENT, _thread.interrupt_main, (number,)))
+            waiting[0].daemon = True
+            waiting[0].start()
+        else:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupted:
+            signal.signal(signal.SIGINT, before)
+        for timer in waiting:
+            if not timer.finished.is_set():
+                timer.cancel()
+                before(signal.SIGINT, None)

@@ -120,29 +120,6 @@ def innermost_backend(backend: object) -> object:
     return backend
 
 
-def hear_refused_transforms(hear: Callable[[object, types.CodeType, dict[str, Any], dict[str, Any]], None]) -> None:
-    """Call ``hear`` from now on with each frame that Dynamo refuses as it runs under a transform of ``torch.func``.
-
-    It gets what holds the backend, one for each ``torch.compile``, the frame's code, its local and global variables.
-    Dynamo has no hook for such frames: this replaces, for the whole process, the function that refuses them.
-    """
-    from torch._dynamo.exc import Unsupported
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    refuse = InstructionTranslator._throw_if_in_functorch
-
-    @functools.wraps(refuse)
-    def refuse_and_tell(translator: InstructionTranslator) -> None:
-        try:
-            refuse(translator)
-        except Unsupported:
-            output = translator.output
-            hear(output.compiler_fn, translator.f_code, output.local_scope, output.global_scope)
-            raise
-
-    setattr(InstructionTranslator, refuse.__name__, refuse_and_tell)
-
-
 def leaves_padding_out(module: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a module called with these arguments takes eager's way without padded places.
 
@@ -169,86 +146,71 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     ``is_ours`` gets what `innermost_backend` returns. There are no hooks for this in Dynamo; so this puts other methods
     in the place of five, for the whole process. For other backends they do the same as before.
     """
+    from torch._dynamo import config, variables
     from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+    from torch._dynamo.variables import builder, misc
 
-    def ours(output: Any) -> bool:
-        return is_ours(innermost_backend(getattr(output, "compiler_fn", None)))
+    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
+    encoder = torch.nn.TransformerEncoder.forward.__code__
 
-    guards: Any = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+    def guard_hooks(original: Any, guards: Any, guard: Any) -> None:
+        guards.SEQUENCE_LENGTH(guard)
 
-    @functools.wraps(guards)
-    def guard_hooks(self: Any, guard: Any) -> None:
-        (self.SEQUENCE_LENGTH if ours(self.check_fn_manager.output_graph) else functools.partial(guards, self))(guard)
+    def look_up(original: Any, variable: Any, tx: Any, name: Any, *more: Any) -> Any:
+        if name == "set_materialize_grads":
+            _break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
+        return original(variable, tx, name, *more)
 
-    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_hooks  # type: ignore[method-assign]
-    _break_at_materialize_grads(ours)
-    _leave_numpy(ours)
-    _leave_padding(ours)
+    def call_numpy(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(use_numpy_random_stream=True):
+            return original(*args, **kwargs)
+
+    def wrap(original: Any, made_by: Any, value: Any) -> Any:
+        if isinstance(value, arrays) and not config.trace_numpy:
+            _break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
+        return original(made_by, value)
+
+    def inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
+        is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
+        if is_encoder and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
+            set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+            why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
+            _break_graph("TransformerEncoder with a padding mask", why)
+        return original(parent, func, args, kwargs, *more, **others)
+
+    context = misc.AutogradFunctionContextVariable
+    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
+    hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT.__name__
+    for owner, name, method, output_of in (
+        (GuardBuilder, hooks, guard_hooks, lambda guards, *_: guards.check_fn_manager.output_graph),
+        (context, attribute, look_up, lambda variable, tx, *_: tx.output),
+        (misc.NumpyVariable, "call_function", call_numpy, lambda variable, tx, *_: tx.output),
+        (builder.VariableBuilder, "_wrap", wrap, lambda made_by, *_: made_by.tx.output),
+        (InliningInstructionTranslator, "inline_call", inline, lambda parent, *_: parent.output),
+    ):
+        _replace(owner, name, method, lambda *args, of=output_of: is_ours(_backend_of(of(*args))))
+
+
+def _backend_of(output: Any) -> object:
+    return innermost_backend(getattr(output, "compiler_fn", None))
+
+
+def _replace(owner: Any, name: str, method: Callable[..., Any], applies: Callable[..., bool]) -> None:
+    """Have ``method``, which gets the original first, called in the place of a method of ``owner``'s if it applies."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return method(original, *args, **kwargs) if applies(*args) else original(*args, **kwargs)
+
+    setattr(owner, name, staticmethod(chosen) if isinstance(vars(owner)[name], (staticmethod, classmethod)) else chosen)
 
 
 def _break_graph(what: str, why: str) -> NoReturn:
     from torch._dynamo.exc import unimplemented
 
     unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
-
-
-def _break_at_materialize_grads(ours: Callable[[Any], bool]) -> None:
-    from torch._dynamo.variables import misc
-
-    context: Any = misc.AutogradFunctionContextVariable
-    attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
-    looks_up: Any = getattr(context, attribute)
-
-    @functools.wraps(looks_up)
-    def look_up(self: Any, tx: Any, name: Any, *more: Any) -> Any:
-        if name == "set_materialize_grads" and ours(tx.output):
-            _break_graph("ctx.set_materialize_grads", "Dynamo forgets it: the backward would get zeros for None.")
-        return looks_up(self, tx, name, *more)
-
-    setattr(context, attribute, look_up)
-
-
-def _leave_numpy(ours: Callable[[Any], bool]) -> None:
-    from torch._dynamo import config
-    from torch._dynamo.variables import builder, misc
-
-    numpy: Any = misc.NumpyVariable
-    calls: Any = numpy.call_function
-    wraps: Any = builder.VariableBuilder._wrap
-    arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
-
-    @functools.wraps(calls)
-    def call(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        with config.patch(use_numpy_random_stream=True) if ours(tx.output) else contextlib.nullcontext():
-            return calls(self, tx, *args, **kwargs)
-
-    @functools.wraps(wraps)
-    def wrap(self: Any, value: Any) -> Any:
-        if isinstance(value, arrays) and not config.trace_numpy and ours(self.tx.output):
-            _break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
-        return wraps(self, value)
-
-    numpy.call_function = call
-    builder.VariableBuilder._wrap = wrap  # type: ignore[method-assign]
-
-
-def _leave_padding(ours: Callable[[Any], bool]) -> None:
-    from torch._dynamo import variables
-    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-
-    translator: Any = InliningInstructionTranslator
-    inlines: Any = translator.inline_call
-    encoder = torch.nn.TransformerEncoder.forward.__code__
-
-    def inline(parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
-        is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
-        if is_encoder and ours(parent.output) and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
-            set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
-            why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
-            _break_graph("TransformerEncoder with a padding mask", why)
-        return inlines(parent, func, args, kwargs, *more, **others)
-
-    translator.inline_call = staticmethod(inline)
 
 
 def dynamo_makes_symbols() -> bool:

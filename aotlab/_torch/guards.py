@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,97 +46,78 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
-class Environment:
+class Environment(dict[str, str]):
     """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
-
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._variables = variables
-
-    @classmethod
-    def now(cls) -> Environment:
-        """Take them as they are."""
-        return cls(dict(os.environ))
 
     def restore(self) -> None:
         """Make them what they were."""
-        for name in set(os.environ) - set(self._variables):
-            del os.environ[name]
-        os.environ.update(self._variables)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Environment) and self._variables == other._variables
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._variables.items()))
+        os.environ.clear()
+        os.environ.update(self)
 
     def __repr__(self) -> str:
-        return f"<environment of {len(self._variables)} variables>"
+        return f"<environment of {len(self)} variables>"
 
 
 def _switches() -> Iterator[Switch]:
     """List them. Attention, recurrences and norms are traced as other ops where another library may serve them."""
-    c = torch._C
+    c, einsum = torch._C, torch.backends.opt_einsum
     gpu = torch.backends.cuda.is_built()
-    plain: tuple[tuple[str, Callable[[], Any], Callable[[Any], object], bool], ...] = (
-        ("cuda.flash_sdp_enabled()", c._get_flash_sdp_enabled, c._set_sdp_use_flash, True),
-        ("cuda.math_sdp_enabled()", c._get_math_sdp_enabled, c._set_sdp_use_math, True),
-        ("cuda.mem_efficient_sdp_enabled()", c._get_mem_efficient_sdp_enabled, c._set_sdp_use_mem_efficient, gpu),
-        ("cuda.cudnn_sdp_enabled()", c._get_cudnn_sdp_enabled, c._set_sdp_use_cudnn, gpu),
+    rows: list[tuple[str, Callable[[], Any], Callable[[Any], object], bool, tuple[str, ...]]] = [
+        ("cuda.flash_sdp_enabled()", c._get_flash_sdp_enabled, c._set_sdp_use_flash, True, ()),
+        ("cuda.math_sdp_enabled()", c._get_math_sdp_enabled, c._set_sdp_use_math, True, ()),
+        ("cuda.mem_efficient_sdp_enabled()", c._get_mem_efficient_sdp_enabled, c._set_sdp_use_mem_efficient, gpu, ()),
+        ("cuda.cudnn_sdp_enabled()", c._get_cudnn_sdp_enabled, c._set_sdp_use_cudnn, gpu, ()),
         ("cuda.fp16_bf16_reduction_math_sdp_allowed()", c._get_math_sdp_allow_fp16_bf16_reduction,
-         c._set_math_sdp_allow_fp16_bf16_reduction, True),
-        ("cudnn.enabled", c._get_cudnn_enabled, c._set_cudnn_enabled, gpu),
-        ("cudnn.benchmark", c._get_cudnn_benchmark, c._set_cudnn_benchmark, False),
-        ("cudnn.deterministic", c._get_cudnn_deterministic, c._set_cudnn_deterministic, False),
-        ("mkldnn.enabled", c._get_mkldnn_enabled, c._set_mkldnn_enabled, True),
-        ("mkldnn.deterministic", c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, False),
+         c._set_math_sdp_allow_fp16_bf16_reduction, True, ()),
+        ("cudnn.enabled", c._get_cudnn_enabled, c._set_cudnn_enabled, gpu, ()),
+        ("cudnn.benchmark", c._get_cudnn_benchmark, c._set_cudnn_benchmark, False, ()),
+        ("cudnn.deterministic", c._get_cudnn_deterministic, c._set_cudnn_deterministic, False, ()),
+        ("mkldnn.enabled", c._get_mkldnn_enabled, c._set_mkldnn_enabled, True, ()),
+        ("mkldnn.deterministic", c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, False, ()),
         # torch's own modules ask for it, but take the fast path under no function mode, and so under no trace
         ("mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled,
-         torch.backends.mha.set_fastpath_enabled, False),
-    )  # fmt: skip
-    for name, read, write, chooses in plain:
-        last = name.rpartition(".")[2].removesuffix("()")
-        yield Switch(name=f"torch.backends.{name}", read=read, write=write, chooses=chooses, read_as=frozenset((last,)))
-    name = "fill_uninitialized_memory"
-    read, write = c._get_deterministic_fill_uninitialized_memory, c._set_deterministic_fill_uninitialized_memory
-    # Inductor writes it into its kernels, if deterministic algorithms are asked for
-    yield Switch(
-        name=f"torch.utils.deterministic.{name}", read=read, write=write, chooses=True, read_as=frozenset((name,))
-    )
-    if gpu:
-        yield Switch(
-            name="the order of torch.nn.attention's kernels",
-            read=c._get_sdp_priority_order,
-            write=c._set_sdp_priority_order,
-            chooses=True,
-            read_as=frozenset(),
-        )
+         torch.backends.mha.set_fastpath_enabled, False, ()),
+        # in which order `einsum` takes its operands, where that package is installed
+        *((f"opt_einsum.{name}", partial(getattr, einsum, name), partial(setattr, einsum, name), False, ("einsum",))
+          for name in ("enabled", "strategy")),
+    ]  # fmt: skip
     # the older flags for the precision of float32 cannot be read where these contradict them
-    readers = frozenset(("fp32_precision", "allow_tf32", "get_float32_matmul_precision"))
     for place, backend, op in (
         ("", "generic", "all"),
         *(("cuda." if op == "matmul" else "cudnn.", "cuda", op) for op in ("all", "matmul", "conv", "rnn")),
         *(("mkldnn.", "mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
     ):
-        yield Switch(
-            name=f"torch.backends.{place}{'' if op == 'all' else op + '.'}fp32_precision",
-            read=functools.partial(c._get_fp32_precision_getter, backend, op),
-            write=functools.partial(c._set_fp32_precision_setter, backend, op),
-            chooses=gpu and (backend, op) == ("cuda", "conv"),  # Inductor writes it into its kernels
-            read_as=readers,
+        name = f"{place}{'' if op == 'all' else op + '.'}fp32_precision"
+        getter, setter = (
+            partial(c._get_fp32_precision_getter, backend, op),
+            partial(c._set_fp32_precision_setter, backend, op),
         )
+        chooses = gpu and (backend, op) == ("cuda", "conv")  # Inductor writes it into its kernels
+        rows.append((name, getter, setter, chooses, ("allow_tf32", "get_float32_matmul_precision")))
+    rows = [(f"torch.backends.{row[0]}", *row[1:]) for row in rows]
+    # Inductor writes it into its kernels, if deterministic algorithms are asked for
+    rows.append(
+        ("torch.utils.deterministic.fill_uninitialized_memory", c._get_deterministic_fill_uninitialized_memory,
+         c._set_deterministic_fill_uninitialized_memory, True, ())
+    )  # fmt: skip
+    rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
+    rows.append(("os.environ", lambda: Environment(os.environ), Environment.restore, False, ("getenv",)))
+    if gpu:
+        rows.append(
+            (
+                "the order of torch.nn.attention's kernels",
+                c._get_sdp_priority_order,
+                c._set_sdp_priority_order,
+                True,
+                (),
+            )
+        )
+    for name, read, write, chooses, read_as in rows:
+        last = name.rpartition(".")[2].removesuffix("()")
+        yield Switch(name=name, read=read, write=write, chooses=chooses, read_as=frozenset((last, *read_as)))
 
 
-#: What a function reads by ``os.environ`` and `os.getenv` is guarded as the flags of torch's backends are.
-ENVIRONMENT = Switch(
-    name="os.environ",
-    read=Environment.now,
-    write=Environment.restore,
-    chooses=False,
-    read_as=frozenset(("environ", "getenv")),
-)
-
-
-SWITCHES: tuple[Switch, ...] = (*_switches(), ENVIRONMENT)
+SWITCHES: tuple[Switch, ...] = tuple(_switches())
 #: The names of functions and attributes by which code reads them.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
@@ -147,6 +128,58 @@ def matmul_precision() -> str | None:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return None
+
+
+def autocast_state() -> tuple[tuple[str, Any], ...]:
+    """Take the settings of autocast, as (name, value)."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return (
+        *((f"autocast on {d}", torch.is_autocast_enabled(d)) for d in devices),
+        *((f"autocast dtype on {d}", torch.get_autocast_dtype(d)) for d in devices),
+        ("autocast cache", torch.is_autocast_cache_enabled()),
+    )
+
+
+def global_state() -> tuple[tuple[str, Any], ...]:
+    """Take the global settings that a trace bakes in, as (name, value)."""
+    return (
+        ("grad mode", torch.is_grad_enabled()),
+        ("inference mode", torch.is_inference_mode_enabled()),
+        ("anomaly mode", torch.is_anomaly_enabled()),
+        *autocast_state(),
+        ("deterministic algorithms", torch.are_deterministic_algorithms_enabled()),
+        ("warnings in place of deterministic algorithms", torch.is_deterministic_algorithms_warn_only_enabled()),
+        ("default dtype", torch.get_default_dtype()),
+        ("default device", torch.get_default_device()),
+        ("number of threads", torch.get_num_threads()),
+        ("matmul precision", matmul_precision()),
+        *((switch.name, switch.read()) for switch in SWITCHES),
+    )
+
+
+def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
+    """Put global settings back that a traced function changed; inference mode, which only blocks change, is left."""
+    values = dict(settings)
+    for name, value in values.items():
+        if name.startswith("autocast on "):
+            torch.set_autocast_enabled(name.removeprefix("autocast on "), value)
+        elif name.startswith("autocast dtype on "):
+            torch.set_autocast_dtype(name.removeprefix("autocast dtype on "), value)
+    torch.set_autocast_cache_enabled(values["autocast cache"])
+    torch.set_grad_enabled(values["grad mode"])
+    only_warn = values["warnings in place of deterministic algorithms"]
+    torch.use_deterministic_algorithms(values["deterministic algorithms"], warn_only=only_warn)
+    torch.set_default_dtype(values["default dtype"])
+    torch.set_num_threads(values["number of threads"])
+    precision = values["matmul precision"]
+    if precision is not None and matmul_precision() != precision:
+        torch.set_float32_matmul_precision(precision)
+    for switch in SWITCHES:
+        if switch.read() != values[switch.name]:
+            switch.write(values[switch.name])
+    if torch.get_default_device() != values["default device"]:
+        before = values["default device"]
+        torch.set_default_device(None if before == torch.device("cpu") else before)
 
 
 def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:

@@ -1,12 +1,13 @@
-"""Grad mode, autocast, dispatch modes and random state."""
+"""Grad mode, autocast, dispatch modes, transforms of `torch.func` and forward-mode differentiation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
 from torch._ops import OpOverload
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from aotlab._torch.ops import _functionalizes, _has_kernel
+from aotlab._torch.saved import saved_tensor_hooks_disabled
 
 #: Sets grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
@@ -59,10 +61,7 @@ def restore_autocast_nesting(depth: int) -> None:
 
 
 class Surroundings:
-    """What this thread has on around a call: to be put back where an interrupt hit between two of our own steps.
-
-    A ``KeyboardInterrupt`` may come while a context is entered or left, which Python then leaves half done.
-    """
+    """What this thread has on around a call: to be put back where an interrupt came while a context was entered."""
 
     def __init__(self) -> None:
         self._function_modes = function_mode_count()
@@ -96,12 +95,10 @@ def forward_ad_active() -> bool:
 def settle_without_gpus() -> None:
     """Where torch is built for CUDA and finds no GPU, have it take that in before a fake mode says otherwise.
 
-    Entering a fake mode there registers eight GPUs for the whole process. That did two kinds of harm:
-
-    - At its first backward autograd counts devices, once, and starts a thread for each; no child that is forked
-      afterwards can differentiate. So one small backward comes first.
-    - In torch 2.11 what is registered goes with the thread that registered it, and the next thread to enter a fake mode
-      reads freed memory. So this thread registers it, which is the one that imports, and mostly the main one.
+    Entering a fake mode registers eight GPUs for the whole process. Autograd counts devices at its first backward, and
+    starts a thread for each, after which no forked child can differentiate: so one small backward comes first. In torch
+    2.11 what is registered goes with its thread, and the next to enter a fake mode reads freed memory: so this thread
+    registers it, which is the one that imports.
     """
     if not torch.backends.cuda.is_built() or torch.cuda.device_count():
         return
@@ -110,3 +107,155 @@ def settle_without_gpus() -> None:
         torch.autograd.grad(one, one)
         with FakeTensorMode():
             pass
+
+
+# --- transforms -----------------------------------------------------------------------------------------------------
+
+#: Tells whether a tensor is the wrapper by which a ``torch.func`` transform follows another tensor.
+is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+#: Tells whether a tensor stands for several in the older vmap.
+is_older_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+#: Leaves one transform of ``torch.func`` for the length of a ``with`` block.
+innermost_transform_left: Callable[[], AbstractContextManager[Any]] = (
+    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+)
+#: What Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation; another function of
+#: the same name in some versions.
+_OPENING = frozenset(
+    {
+        "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
+        "_enter_dual_level", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable",
+        "set_inplace_requires_grad_allowed",
+    }
+)  # fmt: skip
+_LEAVING: dict[Any, Callable[[], int]] = {
+    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    torch._C._functorch.TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
+}
+
+
+def transforms_active() -> bool:
+    """Tell whether a ``torch.func`` transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def opens_transform(target: Any) -> bool:
+    """Tell whether a function in a graph of Dynamo's changes which transforms are on, until another one is called."""
+    return getattr(target, "__name__", None) in _OPENING
+
+
+def opens_dual_level(target: Any) -> bool | None:
+    """Tell whether a function in a graph of Dynamo's opens or closes a level of forward-mode differentiation."""
+    return {"_enter_dual_level": True, "_exit_dual_level": False}.get(getattr(target, "__name__", ""))
+
+
+class TransformState:
+    """Which transforms are on now, to be put back after an error: Dynamo's graphs have no ``finally``."""
+
+    def __init__(self) -> None:
+        functorch = torch._C._functorch
+        self._depth = functorch.get_dynamic_layer_stack_depth()
+        self._forward_grad = torch._C._is_fwd_grad_enabled()
+        self._may_require_grad = functorch.get_inplace_requires_grad_allowed()
+        self._hooks_disabled = saved_tensor_hooks_disabled()
+
+    def restore(self, dual_levels: Sequence[int] = ()) -> None:
+        """Leave the levels that were opened since; ``dual_levels`` are those of forward-mode differentiation."""
+        functorch = torch._C._functorch
+        for level in reversed(dual_levels):
+            torch._C._exit_dual_level(level=level)
+        while functorch.get_dynamic_layer_stack_depth() > self._depth:  # torch 2.11's own function leaves two at a time
+            _LEAVING[functorch.peek_interpreter_stack().key()]()
+        torch._C._set_fwd_grad_enabled(self._forward_grad)
+        if functorch.get_inplace_requires_grad_allowed() != self._may_require_grad:
+            functorch.set_inplace_requires_grad_allowed(self._may_require_grad)
+        if saved_tensor_hooks_disabled() and not self._hooks_disabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+class BatchLevel:
+    """A vmap that is running: of ``torch.func``, or the older one of ``is_grads_batched=True`` (``is_older``)."""
+
+    def __init__(self, level: int, *, is_older: bool) -> None:
+        self._level = level
+        self._is_older = is_older
+
+    def taken_apart(self, tensor: Tensor) -> Tensor | None:
+        """Return the samples that ``tensor`` stands for, shape (samples, ...); None if it is one for all of them."""
+        if not self._is_older:
+            value, dimension = torch._C._functorch._unwrap_batched(tensor, self._level)
+            return None if dimension is None else value.movedim(dimension, 0)
+        if not torch._C._functorch.is_legacy_batchedtensor(tensor):
+            return None
+        # what has no samples at this level is expanded to as many as are asked for
+        samples, others = (torch._remove_batch_dim(tensor, self._level, n, 0) for n in (1, 2))
+        return None if samples.shape != others.shape else samples
+
+    def put_together(self, samples: Tensor) -> Tensor:
+        """Return a tensor that stands for ``samples``, shape (samples, ...), in this vmap."""
+        if self._is_older:
+            return torch._add_batch_dim(samples, 0, self._level)
+        added: Tensor = torch._C._functorch._add_batch_dim(samples, 0, self._level)
+        return added
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave the vmap for the length of a ``with`` block."""
+        if self._is_older:
+            torch._C._vmapmode_decrement_nesting()
+            try:
+                yield
+            finally:
+                torch._C._vmapmode_increment_nesting()
+        else:
+            with innermost_transform_left():
+                yield
+
+
+def older_batch_level() -> BatchLevel | None:
+    """Return the innermost vmap of the older kind that is running, None if there is none."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return BatchLevel(level, is_older=True) if level > 0 else None
+
+
+def batch_level() -> BatchLevel | None:
+    """Return the innermost transform of ``torch.func`` that is running if it is a vmap; None if it is another one."""
+    if not transforms_active():
+        return None
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter.key() != torch._C._functorch.TransformType.Vmap:
+        return None
+    return BatchLevel(interpreter.level(), is_older=False)
+
+
+def below_innermost_transform(tensor: Tensor) -> Tensor | None:
+    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it.
+
+    Tensors that are made under one belong to it, also those that it does not differentiate.
+    """
+    if (tensor.requires_grad and is_transformed(tensor)) or (forward_ad_active() and has_tangent(tensor)):
+        return None
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    below: Tensor = torch._C._functorch._unwrap_for_grad(tensor, interpreter.level())
+    return below
+
+
+def has_tangent(tensor: Tensor | None) -> bool:
+    """Tell whether forward-mode differentiation follows a tensor."""
+    return tensor is not None and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def under_transform(
+    peek: Callable[[], object] = torch._C._functorch.peek_interpreter_stack, forward_ad: Any = torch.autograd.forward_ad
+) -> bool:
+    """Tell whether a transform is running or such a level is open: both at once, for what is asked at each call."""
+    return peek() is not None or forward_ad._current_level >= 0

@@ -4,13 +4,9 @@
 
 has the leaves ``x``, ``y``, ``2.0`` and ``w``; the rest is a tree of `Node`, which is compared (a call with another
 nesting is another call), named (``['a'][0]``, ``['opts'].w``), and filled with other leaves. Tuples, named tuples,
-lists, dictionaries, dataclass instances, and what is registered with `torch.utils._pytree` (torch's return types,
-deques, the outputs of transformers' models) are containers. So are, in results, plain instances of classes that Python,
-not C, defines: like a dataclass instance, such an object is made anew of the attributes that it had, without a call of
-its ``__init__``.
-
-A list, a dictionary or an object that stands in two places, or in itself, is refused; so are subclasses of the built-in
-containers.
+lists, dictionaries, dataclass instances, and what is registered with `torch.utils._pytree` are containers. So are, in
+results, instances of plain classes, made anew of the attributes that they had, without a call of ``__init__``. A list,
+a dictionary or an object that stands in two places, or in itself, is refused.
 """
 
 from __future__ import annotations
@@ -62,8 +58,8 @@ class Given:
 class Node:
     """One container: its type, how its items are held, and its children.
 
-    ``keys`` are the keys of a mapping, as they are, or the names of attributes; ``typed_keys`` are what is compared, so
-    that 1 is not True. ``extra`` is a default factory, or what a registered type keeps besides its items.
+    ``keys`` are the keys of a mapping or the names of attributes; ``typed_keys`` are what is compared, so that 1 is not
+    True. ``extra`` is a default factory, or what a registered type keeps besides its items.
     """
 
     kind: type
@@ -222,11 +218,9 @@ class _Walk:
         self._check(value, node, path, depth)
         self._seen.add(id(value))
         self._alive += (value, children)
-        node = dataclasses.replace(node, children=(LEAF,) * len(children))
-        trees = [
-            self.visit(child, path + _step_text(step, i), depth + 1)
-            for i, (child, step) in enumerate(zip(children, node.steps(), strict=True))
-        ]
+        steps = dataclasses.replace(node, children=tuple(children)).steps()
+        texts = [_step_text(step, i) for i, step in enumerate(steps)]
+        trees = [self.visit(child, path + text, depth + 1) for child, text in zip(children, texts, strict=True)]
         return dataclasses.replace(node, children=tuple(trees))
 
     def _check(self, value: Any, node: Node, path: str, depth: int) -> None:
@@ -268,8 +262,8 @@ def paths(parts: Sequence[tuple[str, Any]]) -> list[str]:
 def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list[Any], list[str], Tree]:
     """Take what a function returned apart: return the leaves, their names (``out[0]``), and the tree.
 
-    ``given`` says, by ``id``, where the objects are that the caller has: those are not taken apart. `OutputError` is
-    raised for one of them that cannot be found again, and for a container that stands in two places.
+    ``given`` says, by ``id``, where the objects are that the caller has: those are not taken apart. Raises
+    `OutputError`: one of them cannot be found again, or a container stands in two places.
     """
     walk = _Walk("out", OutputError, given)
     tree = walk.visit(result)

@@ -30,7 +30,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
-from aotlab.guards.call_state import byte_interval
+from aotlab.ir.extents import byte_interval
 from aotlab.ir.metadata import InputAliasInfo
 
 

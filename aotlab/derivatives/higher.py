@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab._torch.compiling import compiling
-from aotlab._torch.interrupts import never_lost
+from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
 from aotlab.derivatives.levels import Level
 from aotlab.errors import DoubleBackwardError, TransformError
-from aotlab.guards.settings import autocast_state
 from aotlab.partition.stage import Split
 from aotlab.runtime.batches import for_each_sample, is_transformed
 from aotlab.runtime.saved import SavedValues, restride
@@ -197,7 +195,7 @@ class Higher:
         given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
         node = internals.current_node()
         create_graph = torch.is_grad_enabled()
-        casting = autocast_state() if internals.any_autocast_enabled() else ()
+        casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
         requires = tuple(t.requires_grad for t in given) if create_graph else None
         everything = not self.is_first and internals.is_to_be_run(node.next_functions[0][0])  # the anchor is a leaf
         views = saved.views_now() if create_graph else {}

@@ -9,7 +9,7 @@ taken back.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import BuiltinFunctionType, CodeType
@@ -22,21 +22,17 @@ from aotlab import _torch as internals
 from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
-from aotlab.guards.code_lines import line_that_changes
-from aotlab.guards.fast_check import fast_check
+from aotlab.guards.code import line_that_changes
 from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
-from aotlab.guards.reached import Reached
+from aotlab.guards.reached import Reached, fast_check
 from aotlab.guards.values import Mentioned
 from aotlab.trace.running import modules_named
 from aotlab.trace.tape import Untraceable
 
 
 class _DirectTarget(Target):
-    """What is compiled by a trace of the call itself: a `FunctionTarget` or a `ModuleTarget`.
-
-    What it reaches is looked up once for each compilation: by `reached`, which is asked first.
-    """
+    """A function or a module; what it reaches is looked up once for each compilation, by `reached`, asked first."""
 
     frontend = "direct"
     _found: Reach | None = None
@@ -58,9 +54,7 @@ class _DirectTarget(Target):
 
     def _known(self) -> Reach:
         """Return what was found for this compilation."""
-        if self._found is None:
-            self.reached()
-        assert self._found is not None
+        self._found = reach(self._called) if self._found is None else self._found
         return self._found
 
     def mentioned(self) -> Mentioned:
@@ -72,11 +66,7 @@ class _DirectTarget(Target):
         return [self._called, *(value for _, value in self._known().objects)]
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Write the check of what was found, for the entry; nothing is kept.
-
-        Raises `LeakedTensorError`: it has changed since the function ran: the function's backward, which is run for the
-        trace, did that.
-        """
+        """Write the check of what was found, for the entry; raise if the backward, run for the trace, changed it."""
         found, watch = self._known(), self._watch
         self._found = self._watch = None
         changed = _changed(found.state)
@@ -88,10 +78,7 @@ class _DirectTarget(Target):
         raise _leak(text, changed, found.state, "return the new value from the forward", why)
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with ``lifted`` in their places, and refuse it if it changes what others can see.
-
-        Raises `RunEagerly`: guards cannot watch what it reads: that would be the same at every call.
-        """
+        """Call it with ``lifted`` in their places; refuse it if it changes what others can see."""
         found = self._known()
         own = self._traceable_modules()
         if found.unseen is not None:
@@ -151,25 +138,22 @@ class FunctionTarget(_DirectTarget):
         function = copy.deepcopy(self.function, memo)
         return self if function is self.function else type(self)(function)
 
+    def _reached_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self._known().objects:
+            if isinstance(module, nn.Module):
+                yield from ((f"{name}.{path}" if path else name, child) for path, child in module.named_modules())
+
     def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
-        for name, module in self._reached_modules():
-            refuse_backward_hooks([(name, child) for child in module.modules()])
+        refuse_backward_hooks(self._reached_modules())
         return []
 
-    def _reached_modules(self) -> list[tuple[str, nn.Module]]:
-        return [(name, value) for name, value in self._known().objects if isinstance(value, nn.Module)]
-
     def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        modules = [(name, *each) for name, module in self._reached_modules() for each in module.named_modules()]
-        with modules_named([(f"{name}.{path}" if path else name, child) for name, path, child in modules]):
+        with modules_named(self._reached_modules()):
             return self.function(*args, **kwargs)
 
 
-def refuse_backward_hooks(modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Refuse modules whose backward hooks would run at trace time and never again.
-
-    Raises `HooksError` with the module's name.
-    """
+def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse modules whose backward hooks would run at trace time and never again."""
     for name, module in modules:
         if internals.has_backward_hooks(module):
             raise HooksError(
@@ -261,18 +245,14 @@ class ModuleTarget(_DirectTarget):
         """List where the parameters and buffers are kept."""
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
         self._names: list[tuple[str, ArgumentKind]] = []
-        self._modules = list(self.module.named_modules(remove_duplicate=True))
-        holders: tuple[tuple[Callable[[nn.Module], dict[str, Tensor | None]], ArgumentKind], ...] = (
-            (internals.parameters_held, "parameter"),
-            (internals.buffers_held, "buffer"),
-        )
-        for holder, kind in holders:
+        self._modules = list(self.module.named_modules())
+        kinds: tuple[ArgumentKind, ...] = ("parameter", "buffer")
+        for kind, held_by in zip(kinds, (internals.parameters_held, internals.buffers_held), strict=True):
             for path, module in self._modules:
-                held = holder(module)
-                for key, tensor in held.items():
-                    if tensor is not None:
-                        self._slots.append((held, key))
-                        self._names.append((f"{path}.{key}" if path else key, kind))
+                held = held_by(module)
+                there = [key for key, tensor in held.items() if tensor is not None]
+                self._slots += [(held, key) for key in there]
+                self._names += [(f"{path}.{key}" if path else key, kind) for key in there]
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters and buffers."""

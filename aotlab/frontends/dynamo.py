@@ -8,16 +8,16 @@ back when inputs begin to share memory. A graph that cannot be compiled faithful
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -28,9 +28,9 @@ from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, levels_to_caller, next_number
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
-from aotlab.errors import UsageError, UserLine
+from aotlab.errors import GraphInvariantError, UsageError, UserLine
+from aotlab.frontends.direct import FunctionTarget
 from aotlab.frontends.graph_run import GraphRun, needs_care
-from aotlab.frontends.under_transforms import outside_of_transforms, tell_of_refusals
 from aotlab.guards.reached import Reached
 from aotlab.partition.default import default_partition
 
@@ -72,7 +72,7 @@ class GraphTarget(Target):
         self._names = [_source_name(n) for n in inputs]
         module = _called_by_torch(graph) if self.line is None else None
         if module is not None:
-            self._names = _names_inside(module, self._names)
+            self._names = [name.removeprefix("fn.") for name in self._names]
         elif self.line is None:
             self.line = _first_line(graph)
         self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
@@ -96,10 +96,9 @@ class GraphTarget(Target):
         return ()
 
     def _forget_fakes(self) -> None:
-        """Drop what Dynamo noted about the caller's tensors: it is done with the graph when that is first called.
+        """Drop what Dynamo noted of the caller's tensors: it is done with the graph when that is first called.
 
-        The notes hold weak references to the tensors, with which `torch.utils.swap_tensors` refuses them; so
-        ``module.to(…)`` would fail under ``torch.__future__.set_swap_module_params_on_conversion(True)``.
+        The notes hold weak references to the tensors, which `torch.utils.swap_tensors` then refuses.
         """
         if not self._has_fakes:
             return
@@ -160,51 +159,19 @@ def _called_by_torch(graph: fx.GraphModule) -> type[torch.nn.Module] | None:
     return kind if path == "L['fn']" and isinstance(kind, type) else None
 
 
-def _names_inside(module: type[torch.nn.Module], names: Sequence[str]) -> list[str]:
-    """Turn names in torch's function ``inner(*args, **kwargs)`` that calls ``fn``, a module, into those of the module.
-
-    Examples
-    --------
-    >>> _names_inside(torch.nn.Linear, ["fn.weight", "args[0]"])
-    ['weight', 'input']
-    """
-    parameters = [
-        p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL
-    ]
-
-    def inside(name: str) -> str:
-        name = re.sub(r"^fn\.|^kwargs\['(\w+)'\]", r"\1", name)
-        found = re.match(r"args\[(\d+)\]", name)
-        if found is None or int(found[1]) + 1 >= len(parameters):
-            return name
-        return parameters[int(found[1]) + 1] + name[found.end() :]
-
-    return [inside(name) for name in names]
-
-
 @functools.cache
 def prepare_dynamo() -> None:
     """Put into Dynamo, when it is first used with aotlab behind it, what keeps its captures to eager's meaning."""
-    tell_of_refusals(backend)
     internals.let_dynamo_follow_eager(lambda found: found is backend or getattr(found, "is_aotlabs", False) is True)
 
 
 def backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **unknown: Any
 ) -> Callable[..., Any]:
-    """Compile a graph for ``torch.compile(backend="aotlab")``.
+    """Compile a graph, as Dynamo gives it, for ``torch.compile(backend="aotlab")``; tracing waits for the first call.
 
-    Parameters
-    ----------
-    graph, example_inputs
-        As Dynamo gives them; tracing waits for the first call.
-    options
-        ``torch.compile``'s ``options``: ``"compiler"`` (``"inductor"``, ``"eager"`` or a function), ``"partitioner"``.
-
-    Raises
-    ------
-    UsageError
-        Other options, or a ``mode``.
+    ``options`` are ``torch.compile``'s: ``"compiler"`` (``"inductor"``, ``"eager"`` or a function) and
+    ``"partitioner"``. Raises `UsageError` for others, and for a ``mode``.
 
     Examples
     --------
@@ -266,4 +233,50 @@ def compile_by_dynamo(
     prepare_dynamo()
     options = {"compiler": compiler, "partitioner": partitioner}
     made = torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)
-    return outside_of_transforms(function, made, backend_name=resolve(compiler).name)
+    return _outside_of_transforms(function, made, backend_name=resolve(compiler).name)
+
+
+# --- calls under a transform of ``torch.func``: Dynamo refuses those, and leaves that code alone from then on ---------
+
+
+class _AsWritten(FunctionTarget):
+    frontend = "dynamo"
+
+
+def _not_compiled(*_args: object, **_kwargs: object) -> NoReturn:
+    raise GraphInvariantError("a call under no transform came where only those under transforms go")
+
+
+@dataclass(eq=False)
+class ModuleBehindDynamo:
+    """A module behind Dynamo: ``compiled`` is what `torch.compile` made of it, ``eagerly`` serves transforms."""
+
+    compiled: Callable[..., Any]
+    eagerly: CompiledFunction
+
+    def __post_init__(self) -> None:
+        """Say, as `CompiledFunction` does, what is compiled."""
+        self.__wrapped__ = self.eagerly.__wrapped__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it compiled, but under a transform."""
+        if not torch.compiler.is_dynamo_compiling() and internals.under_transform():
+            return self.eagerly(*args, **kwargs)
+        return self.compiled(*args, **kwargs)
+
+
+def _outside_of_transforms(
+    original: Callable[..., Any], compiled: Callable[..., Any], *, backend_name: str
+) -> Callable[..., Any]:
+    """Return ``compiled``, made of ``original`` by Dynamo, for calls under no transform; the others run eagerly."""
+    eagerly = CompiledFunction(_AsWritten(original), _not_compiled, backend_name=backend_name)
+    if isinstance(original, torch.nn.Module):
+        return ModuleBehindDynamo(compiled, eagerly)
+    if not isinstance(compiled, FunctionType):
+        return compiled  # of a class torch.compile changes the calls of its objects, and returns the class
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (eagerly if internals.under_transform() else compiled)(*args, **kwargs)
+
+    return internals.as_made_by_dynamo(call)

@@ -7,15 +7,12 @@ Dynamo writes a ``with`` block as a node that enters and a node that leaves::
     _exit_inference_mode(mode)
 
 In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
-object, and then put torch back to the state in which it was entered: in the middle of a trace, long after that is over.
-A transform of ``torch.func`` is such a pair of nodes as well (``_vmap_increment_nesting`` and
-``_vmap_decrement_nesting``), and what is between them names its level by number: left open, the next run of the same
-graph would find its tensors wrapped for another level.
+object, long after that. A transform of ``torch.func`` is such a pair of nodes as well, and what is between them names
+its level by number.
 
-Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again. Here
-the checkpoint itself is called, whether the graph is recorded or runs eagerly. So is ``.data``, for which Dynamo writes
-a function that passes by those who watch. A user's `torch.autograd.Function` is one again, which saves what the user's
-saves, where Dynamo's op keeps all in a closure, which no autograd knows of.
+Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again: here
+the checkpoint itself is called. So is ``.data``, for which Dynamo writes a function that passes by those who watch. A
+user's `torch.autograd.Function` is one again, which saves what the user's saves.
 """
 
 from __future__ import annotations

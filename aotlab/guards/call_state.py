@@ -1,17 +1,17 @@
-"""What a compiled entry assumes of a call, as facts.
+"""What a compiled entry assumes of a call, as facts; and in what another call differs, as sentences.
 
     f(x, 2)         x: float32[3], strides (1,), a leaf that requires grad; 2: an int; grad mode on; …
 
 A `CallState` is everything about a call that a trace may have baked in. That of the traced call is kept with its entry.
 `aotlab.runtime.prologue` turns it into straight-line checks, with torch's C++ guards for tensors and global state. When
-they fail, the state of the new call is taken too, and `aotlab.guards.explain` says in one sentence what changed. Both
-read the same facts, so that a check without a sentence would show as a recompile without a reason.
+they fail, the state of the new call is taken too, and `difference` says what changed. Both read the same facts, so that
+a check without a sentence would show as a recompile without a reason.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,20 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
-from aotlab.guards.libraries import is_library, is_library_module
+from aotlab.guards.objects import is_library, is_library_module
 from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
-from aotlab.guards.settings import global_state
-from aotlab.guards.values import NOTHING_MENTIONED, Attributes, Mentioned, attributes_that_count, is_plain, same_value
+from aotlab.guards.values import (
+    MISSING,
+    NOTHING_MENTIONED,
+    Attributes,
+    Mentioned,
+    attributes_that_count,
+    is_plain,
+    same_value,
+    shown,
+)
+from aotlab.ir.extents import counted_together, overlapping_pairs
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -36,14 +45,11 @@ class TensorFacts:
     type: type
     dtype: torch.dtype
     device: torch.device
-    layout: torch.layout
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
     is_leaf: bool
     is_inference: bool
-    is_conj: bool
-    is_neg: bool
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
@@ -67,11 +73,7 @@ class ValueFacts:
 
 
 def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name: str = "") -> TensorFacts:
-    """Take the facts of one tensor; ``mentioned`` says which of its attributes count.
-
-    Raises `PythonValueError`: an attribute that counts is no plain value, so that it could change without a check
-    seeing it.
-    """
+    """Take the facts of one tensor; raises `PythonValueError` if an attribute that counts may change unseen."""
     attributes = tuple(attributes_that_count(tensor, mentioned).items()) if mentioned else ()
     for key, value in attributes:
         if not is_plain(value):
@@ -86,14 +88,11 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
         type=type(tensor),
         dtype=tensor.dtype,
         device=tensor.device,
-        layout=tensor.layout,
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if strided else (),
         requires_grad=tensor.requires_grad,
         is_leaf=tensor.is_leaf,
         is_inference=tensor.is_inference(),
-        is_conj=tensor.is_conj(),
-        is_neg=tensor.is_neg(),
         offset=int(tensor.storage_offset()) if strided else 0,
         may_be_written=internals.may_be_written(tensor),
         attributes=attributes,
@@ -102,10 +101,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
 
 
 def check_tensor(tensor: Tensor, name: str) -> None:
-    """Refuse tensors that the engine cannot represent.
-
-    Raises `SubclassError`, `UnsupportedTensorError` with the argument's name.
-    """
+    """Refuse tensors that the engine cannot represent."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         raise SubclassError(
             f"`{name}` is a `{type(tensor).__qualname__}`",
@@ -128,10 +124,7 @@ def check_tensor(tensor: Tensor, name: str) -> None:
 
 
 def value_facts(value: Any, name: str) -> ValueFacts:
-    """Take the facts of one argument that is no tensor.
-
-    Raises `PythonValueError` if its state could change without a check seeing it.
-    """
+    """Take those of an argument that is no tensor; raises `PythonValueError` if it may change unseen."""
     if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
@@ -168,65 +161,6 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     )
 
 
-# --- the memory that arguments share -----------------------------------------------------------------------------
-
-
-def byte_interval(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
-    if tensor.numel() == 0:
-        return (0, 0)
-    start = tensor.data_ptr()
-    return (start, start + extent_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()))
-
-
-def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes lie between a strided tensor's first byte and the one after its last."""
-    if 0 in shape:
-        return 0
-    return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
-
-
-def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:
-    """Return the pairs of positions that share memory or a differentiable base, and the bytes from one to the other."""
-    spans = [(tensor.device.type, *byte_interval(tensor), i) for i, tensor in tensors]
-    starts = {i: start for _, start, _, i in spans}
-    pairs: set[tuple[int, int]] = set()
-    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end after the beginning of this one
-    for span in sorted(span for span in spans if span[1] != span[2]):
-        device, start, _, i = span
-        reaching = [each for each in reaching if each[0] == device and each[2] > start]
-        pairs.update((min(other, i), max(other, i)) for *_, other in reaching)
-        reaching.append(span)
-    families: dict[int, int] = {}
-    for i, tensor in tensors:
-        if tensor.requires_grad and tensor.numel():
-            base = internals.base_of(tensor)
-            first = families.setdefault(id(tensor if base is None else base), i)
-            if first != i:
-                pairs.add((first, i))
-    return tuple(sorted((a, b, starts[b] - starts[a]) for a, b in pairs))
-
-
-def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them.
-
-    Slices of one buffer do, also where they share no byte: a write to one counts for the other.
-    """
-    families: dict[int, list[tuple[int, Tensor]]] = {}
-    for n, tensor in tensors:
-        families.setdefault(internals.storage_key(tensor), []).append((n, tensor))
-    pairs = []
-    for family in families.values():
-        firsts: list[tuple[int, Tensor]] = []
-        for n, tensor in family if len(family) > 1 else ():
-            first = next((m for m, other in firsts if internals.share_version(other, tensor)), None)
-            if first is None:
-                firsts.append((n, tensor))
-            else:
-                pairs.append((first, n))
-    return tuple(pairs)
-
-
 # --- the state of a call -----------------------------------------------------------------------------------------
 
 
@@ -234,26 +168,10 @@ def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, 
 class CallState:
     """All that a trace may have baked in of one call.
 
-    Attributes
-    ----------
-    structure, nesting
-        The nesting of the arguments, as text and as what is compared.
-    names, leaves
-        A name for each flat argument, and its facts.
-    same_as
-        For each flat argument, the position of the first one that is the same tensor (its own position otherwise).
-    settings
-        `global_state` of the call.
-    reached
-        What the function reads besides its arguments.
-    overlapping
-        Pairs of positions as in `overlapping_pairs`, of tensors that are not the same object.
-    counters
-        Pairs of positions as in `counted_together`.
-    function_modes
-        How many default devices are set.
-    mentioned
-        Which attributes of tensors the function may read.
+    ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared. Each flat argument
+    has a name, its facts, and in ``same_as`` the position of the first one that is the same tensor (or its own).
+    ``reached`` is what the function reads besides, ``mentioned`` names the attributes of tensors that it may read;
+    ``function_modes`` counts the default devices that are set.
     """
 
     structure: str
@@ -277,10 +195,7 @@ def transform_around() -> str | None:
 
 
 def check_surroundings() -> int:
-    """Refuse calls under modes that a compiled function could not respect; return the number of function modes.
-
-    Raises `TransformError` under ``torch.func`` transforms, forward-mode AD, or a user's dispatch or function mode.
-    """
+    """Refuse calls under transforms and modes that a compiled function has no part in; count the default devices."""
     what = transform_around() or ("a torch dispatch mode" if internals.dispatch_mode_count() else None)
     count = internals.function_mode_count()
     if what is None and count and not internals.only_default_devices():
@@ -303,10 +218,7 @@ def call_state(
     reached: tuple[Reached, ...],
     mentioned: Mentioned = NOTHING_MENTIONED,
 ) -> CallState:
-    """Take the state of a call; ``values`` are the flat arguments, lifted parameters and buffers first.
-
-    Raises `RefusedError`: an argument, or the surroundings of the call, cannot be guarded.
-    """
+    """Take the state of a call, whose flat arguments are ``values``; raises `RefusedError` if it cannot be guarded."""
     function_modes = check_surroundings()
     leaves: list[TensorFacts | ValueFacts] = []
     first: dict[int, int] = {}
@@ -329,10 +241,147 @@ def call_state(
         names=tuple(names),
         leaves=tuple(leaves),
         same_as=tuple(same_as),
-        settings=global_state(),
+        settings=internals.global_state(),
         reached=reached,
         overlapping=overlapping_pairs(tensors),
         counters=counted_together(tensors),
         function_modes=function_modes,
         mentioned=mentioned,
     )
+
+
+# --- as sentences -------------------------------------------------------------------------------------------------
+
+_FIELD_WORDS = {
+    "dtype": "has dtype {}",
+    "device": "is on {}",
+    "shape": "has shape {}",
+    "stride": "has strides {}",
+    "requires_grad": "has requires_grad={}",
+    "is_leaf": "has is_leaf={}",
+    "is_inference": "has is_inference()={}",
+}
+
+
+def _show(value: Any) -> str:
+    return value.__qualname__ if isinstance(value, type) else str(value)
+
+
+def _unchecked(state: CallState) -> set[str]:
+    """Return the names of the settings that an entry does not look at."""
+    return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
+
+
+def differences(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> Iterator[str]:
+    """Say in a sentence each in what the call ``now`` differs from the traced call ``then``.
+
+    Overlaps count if the entry ``mutates`` an input; ``offsets`` are the positions of tensors whose offset counts.
+    """
+    unchecked = _unchecked(then)
+    for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
+        if before != after and name not in unchecked:
+            yield f"{name} is {_show(after)} where the compiled entry expects {_show(before)}"
+    if then.function_modes != now.function_modes:
+        yield "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
+    yield from (item.change() for item in then.reached if not item.holds())
+    if then.nesting != now.nesting:
+        expected = f"where the compiled entry expects {then.structure}"
+        if then.structure == now.structure:  # two classes of one name, or keys that look the same
+            expected = "in containers or by keys of another type than expected"
+        yield f"the arguments are nested as {now.structure} {expected}"
+    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):  # of a module, what it reaches has changed
+        return
+    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+        yield from _of_argument(name, before, after)
+    yield from _of_tensors_together(then, now, mutates=mutates, offsets=offsets)
+
+
+def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> str | None:
+    """Return the first of the `differences`, None if there is none."""
+    return next(differences(then, now, mutates=mutates, offsets=offsets), None)
+
+
+def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts | ValueFacts) -> Iterator[str]:
+    types = f"`{name}` is a {_show(after.type)} where the compiled entry expects a {_show(before.type)}"
+    if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+        if before.type is not after.type:
+            yield types
+        for attribute, words in _FIELD_WORDS.items():
+            was, is_now = getattr(before, attribute), getattr(after, attribute)
+            if was != is_now:
+                yield f"`{name}` {words.format(_show(is_now))} where the compiled entry expects {_show(was)}"
+        held, holds = dict(before.attributes), dict(after.attributes)
+        for key in {**held, **holds}:
+            was, is_now = held.get(key, MISSING), holds.get(key, MISSING)
+            if not same_value(was, is_now):
+                yield f"`{name}.{key}` is {shown(is_now)} where the compiled entry expects {shown(was)}"
+    elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
+        if not before.matches(after):
+            if before.value is after.value:
+                yield f"`{name}` has other code than the compiled entry expects"
+            else:
+                yield f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
+    else:
+        yield types
+
+
+def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int]) -> Iterator[str]:
+    """Compare what counts of some tensors only, and what tensors have in common."""
+    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+        if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+            if before.may_be_written and not after.may_be_written:
+                yield f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
+            elif before.may_be_written != after.may_be_written:
+                yield f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
+            if before.is_view != after.is_view and before.requires_grad:
+                kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
+                doing = "views it" if before.is_leaf else "writes to it"
+                yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
+    for i in offsets:
+        before, after = then.leaves[i], now.leaves[i]
+        if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
+            begins = f"`{now.names[i]}` begins at element {after.offset} of its storage"
+            yield f"{begins} where the compiled entry expects {before.offset}"
+    for i, (was_same, is_same) in enumerate(zip(then.same_as, now.same_as, strict=True)):
+        if was_same != is_same and is_same != i:
+            yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
+        elif was_same != is_same:
+            yield f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
+    if mutates and then.overlapping != now.overlapping:
+        began = [pair for pair in now.overlapping if pair not in then.overlapping]
+        a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
+        verb = "share" if began else "no longer share"
+        if began and any(pair[:2] == (a, b) for pair in then.overlapping):
+            verb = "share another part of their"
+        yield f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
+    if then.counters != now.counters:  # of an entry that takes no notice, nobody asks for a reason any more
+        joined = sorted(set(now.counters) - set(then.counters))
+        first, second = (joined or sorted(set(then.counters) - set(now.counters)))[0]
+        verb = "count" if joined else "no longer count"
+        yield f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
+
+
+def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
+    """List what an entry assumes as (kind, subject, sentence), for the report."""
+    rows: list[tuple[str, str, str]] = [("structure", "arguments", f"the arguments are nested as {state.structure}")]
+    for i, (name, facts) in enumerate(zip(state.names, state.leaves, strict=True)):
+        if isinstance(facts, TensorFacts):
+            grad = "requires grad" if facts.requires_grad else "does not require grad"
+            leaf = " and is a leaf" if facts.requires_grad and facts.is_leaf else ""
+            kind = f"a {_show(facts.type)} of dtype {facts.dtype} on {facts.device}"
+            sizes = f"shape {facts.shape} and strides {facts.stride}"
+            rows.append(("tensor", name, f"`{name}` is {kind} with {sizes}, {grad}{leaf}"))
+            rows += [("tensor", name, f"`{name}.{key}` is {shown(value)}") for key, value in facts.attributes]
+            if state.same_as[i] != i:
+                rows.append(("identity", name, f"`{name}` is the same tensor as `{state.names[state.same_as[i]]}`"))
+        else:
+            rows.append(("value", name, f"`{name}` is {facts.value!r}"))
+    tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]
+    if len(tensors) > 1:
+        rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
+    if mutates and len(tensors) > 1:
+        rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
+    unchecked = _unchecked(state)
+    rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in unchecked]
+    rows += [("reached", item.name, item.sentence()) for item in state.reached]
+    return tuple(rows)

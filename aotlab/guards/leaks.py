@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aotlab._torch import is_functional
-from aotlab.guards.libraries import entries_of
+from aotlab.guards.objects import entries_of, slots_of
 from aotlab.guards.values import CONTAINERS, is_of_its_own_kind, items_in, keys_in, kind_of
 
 #: So many items are looked at; a watch is no walk through a data set.
@@ -33,13 +33,8 @@ _OPAQUE = (
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return what an object holds by name, in its dictionary or in slots."""
-    found = dict(getattr(value, "__dict__", None) or {})
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
-                found[name] = getattr(value, name)
-    return found
+    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
+    return slots | (getattr(value, "__dict__", None) or {})
 
 
 def _is_container(value: Any) -> bool:

@@ -8,47 +8,45 @@ of the user's, a namespace, a module of the user's) it looks at the attributes w
     def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
 
 Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
-the standard library is not looked at, but for the names of attributes in methods of torch's that the user's code calls.
-Where `getattr` and its like are mentioned, all attributes count. What holds values where no guard looks, reads an
-iterator or a file, or names by `eval`, runs eagerly (`aotlab.guards.unseen`), as does what reads `time`; an iterator or
-a file that only the code of an installed package reads is that package's affair. The environment is guarded where the
-code mentions ``environ`` or ``getenv``. Of a logger only flags and levels count: it leads to all others.
+the standard library is not looked at. Where `getattr` and its like are mentioned, all attributes count. What holds
+values where no guard looks, reads an iterator or a file, or names by `eval`, runs eagerly (`aotlab.guards.objects`); an
+iterator or a file that only the code of an installed package reads is that package's affair.
 """
 
 from __future__ import annotations
 
 import builtins
-import contextvars
 import functools
-import gc
 import sys
 import threading
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
-from aotlab.guards.code_lines import line_like
-from aotlab.guards.code_names import names_in
-from aotlab.guards.libraries import (
+from aotlab.guards.code import line_like, names_in
+from aotlab.guards.objects import (
+    READERS_OF_NAMES,
     answered_by_class,
     compiled_from,
     entries_of,
+    is_changing,
     is_data_descriptor,
+    is_holding,
     is_installed,
     is_library,
     is_library_module,
     is_of_others,
+    is_random,
     root_of,
     slots_of,
     static_member,
 )
-from aotlab.guards.reached import Absent, Attribute, Held, Item, Place, Reached, Size, Variable
-from aotlab.guards.unseen import READERS_OF_NAMES, is_changing, is_holding, is_random
+from aotlab.guards.reached import Absent, Attribute, Held, How, Item, Place, Reached, Size
 from aotlab.guards.values import (
     CONTAINERS,
     MISSING,
@@ -135,21 +133,19 @@ class _Walk:
         self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
         self._tensors: list[tuple[str, Tensor]] = []  # those with attributes
         self._unseen: str | None = None
-        self._answered: dict[type, frozenset[str]] = {}
-        self._slots: dict[type, frozenset[str]] = {}
+        self._known: dict[tuple[Callable[[type], frozenset[str]], type], frozenset[str]] = {}
         self._alive: list[Any] = []  # ids above belong to these
         self._follow()
 
     def result(self) -> tuple[Reached, ...]:
         """Return what was found, each place once, and what the namespaces do not have."""
-        found = {(item.place.identity(), item.how): item for item in reversed(self.found)}
-        absent = []
+        count = len(self.found)
         for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
-                place = Absent(thing, missing, by_name=True)
-                absent.append(Reached(name=f"{label or 'self'}.…", place=place, expected=MISSING, how="absent"))
-        return (*reversed(found.values()), *absent)
+                self._guard(f"{label or 'self'}.…", Absent(thing, missing, by_name=True), MISSING, "absent")
+        found = {(item.place.identity(), item.how): item for item in reversed(self.found[:count])}
+        return (*reversed(found.values()), *self.found[count:])
 
     def unseen(self) -> str | None:
         """Say what the function may read that no guard watches; None if there is nothing."""
@@ -171,11 +167,14 @@ class _Walk:
         if not isinstance(thing, type):
             if isinstance(thing, nn.Module):
                 names -= _MODULE_OWN
-            kind = type(thing)
-            if kind not in self._answered:
-                self._answered[kind] = answered_by_class(kind)
-            names -= self._answered[kind]
+            names -= self._once(answered_by_class, type(thing))
         return frozenset(name for name in names if not name.startswith("__"))
+
+    def _once(self, function: Callable[[type], frozenset[str]], kind: type) -> frozenset[str]:
+        """Ask something of each class once."""
+        if (function, kind) not in self._known:
+            self._known[function, kind] = function(kind)
+        return self._known[function, kind]
 
     # --- the walk
 
@@ -201,9 +200,9 @@ class _Walk:
         return is_new
 
     def _guard(
-        self, name: str, place: Place, expected: Any, how: Literal["value", "contents", "identity"], value: Any = None
+        self, name: str, place: Place, expected: Any, how: How, value: Any = None, *, inline: bool = False
     ) -> None:
-        self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value))
+        self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value, inline=inline))
 
     def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
         """Guard one value, and go on to what it leads to."""
@@ -252,19 +251,18 @@ class _Walk:
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
             self._todo += [(label or "self", value.__self__, chance), (label, value.__func__, chance)]
-        elif isinstance(value, property):
-            self._todo += [(label, code, chance) for code in (value.fget, value.fset) if code is not None]
-        elif isinstance(value, (staticmethod, classmethod)):
-            self._todo.append((label, value.__func__, chance))
-        elif isinstance(value, functools.cached_property):
-            self._todo.append((label, value.func, chance))
+        elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+            held = [getattr(value, name, None) for name in ("fget", "fset", "__func__", "func")]
+            self._todo += [(label, code, chance) for code in held if code is not None]
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
                 self._module(".".join(part for part in (label, path) if part), module, chance)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
-            self._partial(label, value)
+            self._todo.append((label, value.func, False))
+            for name in ("args", "keywords"):
+                self._visit(f"{label or 'partial'}.{name}", getattr(value, name), Attribute(value, name))
         elif isinstance(value, types.FunctionType) and not is_library(value):
             self._function(value)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
@@ -272,15 +270,10 @@ class _Walk:
                 self._names.add(value.__name__)
             owner = getattr(value, "__self__", None)
             if not (owner is None or isinstance(owner, (type, types.ModuleType)) or is_random(owner)):
-                self._behind(f"{label}.__self__", owner, chance)
-        elif isinstance(value, types.MappingProxyType):
-            for held in gc.get_referents(value):
-                self._behind(label, held, chance)
+                self._visit(f"{label}.__self__", owner, Attribute(value, "__self__"), chance=chance)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
             self._todo.append((label, value.__wrapped__, chance))
-        elif isinstance(value, contextvars.ContextVar):
-            self._visit_held(f"{label}.get()", Variable(value))
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value, False))
         elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
@@ -291,10 +284,6 @@ class _Walk:
                 self._object(label, value, chance)
             else:
                 self._todo.append((label, original, chance))
-
-    def _behind(self, label: str, value: Any, chance: bool) -> None:
-        """Visit what an object keeps for as long as it lives."""
-        self._visit(label, value, Item({0: value}, 0), chance=chance)
 
     def _function(self, function: types.FunctionType) -> None:
         """Go through the code of a function, and what it is bound to."""
@@ -308,11 +297,8 @@ class _Walk:
             for reader in READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
                 where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
                 self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
-        place: Place = Attribute(function, "__code__")
-        inline = code is self._root_code
-        self.found.append(
-            Reached(name=f"the code of {name}", place=place, expected=code, how="identity", inline=inline)
-        )
+        is_root = code is self._root_code
+        self._guard(f"the code of {name}", Attribute(function, "__code__"), code, "identity", inline=is_root)
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._visit_held(label, Attribute(cell, "cell_contents"), chance=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
@@ -331,8 +317,7 @@ class _Walk:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
             if absent:
-                absences = Absent(namespace, frozenset(absent), by_name=False)
-                self.found.append(Reached(name="…", place=absences, expected=MISSING, how="absent"))
+                self._guard("…", Absent(namespace, frozenset(absent)), MISSING, "absent")
         for label in names.imports:
             module = sys.modules.get(label)
             if module is not None and not is_library_module(module):
@@ -340,44 +325,32 @@ class _Walk:
         if function.__dict__:
             self._things.setdefault(id(function), (name, function, installed))
 
-    def _partial(self, label: str, value: Any) -> None:
-        self._todo.append((label, value.func, False))
-        for i, item in enumerate(value.args):
-            # a partial's arguments are a tuple of its own, which nothing changes
-            if not is_plain(item):
-                self._behind(f"{label or 'partial'}.args[{i}]", item, False)
-        for key, item in value.keywords.items():
-            self._visit(f"{label or 'partial'}.{key}", item, Item(value.keywords, key))
-
     def _class(self, kind: type) -> None:
         """Go through the methods of a class that the code could call, or make an object of."""
-        for each in type.mro(type(kind)):
-            if not is_library(each):
-                self._things.setdefault(id(each), (each.__name__, each, False))
+        self._classes_of(type(kind))
+        self._classes_of(kind)
         for each in kind.__mro__:
-            if is_library(each):
-                continue
-            self._things.setdefault(id(each), (each.__name__, each, False))
             made = [vars(each).get(name) for name in ("__init__", "__new__", "__post_init__")]
-            self._todo += [(each.__name__, member, False) for member in made if member is not None]
+            if not is_library(each):
+                self._todo += [(each.__name__, member, False) for member in made if member is not None]
         if issubclass(kind, nn.Module):
             self._names.add("forward")
         elif issubclass(kind, torch.autograd.Function):
             self._names |= {"forward", "setup_context", "backward", "vjp", "jvp"}
-        self._protocols(kind)
 
-    def _protocols(self, kind: type) -> None:
-        """Go through the methods of a class that Python calls without their names standing in code."""
-        for each in kind.__mro__:
+    def _classes_of(self, kind: type) -> None:
+        """Have the attributes of a class looked at; methods that Python calls without their names in code count all."""
+        for each in type.mro(kind):
             if is_library(each):
                 continue
+            self._things.setdefault(id(each), (each.__name__, each, False))
             for name, member in list(vars(each).items()):
                 if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
                     continue
                 # `dataclasses` write some, too
                 written = isinstance(member, types.FunctionType) and member.__code__.co_filename != "<string>"
                 if written or isinstance(member, (staticmethod, classmethod)):
-                    self._visit(f"{each.__name__}.{name}", member, Item(vars(each), name, each))
+                    self._visit(f"{each.__name__}.{name}", member, Held(each, name))
 
     def _object(self, label: str, value: Any, chance: bool) -> None:
         kind = type(value)
@@ -416,8 +389,7 @@ class _Walk:
             tensors = of(module)
             self._guard(f"the number of {kind} of {own}", Size(tensors), len(tensors), "value")
             for key, tensor in tensors.items():
-                place = Item(tensors, key)
-                self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, how="optional"))
+                self._guard(f"{dot}{key}", Item(tensors, key), tensor is None, "optional")
         if not is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module, chance)
@@ -429,7 +401,7 @@ class _Walk:
         graph = type(module)
         if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":  # else made later
             self._names |= names_in(graph.forward.__code__).attributes
-            self._guard(f"{dot}forward", Item(vars(graph), "forward", graph), graph.forward, "identity", graph.forward)
+            self._guard(f"{dot}forward", Held(graph, "forward"), graph.forward, "identity", graph.forward)
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
@@ -441,11 +413,7 @@ class _Walk:
         """Have the attributes of an object looked at, and those of its class."""
         if id(value) not in self._things or not chance:
             self._things[id(value)] = (label, value, chance)
-        kind = type(value)
-        for each in kind.__mro__:
-            if not is_library(each):
-                self._things.setdefault(id(each), (each.__name__, each, False))
-        self._protocols(kind)
+        self._classes_of(type(value))
 
     def _look_at(self, label: str, thing: Any, chance: bool) -> None:
         """Visit the attributes of an object, a class or a module that the code so far mentions."""
@@ -458,16 +426,11 @@ class _Walk:
                 if not self._is_new((id(thing), name), by_chance):
                     continue
                 held = vars(thing)
-                place: Place = Held(thing, name)
-                if isinstance(thing, (type, types.ModuleType)):
-                    place = Item(held, name, thing if isinstance(thing, type) else None)
+                place = Item(held, name) if isinstance(thing, types.ModuleType) else Held(thing, name)
                 self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
         if isinstance(thing, type):
             return
-        kind = type(thing)
-        if kind not in self._slots:
-            self._slots[kind] = slots_of(kind)
-        for name in sorted(self._slots[kind] & self._names):
+        for name in sorted(self._once(slots_of, type(thing)) & self._names):
             if self._is_new((id(thing), name), chance):
                 self._visit_held(f"{label}.{name}", Attribute(thing, name), chance=chance)
 

@@ -1,10 +1,9 @@
 """When two Python values are the same for a trace, and what a value held at the time of one.
 
 Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
-and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` remembers all of that of one
-value; it keeps every object alive that it compares by identity, except for tensors, whose memory it must not hold. Nor
-does it hold weak references to them, which `torch.utils.swap_tensors` forbids: a tensor that gets the address of
-another is as good as that one, if it is of the same kind: what else a trace can read of it is which of several it is.
+and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` keeps every object alive that it
+compares by identity, except for tensors, whose memory it must not hold, nor refer to weakly, which
+`torch.utils.swap_tensors` forbids: a tensor of the same kind that gets the address of another is as good as that one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -114,32 +113,24 @@ class Snapshot(Protocol):
     def holds(self, now: Any) -> bool:
         """Tell whether ``now`` is still that."""
 
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        """Say where ``now`` differs, as (path, what is there instead)."""
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
+        """Say where ``now``, which is not, differs, as (path, what is there instead)."""
 
 
 @dataclass(slots=True, eq=False)
-class _Plain:
+class _Value:
+    """A plain value, to be equal; or an object, to be the same."""
+
     value: Any
+    is_plain: bool
 
     def holds(self, now: Any) -> bool:
-        return now is self.value or same_value(now, self.value)
+        return now is self.value or (self.is_plain and same_value(now, self.value))
 
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        if not self.holds(now):
-            yield path, f"is {shown(now)} where the compiled entry expects {shown(self.value)}"
-
-
-@dataclass(slots=True, eq=False)
-class _Object:
-    value: Any
-
-    def holds(self, now: Any) -> bool:
-        return now is self.value
-
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
-        if now is not self.value:
-            yield path, "is missing" if now is MISSING else "is another object"
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
+        if self.is_plain:
+            return path, f"is {shown(now)} where the compiled entry expects {shown(self.value)}"
+        return path, "is missing" if now is MISSING else "is another object"
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
@@ -195,25 +186,20 @@ class _Tensor:
             return False
         if not self.attributes and not self.mentioned.by_string:
             return True  # an attribute that comes later would have raised
-        return self._changed(now) is None
+        expected = tuple((name, value) for name, value in self.attributes.items() if self.mentioned.counts(name))
+        return not attributes_differ(now, expected, self.mentioned)
 
-    def _changed(self, now: Tensor) -> str | None:
-        """Return the name of an attribute that is another now."""
-        held = attributes_that_count(now, self.mentioned)
-        names = {**held, **{name: None for name in self.attributes if self.mentioned.counts(name)}}
-        changed = (n for n in names if not same_value(held.get(n, MISSING), self.attributes.get(n, MISSING)))
-        return next(changed, None)
-
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
         if not isinstance(now, Tensor) or id(now) != self.id:
-            yield path, "is missing" if now is MISSING else "is another object"
-        elif _kind(now) != self.kind:
-            yield path, "is the same tensor with another shape, dtype, place, or requires_grad"
-        else:
-            name = self._changed(now)
-            if name is not None:
-                is_now, was = vars(now).get(name, MISSING), self.attributes.get(name, MISSING)
-                yield f"{path}.{name}", f"is {shown(is_now)} where the compiled entry expects {shown(was)}"
+            return path, "is missing" if now is MISSING else "is another object"
+        if _kind(now) != self.kind:
+            return path, "is the same tensor with another shape, dtype, place, or requires_grad"
+        held = attributes_that_count(now, self.mentioned)
+        for name in {**held, **self.attributes}:
+            is_now, was = held.get(name, MISSING), self.attributes.get(name, MISSING)
+            if self.mentioned.counts(name) and not same_value(is_now, was):
+                return f"{path}.{name}", f"is {shown(is_now)} where the compiled entry expects {shown(was)}"
+        return path, "has changed"
 
 
 class ArraySnapshot:
@@ -235,15 +221,14 @@ class ArraySnapshot:
         numpy = sys.modules["numpy"]
         self.value[...] = numpy.frombuffer(self.bytes, self.kind[0]).reshape(self.kind[1])
 
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
         """Say whether it is the array or its contents."""
-        if not self.holds(now):
-            yield path, "is another array" if now is not self.value else "is the same array with other contents"
+        return path, "is another array" if now is not self.value else "is the same array with other contents"
 
 
 @dataclass(slots=True, eq=False)
 class _Items:
-    """A container: of the same type, with the same items in the same order; ``kind`` if its class is somebody's."""
+    """A container: of the same type, with the same items in the same order; ``kind`` is which of Python's own it is."""
 
     type: type[Any]
     kind: Any
@@ -251,38 +236,34 @@ class _Items:
     children: list[Snapshot]
 
     def holds(self, now: Any) -> bool:
-        if type(now) is not self.type:
+        if type(now) is not self.type or self.kind.__len__(now) != len(self.children):
             return False
-        keys = now
-        if self.kind is not None:
-            keys, now = self.kind.__iter__(now), items_in(now)
-        elif self.keys is not None:
-            now = now.values()
-        if len(now) != len(self.children):
-            return False
-        if self.keys is not None and not all(known.holds(key) for known, key in zip(self.keys, keys, strict=True)):
-            return False
-        return all(snapshot.holds(item) for snapshot, item in zip(self.children, now, strict=True))
+        if self.keys is None:
+            items = self.kind.__iter__(now)
+        else:
+            items = self.kind.values(now)
+            if not all(known.holds(key) for known, key in zip(self.keys, self.kind.__iter__(now), strict=True)):
+                return False
+        return all(snapshot.holds(item) for snapshot, item in zip(self.children, items, strict=True))
 
-    def differences(self, now: Any, path: str) -> Iterator[tuple[str, str]]:
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
         if type(now) is not self.type:
             what = "is missing" if now is MISSING else f"is a {type(now).__name__}"
-            yield path, f"{what} where the compiled entry expects a {self.type.__name__}"
-            return
+            return path, f"{what} where the compiled entry expects a {self.type.__name__}"
         items = items_in(now)
         if len(items) != len(self.children):
-            yield path, f"has {len(items)} items where the compiled entry expects {len(self.children)}"
-        elif self.keys is not None:
-            keys = keys_in(now)
-            for snapshot, key in zip(self.keys, keys, strict=True):
+            return path, f"has {len(items)} items where the compiled entry expects {len(self.children)}"
+        labels: Sequence[Any] = range(len(items))
+        if self.keys is not None:
+            labels = keys_in(now)
+            for snapshot, key in zip(self.keys, labels, strict=True):
                 if not snapshot.holds(key):
-                    yield path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
-            for snapshot, key, item in zip(self.children, keys, items, strict=True):
-                yield from snapshot.differences(item, f"{path}[{shown(key)}]")
-        else:
-            for i, (snapshot, item) in enumerate(zip(self.children, items, strict=True)):
-                inner = f"an item of {path}" if self.type in (set, frozenset) else f"{path}[{i}]"
-                yield from snapshot.differences(item, inner)
+                    return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
+        for snapshot, key, item in zip(self.children, labels, items, strict=True):
+            if not snapshot.holds(item):
+                is_set = isinstance(now, (set, frozenset))
+                return snapshot.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
+        return path, "has changed"
 
 
 class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs eagerly
@@ -296,16 +277,15 @@ def snapshot(
 
     Raises `CannotBeWatched`: it is an array, or holds more objects, than could be compared at every call.
     """
-    if is_plain(value):
-        return _Plain(value)
     if isinstance(value, Tensor):
         return _Tensor(value, mentioned)
     if is_array(value):
         if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
             raise CannotBeWatched(f"`{name}`, a numpy array of {value.nbytes} bytes and {value.dtype}")
         return ArraySnapshot(value)
-    if not isinstance(value, CONTAINERS):
-        return _Object(value)
+    plain = is_plain(value)
+    if plain or not isinstance(value, CONTAINERS):
+        return _Value(value, plain)
     items = items_in(value)
     if len(items) > MOST_ITEMS:
         raise CannotBeWatched(f"`{name}`, a `{type(value).__qualname__}` of {len(items)} items")
@@ -313,10 +293,9 @@ def snapshot(
         what = "contains itself" if id(value) in around else f"is nested more than {_DEPTH} levels deep"
         raise CannotBeWatched(f"`{name}`, which {what}")
     around = (*around, id(value))
-    every_key = keys_in(value) if isinstance(value, dict) else None
-    keys = None if every_key is None else [snapshot(key, name, mentioned, around) for key in every_key]
-    kind = kind_of(value) if is_of_its_own_kind(value) else None
-    return _Items(type(value), kind, keys, [snapshot(item, name, mentioned, around) for item in items])
+    children = [snapshot(item, name, mentioned, around) for item in items]
+    keys = [snapshot(key, name, mentioned, around) for key in keys_in(value)] if isinstance(value, dict) else None
+    return _Items(type(value), kind_of(value), keys, children)
 
 
 def shown(value: Any) -> str:

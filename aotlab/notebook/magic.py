@@ -28,7 +28,7 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError as ShellUsageError
 
 from aotlab import config
-from aotlab._torch.interrupts import never_lost
+from aotlab._torch.compiling import never_lost
 from aotlab.errors import DeviceError
 from aotlab.notebook import live
 from aotlab.notebook.cell import CellCode, linked, take_apart

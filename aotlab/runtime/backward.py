@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab._torch.compiling import compiling
-from aotlab._torch.interrupts import never_lost
+from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
 from aotlab.errors import PartialBackwardError, TransformError
-from aotlab.guards.settings import autocast_state
 from aotlab.partition.stage import Split
 from aotlab.runtime.batches import for_each_sample, is_transformed
 from aotlab.runtime.saved import SavedValues, restride
@@ -191,7 +189,7 @@ class Backward:
         if True not in pattern:
             return [None] * len(self.wanted)
         # eager's backward runs under the autocast of its own caller, whatever the forward ran under
-        casting = autocast_state() if internals.any_autocast_enabled() else ()
+        casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
         mask = 0
         inputs: list[Any] = []
         others = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.guards.call_state import counted_together, overlapping_pairs
+from aotlab.ir.extents import counted_together, overlapping_pairs
 
 
 def pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[..., bool]:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.synthetic_bases import Base
-from aotlab.guards.call_state import TensorFacts, extent_bytes
+from aotlab.guards.call_state import TensorFacts
 from aotlab.guards.values import attributes_differ
+from aotlab.ir.extents import extent_bytes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.runtime.arguments import Arguments
 from aotlab.runtime.draft import Draft

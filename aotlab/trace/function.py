@@ -18,7 +18,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import LeakedTensorError
-from aotlab.guards.code_lines import line_that_changes
+from aotlab.guards.code import line_that_changes
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
 from aotlab.trace.chronicle import Chronicle

@@ -12,7 +12,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import NeedsInputsApart, RunEagerly
 from aotlab.errors import OutputError, SymbolicShapeError
-from aotlab.guards.call_state import extent_bytes
+from aotlab.ir.extents import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab.errors import UserLine
-from aotlab.guards.code_names import ByCode
+from aotlab.guards.code import ByCode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = Path(__file__).parents[1]

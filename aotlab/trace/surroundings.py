@@ -22,7 +22,6 @@ import torch
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
-from aotlab.guards.settings import global_state, restore_settings
 from aotlab.trace.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
@@ -61,7 +60,7 @@ class WorldUnchanged:
         self._recorder = recorder
 
     def __enter__(self) -> None:
-        self._settings = global_state()
+        self._settings = internals.global_state()
         self._random_state = _RandomState()
         self._autocast_nesting = internals.autocast_nesting()
 
@@ -72,10 +71,10 @@ class WorldUnchanged:
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(self._autocast_nesting)
         drew = self._random_state.restore()
-        now = global_state()
+        now = internals.global_state()
         changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
         if changed:
-            restore_settings(self._settings)
+            internals.restore_settings(self._settings)
         if kind is not None:
             return
         if drew is not None:

@@ -17,10 +17,9 @@ from aotlab.errors import (
     TransformError,
     UnsupportedTensorError,
 )
-from aotlab.guards import explain
-from aotlab.guards.call_state import byte_interval, extent_bytes, overlapping_pairs, same_value
-from aotlab.guards.explain import difference
+from aotlab.guards.call_state import difference, same_value, sentences
 from aotlab.guards.reach import reach
+from aotlab.ir.extents import byte_interval, extent_bytes, overlapping_pairs
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced
 
 
@@ -699,7 +698,7 @@ def test_sentences_and_facts_agree():
     f = traced(lambda x, y, z: (x.mul_(SCALE), y, z), torch.ones(2), leaf(3), 5)
     entry = entry_of(f)
     assert difference(entry.state, entry.state, mutates=True) is None
-    rows = explain.sentences(entry.state, mutates=entry.mutates)
+    rows = sentences(entry.state, mutates=entry.mutates)
     kinds = {kind for kind, _, _ in rows}
     assert {"structure", "tensor", "value", "identity", "overlap", "setting", "reached"} <= kinds
     by_subject = {subject: text for kind, subject, text in rows if kind in ("tensor", "value")}

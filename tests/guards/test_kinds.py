@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextvars
 import dataclasses
 import enum
 import functools
@@ -28,7 +27,7 @@ from torch.utils import _pytree as pytree
 from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
-from aotlab.guards.explain import difference
+from aotlab.guards.call_state import difference
 from aotlab.guards.values import snapshot
 from tests.engine_helpers import behind, compiled, refusing
 
@@ -742,8 +741,6 @@ class OfMeta(metaclass=Meta):
     single = 1.0
 
 
-variable: contextvars.ContextVar[float] = contextvars.ContextVar("variable", default=2.0)
-variable.set(2.0)
 config = Settings()
 space = types.SimpleNamespace(scale=2.0, step=0, weights=[1.0, 2.0])
 slotted = Slotted()
@@ -782,8 +779,8 @@ def by_getattr(x):
 
 
 def roundabout(x):
-    """Read by a metaclass, and from the context."""
-    return x * OfMeta.doubled * variable.get()
+    """Read by a metaclass."""
+    return x * OfMeta.doubled
 
 
 def plainly(x):
@@ -880,9 +877,6 @@ REACHED = {
     ),
     "static method": (by_methods, set_item(globals(), "SCALE", 3.0), f"`SCALE`, {READ} 3.0 {EXPECTS} 2.0"),
     "metaclass": (roundabout, set_attribute(OfMeta, "single", 3.0), f"`OfMeta.single`, {READ} 3.0 {EXPECTS} 1.0"),
-    "context variable": (
-        roundabout, (lambda: variable.set(3.0), lambda: variable.set(2.0)), f"`variable.get()`, {READ} 3.0 {EXPECTS}",
-    ),
     "getattr": (by_getattr, set_attribute(config, "unread", 3), f"`config.unread`, {READ} 3 {EXPECTS} 0"),
     "getattr of nothing": (by_getattr, set_attribute(space, "missing", 3), "the number of attributes of space,"),
 }  # fmt: skip
@@ -988,7 +982,7 @@ def test_partial(grad):
     two_calls(
         bound,
         lambda: (var([1.0, 2.0], grad=grad),),
-        reason=f"`partial.factor`, {READ} 3.0 {EXPECTS} 2.0",
+        reason=f"`partial.keywords['factor']`, {READ} 3.0 {EXPECTS} 2.0",
         change=change,
         undo=undo,
     )

@@ -25,7 +25,18 @@ B = torch.backends
 
 def chosen(flag):
     """Give another result for each value of a flag."""
-    return {True: 2.0, False: 3.0, "tf32": 5.0, "ieee": 7.0, "none": 11.0, "high": 13.0, "medium": 17.0}[flag]
+    return {
+        True: 2.0,
+        False: 3.0,
+        "tf32": 5.0,
+        "ieee": 7.0,
+        "none": 11.0,
+        "high": 13.0,
+        "medium": 17.0,
+        None: 19.0,
+        "auto": 23.0,
+        "optimal": 29.0,
+    }[flag]
 
 
 def attribute(owner, name, value):
@@ -88,6 +99,21 @@ READ = {
         lambda x: x * chosen(B.mha.get_fastpath_enabled()),
         lambda: assigned(B.mha.set_fastpath_enabled, False, B.mha.get_fastpath_enabled),
         "False where the compiled entry expects True",
+    ),
+    "opt_einsum.enabled": (
+        lambda x: x * chosen(B.opt_einsum.enabled),
+        lambda: attribute(B.opt_einsum, "enabled", not B.opt_einsum.enabled),
+        "where the compiled entry expects",
+    ),
+    "opt_einsum.strategy": (
+        lambda x: x * chosen(B.opt_einsum.strategy),
+        lambda: attribute(B.opt_einsum, "strategy", "optimal"),
+        "optimal where the compiled entry expects",
+    ),
+    "is_warn_always_enabled()": (
+        lambda x: x * chosen(torch.is_warn_always_enabled()),
+        lambda: assigned(torch.set_warn_always, True, torch.is_warn_always_enabled),
+        "True where the compiled entry expects False",
     ),
     "fill_uninitialized_memory": (
         lambda x: x * chosen(torch.utils.deterministic.fill_uninitialized_memory),
@@ -226,7 +252,7 @@ def test_a_context_inside_of_the_function(grad):
 
 
 @pytest.mark.parametrize(
-    "switch", [s for s in internals.SWITCHES if s is not internals.ENVIRONMENT], ids=lambda switch: switch.name
+    "switch", [s for s in internals.SWITCHES if s.name != "os.environ"], ids=lambda switch: switch.name
 )
 def test_a_function_that_leaves_a_flag_changed(switch):
     """It is refused by the flag's name, and the flag is as before."""

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import aotlab
 from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, brief
 from aotlab.frontends.dynamo import backend
-from aotlab.guards.code_lines import definition, line_like, line_that_changes
+from aotlab.guards.code import definition, line_like, line_that_changes
 from tests.engine_helpers import compiled, leaf, same
 
 GLOBAL = torch.zeros(3)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from aotlab import config
 from aotlab.bench.memory import measure_memory
 from tests.engine_helpers import behind, compiled, entry_of, leaf
 from tests.training.steps import WAYS, behind_dynamo, both
@@ -242,7 +241,7 @@ def in_use():
 def test_a_thousand_steps_leave_nothing(sizes, way):
     """After the first steps, a thousand more leave no objects and no memory behind."""
     model = Net(nn.BatchNorm1d(8), nn.Dropout(0.2))
-    with WAYS[way]() as (compile_, _), warnings.catch_warnings(), config.patch(call_log_size=10):
+    with WAYS[way]() as (compile_, _), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the limit of recompiles is reached
         run, optimizer = compile_(model), sgd(model)
 

@@ -26,8 +26,8 @@ from aotlab.verification.mutants.tracing import key_without
 
 
 def _know_by_address(original: Callable[..., Any]) -> Callable[..., Any]:
-    def remember(self: Any, value: Any) -> None:
-        original(self, id(value))
+    def remember(self: Any, value: Any, is_plain: bool) -> None:
+        original(self, value if is_plain else id(value), is_plain)
 
     return remember
 
@@ -83,7 +83,7 @@ RARE: tuple[Mutant, ...] = (
     Mutant(
         name="objects known by address",
         breaks="An object that got the address of one that is gone passes for that one.",
-        changes=((values._Object, "__init__", _know_by_address), (values._Object, "holds", _compare_addresses)),
+        changes=((values._Value, "__init__", _know_by_address), (values._Value, "holds", _compare_addresses)),
     ),
     Mutant(
         name="views unseen",

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.guards.fast_check import fast_check
 from aotlab.guards.reach import reach
+from aotlab.guards.reached import fast_check
 from tests.engine_helpers import behind, compiled
 
 
@@ -93,7 +93,7 @@ def test_many_places_make_few_lines(monkeypatch):
     """The text that is compiled does not grow with the model, as long as its modules are torch's own."""
     sizes = []
     monkeypatch.setattr(
-        "aotlab.guards.fast_check.compile",
+        "aotlab.guards.reached.compile",
         lambda text, *rest: sizes.append(len(text)) or compile(text, *rest),
         raising=False,
     )

@@ -1,0 +1,164 @@
+"""What a piece of Python code shows without being run: the names that it mentions, and for messages a line.
+
+def f(x):
+H.n += 1        # mentions `H` and `n`; `line_that_changes(codes, "H.n")`
+return x * 2
+"""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import re
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aotlab.errors import UserLine
+
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
+#: Whoever calls these reads attributes whose names do not stand in the code.
+_BY_STRING = frozenset(
+    ("getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "fields",
+     "replace", "deepcopy")
+)  # fmt: skip
+Known = TypeVar("Known")
+_MOST_DECORATORS = 30  # lines
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF")
+_OF_ITEMS = ("STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
+_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
+_CHANGING = frozenset(
+    ("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "clear", "sort",
+     "reverse", "rotate", "add", "discard", "update", "setdefault", "difference_update", "intersection_update",
+     "symmetric_difference_update")
+)  # fmt: skip
+
+
+class ByCode(Generic[Known]):
+    """A dictionary from code objects, told apart as objects, that keeps none of them.
+
+    One that did would keep what Dynamo puts into a module's globals until the code that it wrote dies.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+        self._watched: dict[int, weakref.ref[types.CodeType]] = {}
+
+    def get(self, code: types.CodeType) -> Known | None:
+        """Return what is known of ``code``, None if nothing is."""
+        return self._known.get(id(code))
+
+    def put(self, code: types.CodeType, value: Known) -> Known:
+        """Note ``value``, and return it."""
+        key, known, watched = id(code), self._known, self._watched
+
+        def forget(_: object) -> None:  # called before another object can have the same id
+            known.pop(key, None)
+            watched.pop(key, None)
+
+        watched[key] = weakref.ref(code, forget)
+        known[key] = value
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeNames:
+    """The names in a code object; ``by_string``: it may read attributes by names that do not stand in it."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+    imports: tuple[str, ...]
+    by_string: bool
+
+
+_known: ByCode[CodeNames] = ByCode()
+
+
+def names_in(code: types.CodeType) -> CodeNames:
+    """Read the names off ``code`` and the code of functions that are defined in it."""
+    known = _known.get(code)
+    return _known.put(code, _read(code)) if known is None else known
+
+
+def _read(code: types.CodeType) -> CodeNames:
+    found: dict[str, None] = {}
+    attributes: set[str] = set()
+    imports: dict[str, None] = {}
+    todo = [code]
+    while todo:
+        current = todo.pop()
+        for instruction in dis.get_instructions(current):
+            if instruction.opname in _GLOBALS:
+                found[str(instruction.argval)] = None
+            elif instruction.opname in _ATTRIBUTES:
+                attributes.add(str(instruction.argval))
+            elif instruction.opname == "IMPORT_NAME":
+                imports[str(instruction.argval)] = None
+        todo += [constant for constant in current.co_consts if isinstance(constant, types.CodeType)]
+    return CodeNames(
+        globals=tuple(found),
+        attributes=frozenset(attributes),
+        imports=tuple(imports),
+        by_string=not _BY_STRING.isdisjoint(found) or not _BY_STRING.isdisjoint(attributes),
+    )
+
+
+# --- lines, for messages -------------------------------------------------------------------------------------------
+
+
+def definition(code: types.CodeType) -> UserLine:
+    """Return the line with the ``def`` of a function, behind its decorators."""
+    first = code.co_firstlineno
+    pattern = rf"\s*(async\s+)?def\s+{re.escape(code.co_name)}\b"
+    lines = range(first, first + _MOST_DECORATORS)
+    return _line(code, next((n for n in lines if re.match(pattern, linecache.getline(code.co_filename, n))), first))
+
+
+def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | None:
+    """Return the first line that assigns to ``name``, or to a part of it, or calls a method that changes it."""
+    whole = re.sub(r"(\[[^\]]*\])+$", "", name)
+    last = whole.rpartition(".")[2]
+    key = re.search(r"\['(\w+)'\]$", name)  # `self._parameters['w']` was assigned to as `self.w`, perhaps
+    items = None
+    for code in _with_inner(codes):
+        for number, instructions in _by_line(code):
+            if any(i.opname in _STORES and i.argval == last for i in instructions):
+                return _line(code, number)
+            loaded = [i.argval for i in instructions if i.opname.startswith("LOAD_")]  # two variables at once, perhaps
+            loads = any(last == value or (isinstance(value, tuple) and last in value) for value in loaded)
+            by_method = any(i.opname in _METHODS and i.argval in _CHANGING for i in instructions)
+            if items is None and loads and (by_method or any(i.opname in _OF_ITEMS for i in instructions)):
+                items = _line(code, number)
+    return items if items is not None or key is None else line_that_changes(codes, f".{key[1]}")
+
+
+def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:
+    """Return the first line whose text ``pattern`` is found in."""
+    for code in _with_inner(codes):
+        for number, _ in _by_line(code):
+            if re.search(pattern, linecache.getline(code.co_filename, number)):
+                return _line(code, number)
+    return None
+
+
+def _with_inner(codes: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
+    for code in codes:
+        yield code
+        yield from _with_inner(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def _by_line(code: types.CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
+    lines: dict[int, list[dis.Instruction]] = {}
+    for instruction in dis.get_instructions(code):
+        number = instruction.positions.lineno if instruction.positions is not None else None
+        if number is not None:
+            lines.setdefault(number, []).append(instruction)
+    yield from sorted(lines.items())
+
+
+def _line(code: types.CodeType, number: int) -> UserLine:
+    text = linecache.getline(code.co_filename, number).strip()
+    return UserLine(file=code.co_filename, line=number, function=code.co_name, code=text)

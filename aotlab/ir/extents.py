@@ -1,0 +1,65 @@
+"""Which bytes of memory tensors occupy, and which tensors share some, or count their writes together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from aotlab import _torch as internals
+
+
+def byte_interval(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
+    if tensor.numel() == 0:
+        return (0, 0)
+    start = tensor.data_ptr()
+    return (start, start + extent_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()))
+
+
+def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """Return how many bytes lie between a strided tensor's first byte and the one after its last."""
+    if 0 in shape:
+        return 0
+    return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
+
+
+def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:
+    """Return the pairs of positions that share memory or a differentiable base, and the bytes from one to the other."""
+    spans = [(tensor.device.type, *byte_interval(tensor), i) for i, tensor in tensors]
+    starts = {i: start for _, start, _, i in spans}
+    pairs: set[tuple[int, int]] = set()
+    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end after the beginning of this one
+    for span in sorted(span for span in spans if span[1] != span[2]):
+        device, start, _, i = span
+        reaching = [each for each in reaching if each[0] == device and each[2] > start]
+        pairs.update((min(other, i), max(other, i)) for *_, other in reaching)
+        reaching.append(span)
+    families: dict[int, int] = {}
+    for i, tensor in tensors:
+        if tensor.requires_grad and tensor.numel():
+            base = internals.base_of(tensor)
+            first = families.setdefault(id(tensor if base is None else base), i)
+            if first != i:
+                pairs.add((first, i))
+    return tuple(sorted((a, b, starts[b] - starts[a]) for a, b in pairs))
+
+
+def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them.
+
+    Slices of one buffer do, also where they share no byte: a write to one counts for the other.
+    """
+    families: dict[int, list[tuple[int, Tensor]]] = {}
+    for n, tensor in tensors:
+        families.setdefault(internals.storage_key(tensor), []).append((n, tensor))
+    pairs = []
+    for family in families.values():
+        firsts: list[tuple[int, Tensor]] = []
+        for n, tensor in family if len(family) > 1 else ():
+            first = next((m for m, other in firsts if internals.share_version(other, tensor)), None)
+            if first is None:
+                firsts.append((n, tensor))
+            else:
+                pairs.append((first, n))
+    return tuple(pairs)
