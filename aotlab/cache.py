@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
-from aotlab._torch import SettingsGuard, foreign_saved_tensor_hooks
+from aotlab._torch import SettingsGuard, hooks_are_foreign
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.capture.call import Target
 from aotlab.errors import (
@@ -35,7 +35,7 @@ from aotlab.errors import (
 )
 from aotlab.guards.call_state import CallState, difference, differences, transform_around
 from aotlab.runtime.draft import MISS
-from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
 from aotlab.trace.running import is_tracing
 from aotlab.trace.surroundings import Printed
@@ -236,7 +236,7 @@ class CompiledFunction:
             return self._target.eager(args, kwargs)  # Dynamo reads on there, and guards what it finds
         if not config.enabled:
             return self._run_eagerly(args, kwargs)
-        if foreign_saved_tensor_hooks() and config.saved_tensors_hooks == "eager":
+        if config.saved_tensors_hooks == "eager" and torch.is_grad_enabled() and hooks_are_foreign():
             return self._run_under_hooks(args, kwargs)
         started = time.perf_counter_ns() if observe.listening() else None
         served = self._serve_by(self._entries, args, kwargs)

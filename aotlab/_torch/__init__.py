@@ -65,18 +65,14 @@ from aotlab._torch.views import (
     may_be_written_with_base, set_version, share_version, version_of, versions_of, viewing_function,
     was_made_under_no_grad,
 )
-from aotlab._torch.checkpoints import (
-    CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, checkpoint_settings, is_checkpointed, kept_by_checkpoint,
-    once_differentiable,
-)
 from aotlab._torch.saved import (
-    foreign_saved_tensor_hooks, hooks_are_foreign, keeps_unsaved, kept_is_written, outputs_saved_by,
-    push_saved_tensor_hooks, saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden,
-    saved_tensors_of, saves_tensors,
+    CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, checkpoint_settings, hooks_are_foreign, is_checkpointed,
+    keeps_unsaved, kept_by_checkpoint, kept_is_written, once_differentiable, outputs_saved_by, saved_tensor_hooks,
+    saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, raise_of,
+    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on,
     run_node, sequence_number, sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (

@@ -80,6 +80,31 @@ def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tu
     return _CommonNode.apply(note, *tensors)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
+class PassOn(torch.autograd.Function):
+    """Hands a gradient on to ``through``, and has the shape of ``like``."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, through: Tensor) -> Tensor:
+        """Return something without memory that has the history of ``through``."""
+        ctx.set_materialize_grads(False)
+        return like.detach()
+
+    @staticmethod
+    @unseen_by_dynamo
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, Tensor | None]:
+        """Hand the gradient on."""
+        return None, gradient
+
+
+def pass_on(through: Tensor) -> Tensor:
+    """Return a tensor without memory whose gradient goes where that of ``through`` goes now.
+
+    A later write to ``through`` gives it another history; nodes that are to hang on the present one take this.
+    """
+    like = torch.empty((), dtype=through.dtype, device=through.device).expand(through.shape)
+    return PassOn.apply(like, through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+
+
 def current_node_sequence() -> int | None:
     """Return the number of the autograd node that is being run, None outside a backward."""
     node = current_node()
@@ -100,13 +125,6 @@ def is_to_be_run(node: Any) -> bool:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
         return True  # a leaf whose gradient is asked for: there torch has no answer
-
-
-def raise_of(node: Any, given: dict[int, Tensor]) -> None:
-    """Run an autograd node that stands for an error (`always_raises`), which raises it."""
-    numbers = sorted(given)
-    edges = [torch.autograd.graph.GradientEdge(node, number) for number in numbers]
-    torch.autograd.backward(edges, [given[number] for number in numbers], retain_graph=True)
 
 
 def leaf_of(node: Any) -> Tensor | None:

@@ -17,8 +17,6 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._ops import HigherOrderOperator, OpOverload
 
-from aotlab._torch.checkpoints import _called_by_checkpoint
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
@@ -166,6 +164,18 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def _functionalizes() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
+
+
+def _called_by_checkpoint() -> bool:
+    """Tell whether torch's checkpoint, which keeps the random state to compute again, is among the next callers."""
+    frame = sys._getframe(2)
+    for _ in range(5):
+        if frame.f_code.co_filename.endswith(("torch/utils/checkpoint.py", "torch\\utils\\checkpoint.py")):
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,20 +1,34 @@
-"""What autograd nodes save, and the hooks through which it goes."""
+"""What autograd nodes save, the hooks through which it goes, and checkpoints, which compute it again."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
-from aotlab._torch.checkpoints import _checkpoint_frames, _unpack_arguments, is_checkpointed
+from aotlab._torch.nodes import is_copy_slices, is_custom_function_node
 from aotlab._torch.views import is_about_a_write, set_version, versions_of
 
-#: Sets saved_tensors_hooks; kept here because `replace_unguarded` replaces it.
-push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+#: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
+CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
+#: The key in the ``meta`` of the graph that it runs under which Dynamo keeps a checkpoint's ``context_fn``.
+CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
+#: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
+ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
+#: What makes a derivative of a custom Function's backward an error.
+once_differentiable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.autograd.function.once_differentiable
+
+
+def checkpoint_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take those keyword arguments of a `CHECKPOINT` that are the checkpoint's, not its function's."""
+    return dict(CHECKPOINT.divide_kwargs(settings)[0])  # type: ignore[attr-defined]  # of this one op
 
 
 def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
@@ -55,16 +69,8 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def foreign_saved_tensor_hooks() -> bool:
-    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own, and see what is saved now.
-
-    Torch's own, which offload or compute again, unpack the values that they packed.
-    """
-    return torch.is_grad_enabled() and hooks_are_foreign()
-
-
 def hooks_are_foreign() -> bool:
-    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own."""
+    """Tell whether ``saved_tensors_hooks`` are set that are not torch's own, which unpack what they packed."""
     hooks = saved_tensor_hooks()
     if hooks is None:
         return False
@@ -87,34 +93,23 @@ def saved_tensor_hooks_hidden() -> Iterator[None]:
             yield
 
 
-@functools.cache
-def _saved_names(kind: type) -> tuple[str, ...]:
-    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
-
-
 def _kept(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, if no checkpoint does it; raise if one was written since."""
-    kind: Any = type(node)
-    found = node.saved_tensors if _is_custom(node) else [getattr(node, name, None) for name in _saved_names(kind)]
+    if is_custom_function_node(node):
+        found = node.saved_tensors
+    else:
+        kind: Any = type(node)
+        found = [getattr(node, name.removeprefix("_raw"), None) for name in _raw_names(kind)]
     several = (item if isinstance(item, (tuple, list)) else (item,) for item in found)
     return [tensor for items in several for tensor in items if isinstance(tensor, Tensor)]
 
 
-def _is_custom(node: Any) -> bool:
-    return isinstance(node, torch.autograd.function.BackwardCFunction)
-
-
-def _hides_another(node: Any) -> bool:
-    """Tell whether it is a write to a view; autograd lets go of the node inside after one backward."""
-    return type(node).__name__ == "CopySlices"
-
-
 def saves_tensors(node: Any) -> bool:
     """Tell whether an autograd node keeps tensors for its backward, which a second backward would miss."""
-    if is_checkpointed(node) or _hides_another(node):
+    if is_checkpointed(node) or is_copy_slices(node):
         return True
     try:
-        return bool(node.saved_tensors if _is_custom(node) else _kept(node))
+        return bool(node.saved_tensors if is_custom_function_node(node) else _kept(node))
     except Exception:  # noqa: BLE001  # it was written since, or the user's unpack raises: then it was saved
         return True
 
@@ -124,7 +119,7 @@ def keeps_unsaved(node: Any) -> bool:
 
     Autograd does not let go of those after a backward.
     """
-    if not _is_custom(node):
+    if not is_custom_function_node(node):
         return False
     function: Any = type(node)._forward_cls  # set by the metaclass
     closures = [getattr(getattr(function, name, None), "__closure__", None) for name in ("backward", "vjp")]
@@ -136,7 +131,7 @@ def kept_is_written(node: Any) -> bool:
     try:
         if not is_checkpointed(node):
             _kept(node)
-            return _hides_another(node)
+            return is_copy_slices(node)
         for frame in _checkpoint_frames(node):
             _unpack_arguments(frame)
     except RuntimeError:
@@ -149,4 +144,89 @@ def saved_tensors_of(node: Any) -> list[Tensor]:
     try:
         return [] if is_checkpointed(node) else _kept(node)
     except Exception:  # noqa: BLE001  # the same
+        return []
+
+
+# --- checkpoints
+
+
+@functools.cache
+def _raw_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def is_checkpointed(node: Any) -> bool:
+    """Tell whether torch's checkpoint stands for what an autograd node keeps: to look at it runs the function again."""
+    return next(_checkpoint_hooks(node), None) is not None
+
+
+def _checkpoint_hooks(node: Any) -> Iterator[Any]:
+    """Go through the hooks by which checkpoint computes once more what an autograd node keeps."""
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        try:
+            saved = getattr(node, name, None)
+        except RuntimeError:  # autograd has let go of it
+            continue
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook: Any = getattr(each, "unpack_hook", None)
+            if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
+                yield hook
+
+
+def _checkpoint_frames(node: Any) -> list[Any]:
+    """Return what stands for the runs of checkpointed functions that an autograd node needs."""
+    return [cell.cell_contents for hook in _checkpoint_hooks(node) for cell in hook.__closure__ or ()]
+
+
+def kept_by_checkpoint(node: Any) -> list[Tensor]:
+    """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
+
+    Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
+    """
+    found: dict[int, Tensor] = {}
+    for frame in _checkpoint_frames(node):
+        with contextlib.suppress(RuntimeError):  # one of them was written since: the backward raises
+            found.update((id(t), t) for t in _unpack_arguments(frame))
+    return list(found.values())
+
+
+class _RecomputedError(RuntimeError):
+    """What a checkpoint keeps is computed again by one around it, which keeps something else."""
+
+
+@contextlib.contextmanager
+def _nothing_computed_again() -> Iterator[None]:
+    """Let a checkpoint of this thread raise where it would run its function again: only backwards may."""
+    module: Any = sys.modules["torch.utils.checkpoint"]
+    before, thread = module._recomputation_hook, threading.get_ident()
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise _RecomputedError
+        return before(*args, **kwargs)
+
+    module._recomputation_hook = refuse
+    try:
+        yield
+    finally:
+        module._recomputation_hook = before
+
+
+def _unpack_arguments(frame: Any) -> list[Tensor]:
+    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node.
+
+    What lies in a checkpoint around it is not kept.
+    """
+    with _nothing_computed_again():
+        if hasattr(frame, "saved_args"):
+            found = []
+            for each in frame.saved_args:
+                if hasattr(each, "unpack"):
+                    with contextlib.suppress(_RecomputedError):
+                        found.append(each.unpack())
+            return found
+        if hasattr(frame, "input_saver"):
+            with contextlib.suppress(_RecomputedError):
+                return list(frame.input_saver.grad_fn.saved_tensors[1:])  # the first is checkpoint's own
         return []

@@ -3,91 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
+from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
+from aotlab.derivatives.batches import by_samples
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
+from aotlab.errors import PartialBackwardError
 from aotlab.partition import stage as partition
-from aotlab.runtime import stage as runtime
+from aotlab.runtime.saved import SavedValues, restride
 from aotlab.trace import stage as trace
+from aotlab.trace.history import LASTING, kept_entries, nodes_before
 
-
-class _Compiler:
-    """Writes and compiles the backwards of one segment."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        live: trace.Trace,
-        record: partition.PartitionRecord,
-        split: partition.Split,
-        segment: int,
-        context: compile.CompilationContext,
-    ) -> None:
-        self.backend = backend
-        self.live = live
-        self.record = record
-        self.split = split
-        self.segment = segment
-        self.context = context
-        self.labels = live.gradient_labels(segment)
-
-    def compile_pattern(self, pattern: trace.Pattern, asked: frozenset[int] | None) -> runtime.CompiledBackward:
-        """Compile the backward for a pattern; of ``asked``, if given, there are the slots that it is to compute."""
-        started = time.perf_counter_ns()
-        live, record = self.live, self.record
-        usual = trace.is_full(pattern) and live.is_whole and not live.deriver.draws
-        if usual and record.backward is not None and not internals.any_autocast_enabled():
-            return self.compile_module(record.backward, pattern, started), tuple(range(len(self.split.saved_names)))
-        with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-            module, needs = partition.derive_backward(live, self.split, self.segment, pattern, asked)
-        return self.compile_module(module, pattern, started), needs
-
-    def compile_module(self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
-        """Compile a graph that was written, and announce it."""
-        started = time.perf_counter_ns() if started is None else started
-        self.context.detailed = observe.listening()
-        with torch.no_grad(), internals.disable_autocast():
-            compiled, graph = compile.compile_graph(
-                module, "backward", self.backend, self.live, self.context, 0, self.labels
-            )
-        if observe.listening():
-            defined = tuple(map(bool, pattern))
-            observe.emit(
-                observe.BackwardCompiled(
-                    entry=self.context.number,
-                    pattern=defined,
-                    record=compile.BackwardRecord(pattern=defined, graph=graph),
-                    duration_ns=time.perf_counter_ns() - started,
-                )
-            )
-        return compiled
-
-    def does_the_same(self, pattern: trace.Pattern) -> bool:
-        """Tell whether the backward for tangents of usual strides does the same for others."""
-        with internals.no_dispatch_modes():
-            return trace.does_the_same(self.live.deriver, self.segment, pattern)
-
-    def make_higher(self, backward: runtime.Backward) -> Higher:
-        """Make what differentiates the backward itself."""
-        return Higher(
-            first_level(self.live, self.segment),
-            self.split,
-            wanted=backward.wanted,
-            all_masks=backward.all_masks,
-            write=partial(partition.write_backward, self.live),
-            compile=self.compile_module,
-            name=self.live.call_name,
-            exact=self.backend.exact,
-            is_first=True,
-        )
+#: A backward, and which of the saved values it takes.
+_CompiledBackward = tuple[Boxed, tuple[int, ...]]
+#: What says which tangents are defined, and with which strides if not the usual.
+_Pattern = tuple[bool | tuple[int, ...], ...]
+#: For so many layouts of tangents a segment is compiled anew; those of others are copied.
+_MOST_LAYOUTS = 16
+#: A result of so many bytes, as a loss, may be kept only for what hangs on it.
+_SMALL = 64
 
 
 def backwards(
@@ -97,23 +42,222 @@ def backwards(
     split: partition.Split,
     full: Boxed | None,
     context: compile.CompilationContext,
-) -> list[runtime.Backward]:
+) -> list[Backward]:
     """Make the backward of each segment; ``full`` is that of the whole function, if it was compiled already."""
-    found = []
-    for segment in range(len(live.segments)):
-        compiler = _Compiler(backend, live, record, split, segment, context)
-        made = runtime.Backward(
-            live,
-            split,
-            segment,
-            full if live.is_whole else None,
-            compiler.compile_pattern,
-            compiler.make_higher,
-            live.call_name,
-            does_the_same=compiler.does_the_same,
-            exact=backend.exact,
-        )
-        if not live.is_whole and not config.lazy_backward:
-            made.prepare()
-        found.append(made)
-    return found
+    return [Backward(backend, live, record, split, full, context, segment) for segment in range(len(live.segments))]
+
+
+class Backward:
+    """The compiled backwards of one segment, one for each pattern of defined tangents that was asked for."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        live: trace.Trace,
+        record: partition.PartitionRecord,
+        split: partition.Split,
+        full: Boxed | None,
+        context: compile.CompilationContext,
+        segment: int,
+    ) -> None:
+        self._backend = backend
+        self.trace = live
+        self._record = record
+        self._split = split
+        self._context = context
+        self._segment = segment
+        self.name = live.call_name
+        self.exact = backend.exact
+        self.masks = live.saving.masks[segment]
+        self.all_masks = [mask for masks in live.saving.masks for mask in masks]
+        self.strides = [tuple(live.tangents.fakes[n].stride()) for n in live.tangents.of_entries[segment]]
+        self.wanted = live.through(segment)
+        self.anchors = _anchors(live, segment)
+        self._labels = live.gradient_labels(segment)
+        self._higher: Higher | None = None
+        self._masks_of_asked: dict[frozenset[int], int] = {}
+        #: A backward for each pattern, and the autocast it was made for.
+        self._compiled: dict[tuple[Any, ...], _CompiledBackward] = {}
+        #: The pattern to look up, by strides that were met before; None where tangents are copied.
+        self._of_strides: dict[tuple[Any, ...], _Pattern | None] = {}
+        usual = (True,) * len(self.masks)
+        if full is not None and live.is_whole:
+            self._compiled[usual] = full, tuple(range(len(split.saved_names)))
+        elif not live.is_whole and not config.lazy_backward:
+            with internals.disable_autocast():
+                self._compiled[usual] = self._compile(usual)
+
+    # --- compiling
+
+    def _compile_once(self, key: tuple[Any, ...], pattern: _Pattern) -> _CompiledBackward:
+        """Compile the backward for a pattern, if no other thread does."""
+        with compiling(), never_lost():
+            known = self._compiled.get(key)
+            if known is None:
+                known = self._compiled[key] = self._compile(pattern)
+            return known
+
+    def _compile(self, pattern: trace.Pattern) -> _CompiledBackward:
+        """Compile the backward for a pattern."""
+        started = time.perf_counter_ns()
+        live, record = self.trace, self._record
+        usual = trace.is_full(pattern) and live.is_whole
+        if usual and record.backward is not None and not internals.any_autocast_enabled():
+            module, needs = record.backward, tuple(range(len(self._split.saved_names)))
+        else:
+            with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+                module, needs = partition.derive_backward(live, self._split, self._segment, pattern)
+        return self.compile_module(module, pattern, started), needs
+
+    def compile_module(self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
+        """Compile a graph that was written, and announce it."""
+        started = time.perf_counter_ns() if started is None else started
+        self._context.detailed = observe.listening()
+        with torch.no_grad(), internals.disable_autocast():
+            compiled, graph = compile.compile_graph(
+                module, "backward", self._backend, self.trace, self._context, 0, self._labels
+            )
+        if observe.listening():
+            defined = tuple(map(bool, pattern))
+            observe.emit(
+                observe.BackwardCompiled(
+                    entry=self._context.number,
+                    pattern=defined,
+                    record=compile.BackwardRecord(pattern=defined, graph=graph),
+                    duration_ns=time.perf_counter_ns() - started,
+                )
+            )
+        return compiled
+
+    def _with_strides(self, pattern: _Pattern, tangents: list[Any], casting: tuple[Any, ...]) -> _Pattern:
+        """Return the pattern that says which strides the defined tangents have, if a backward for these does otherwise.
+
+        Where none can be had, they are copied, in the list, into the strides that the backward was traced with: equal
+        values, but what is summed in another order may be rounded otherwise.
+        """
+        strides = tuple(t.stride() if t.layout is torch.strided else None for t in tangents)
+        usual = [stride for stride, defined in zip(self.strides, pattern, strict=True) if defined]
+        key = (pattern, casting, strides)
+        if self.exact and key not in self._of_strides and None not in strides:
+            with compiling(), never_lost():
+                if key not in self._of_strides and len(self._of_strides) < _MOST_LAYOUTS:
+                    self._of_strides[key] = self._try_strides(pattern, strides, casting)
+        found = self._of_strides.get(key)
+        if found is None:
+            tangents[:] = [
+                t if own == stride else restride(t, stride)
+                for t, own, stride in zip(tangents, strides, usual, strict=True)
+            ]
+        return pattern if found is None else found
+
+    def _try_strides(self, pattern: _Pattern, strides: Sequence[Any], casting: tuple[Any, ...]) -> _Pattern | None:
+        """Return the usual pattern if its backward does for these strides, else that of one that is compiled for them.
+
+        None if that cannot be: what it needs may not have been saved for the usual strides.
+        """
+        left = iter(strides)
+        found: list[bool | tuple[int, ...]] = []
+        for defined, usual in zip(pattern, self.strides, strict=True):
+            own = next(left) if defined else usual
+            found.append(own if own != usual else bool(defined))
+        with suppress(PartialBackwardError, RuntimeError):  # another error comes again for the usual strides
+            with internals.no_dispatch_modes():
+                if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
+                    return pattern
+            self._compiled[*found, *casting] = self._compile(found)
+            return tuple(found)
+        return None
+
+    def _of_higher_order(self) -> Higher:
+        """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
+        if self._higher is None:
+            with compiling(), never_lost():
+                if self._higher is None:
+                    level = first_level(self.trace, self._segment)
+                    self._higher = Higher(
+                        self, level, self._split, wanted=self.wanted, all_masks=self.all_masks, is_first=True
+                    )
+        return self._higher
+
+    def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of what went through ``apply``, in their order; raise what differentiating raises."""
+        if saved.pending is not None or torch.is_grad_enabled():
+            higher = self._of_higher_order()
+            if torch.is_grad_enabled() or higher.is_awaited(saved):
+                return higher(saved, tangents)
+        if self.exact:
+            return self._of_first_order(saved, tangents)
+        # kernels cannot take a tensor that stands for several
+        return by_samples(partial(self._of_first_order, saved), saved, list(tangents), self.name)
+
+    def _mask_of_asked(self) -> int:
+        """Return the bits of the nodes on the way to the gradients that the backward that is being run was asked for.
+
+            y, z = a.sin() * c, c.exp()
+            torch.autograd.grad(y.sum(), a)
+
+        Autograd runs only these: they alone let go of what they keep.
+        """
+        own = internals.current_node()
+        edges = () if own is None else own.next_functions
+        runs = [node is None or internals.is_to_be_run(node) for node, _ in edges]
+        if all(runs) or not any(runs):
+            return -1
+        asked = frozenset(slot for slot, is_run in zip(self.wanted, runs, strict=False) if is_run)
+        if asked not in self._masks_of_asked:
+            part, ways = self.trace.segments[self._segment], self.trace.slots[self._segment]
+            nodes = nodes_before(part, [way for i in asked if (way := ways[i]) is not None])
+            bits = self.trace.saving.bits
+            self._masks_of_asked[asked] = sum({1 << bits[node] for node in nodes if node in bits}, LASTING)
+        return self._masks_of_asked[asked]
+
+    def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients where nobody differentiates them."""
+        pattern: _Pattern = tuple(t is not None for t in tangents)
+        if True not in pattern:
+            return [None] * len(self.wanted)
+        # eager's backward runs under the autocast of its own caller, whatever the forward ran under
+        casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
+        mask = 0
+        inputs: list[Any] = []
+        others = False
+        for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
+            if tangent is not None:
+                mask |= own
+                others = others or tangent.stride() != stride
+                inputs.append(tangent)
+        if others:
+            pattern = self._with_strides(pattern, inputs, casting)
+        # where there is one entry all nodes go together; else this takes time for each edge
+        if len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph()):
+            mask &= self._mask_of_asked()
+        key = (*pattern, *casting)
+        compiled, needs = self._compiled.get(key) or self._compile_once(key, pattern)
+        # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
+        arguments = saved.use(mask, needs)
+        saved.release(mask, self.all_masks)
+        arguments += inputs
+        del inputs
+        if casting:
+            with internals.disable_autocast():
+                gradients = compiled(arguments)
+        else:
+            gradients = compiled(arguments)
+        return [gradients[i] for i in self.wanted]
+
+
+def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
+    """Choose the results of a segment's node on which those of derivatives of derivatives hang.
+
+    They are those that eager keeps, else the smallest. None if that takes memory; then an empty result is added.
+    """
+    part = live.segments[segment]
+    own = kept_entries(part, live.saving.bits)
+    if own:
+        return own
+    carriers = range(len(part.roots), len(part.entries))  # without memory
+    if carriers:
+        return (carriers[0],)
+    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(live.tangents.fakes[n] for n in part.roots)]
+    size, smallest = min(sizes)
+    return (smallest,) if size <= _SMALL else ()

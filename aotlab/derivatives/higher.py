@@ -14,45 +14,28 @@ function's own nodes runs once, as in eager, and sums are added up in eager's or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
-from aotlab.derivatives.levels import Level
-from aotlab.errors import DoubleBackwardError, TransformError
-from aotlab.partition.stage import Split
-from aotlab.runtime.batches import for_each_sample, is_transformed
+from aotlab.derivatives.batches import by_samples
+from aotlab.derivatives.levels import Derived, Kind, Level
+from aotlab.errors import DoubleBackwardError
+from aotlab.partition.stage import Split, write_backward
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.trace.edges import Edge, edges_behind
 from aotlab.trace.views import root_among
 
-#: Writes the graph that computes values from those of the saved ones that it needs, whose numbers it returns, and from
-#: what came in; None if that is not possible.
-Write = Callable[
-    [Split, Sequence[Tensor | None], Sequence[tuple[str, Tensor]]], tuple[fx.GraphModule, tuple[int, ...]] | None
-]
-#: Compiles the graph of a backward, for a pattern of defined tangents.
-Compile = Callable[[fx.GraphModule, tuple[bool, ...]], Boxed]
+if TYPE_CHECKING:
+    from aotlab.derivatives.backwards import Backward
 
-#: What `Level.derive` depends on: which tangents are defined; the edges of what comes into the midst; the strides of
-#: all of these; under ``create_graph`` which of them require grad; the autocast that is on; ``everything``; ``views``.
-_Kind = tuple[
-    tuple[bool, ...],
-    tuple[Edge, ...],
-    tuple[tuple[int, ...], ...],
-    tuple[bool, ...] | None,
-    tuple[Any, ...],
-    bool,
-    frozenset[Edge],
-]
-
-#: The autograd node that hands on what a segment sends to an input; see `aotlab.runtime.segment_calls`.
+#: The autograd node that hands on what a segment sends to an input; see `aotlab._torch.pass_on`.
 _HANDS_ON = "PassOnBackward"
 
 #: For so many kinds a level is compiled for strides as they come; then gradients are copied into the usual ones.
@@ -74,63 +57,53 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One compiled backward, of what `Derived` says.
+    """One compiled backward, of what was ``derived``.
 
-    ``compute`` takes the saved values ``needs`` and what came in, and returns a gradient or None for each of ``count``
-    slots, then what the level above keeps and is not there yet. ``kept`` says of each value that the level above keeps
-    where it is: among the saved values, of which so ``takes`` are used, what came in, or what was computed. ``own`` are
-    the numbers of the roots of which it keeps the very gradient.
+    ``compute`` takes the saved values ``needs`` and what came in, and returns a gradient or None for each slot, then
+    what the level ``above`` keeps and is not there yet. ``kept`` says of each value that this level keeps where it is:
+    among the saved values, of which so ``takes`` are used, what came in, or what was computed.
     """
 
+    derived: Derived
     compute: Boxed
-    count: int
     needs: tuple[int, ...]
     takes: tuple[int, ...]
     mask: int
-    same_as: dict[int, int]
-    roots: tuple[int, ...]
     kept: tuple[tuple[str, int], ...]
-    ends: tuple[int | Edge, ...]
-    own: tuple[int, ...]
     above: Higher | None
 
 
 class Higher:
-    """The backwards of one level.
+    """The backwards of one level above the backward ``base`` of a segment; ``is_first`` is that of its own nodes.
 
     ``split`` says what the level keeps. ``wanted`` are the slots whose gradients are returned, in this order; the last
     edges of the running node are theirs. ``all_masks`` are those of all segments that share the saved values. If the
-    backend is ``exact``, gradients are summed as they are laid out; else they are copied into the usual strides.
-    ``is_first`` is the level of the function's own nodes.
+    backend is exact, gradients are summed as they are laid out; else they are copied into the usual strides.
     """
 
     def __init__(
         self,
+        base: Backward,
         level: Level,
         split: Split,
         *,
         wanted: Sequence[int],
         all_masks: Sequence[int],
-        write: Write,
-        compile: Compile,
-        name: str,
-        exact: bool,
-        is_first: bool,
+        is_first: bool = False,
     ) -> None:
+        self._base = base
         self.level = level
         self._split = split
         self.wanted = wanted
         self._all_masks = all_masks
-        self._write = write
-        self._compile = compile
-        self.name = name
-        self._exact = exact
+        self.name = base.name
+        self._exact = base.exact
         self.is_first = is_first
         self._strides = [tuple(fake.stride()) for fake in level.tangents]
         self.slot_of = {way[0]: place for place, i in enumerate(wanted) if (way := level.slots[i]) is not None}
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
         self.is_shared = _arrivals(level) if is_first else {}
-        self._plans: dict[_Kind, _Plan] = {}
+        self._plans: dict[Kind, _Plan] = {}
 
     def is_awaited(self, saved: SavedValues) -> bool:
         """Tell whether something came into the midst, in the backward that is being run."""
@@ -139,26 +112,14 @@ class Higher:
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of ``wanted``; in grad mode they have histories."""
         came = saved.take_pending(id(self))
+
+        def of(given: list[Tensor | None]) -> list[Tensor | None]:
+            waiting = zip(came, given[len(tangents) :], strict=True)
+            return self._of(saved, given[: len(tangents)], {e: value for e, value in waiting if value is not None})
+
         values = [*tangents, *came.values()]
-        create_graph = torch.is_grad_enabled()
-        if create_graph and internals.forward_ad_active() and any(map(internals.has_tangent, values)):
-            raise TransformError(
-                f"the backward of compiled `{self.name}` was called with create_graph=True and a dual tensor",
-                why="its derivatives have no forward mode",
-                suggestion="leave out create_graph, or call the original function",
-            )
-        if not (create_graph or not self._exact) or not is_transformed(values):
-            return self._of(saved, tangents, came)
-        kept = saved.kept()
-
-        def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
-            saved.restore(kept)
-            waiting = {
-                edge: value for edge, value in zip(came, given[len(tangents) :], strict=True) if value is not None
-            }
-            return self._of(saved, given[: len(tangents)], waiting)
-
-        return for_each_sample(of_one, values, self.name)
+        by_itself = self._exact and not torch.is_grad_enabled()
+        return of(values) if by_itself else by_samples(of, saved, values, self.name)
 
     def _of(
         self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]
@@ -171,9 +132,7 @@ class Higher:
         if True in pattern or extras:
             given = [*(t for t in tangents if t is not None), *(came[edge] for edge in extras)]
             strides = [stride for stride, is_defined in zip(self._strides, pattern, strict=True) if is_defined]
-            if extras:
-                with compiling():  # it may make a fake tensor
-                    strides += [self.level.extra_strides(edge, came[edge]) for edge in extras]
+            strides += [torch.empty(came[edge].shape, device="meta").stride() for edge in extras]
             gradients = self._gradients(saved, pattern, extras, given, strides)
         for edge, value in direct.items():
             place = self.slot_of[edge]
@@ -199,7 +158,15 @@ class Higher:
         requires = tuple(t.requires_grad for t in given) if create_graph else None
         everything = not self.is_first and internals.is_to_be_run(node.next_functions[0][0])  # the anchor is a leaf
         views = saved.views_now() if create_graph else {}
-        kind = (pattern, extras, tuple(strides), requires, casting, everything, frozenset(views))
+        kind = Kind(
+            pattern=pattern,
+            extras=extras,
+            strides=tuple(strides),
+            requires=requires,
+            casting=casting,
+            everything=everything,
+            views=frozenset(views),
+        )
         plan = self._plan(kind)
         arguments = saved.use(plan.mask, plan.takes)
         ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
@@ -210,11 +177,11 @@ class Higher:
                     gradients = list(plan.compute([*arguments, *given]))
             else:
                 gradients = self._differentiable(plan, arguments, given, ends)
-        for slot, n in plan.same_as.items():
+        for slot, n in plan.derived.same_as.items():
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
 
-    def _plan(self, kind: _Kind) -> _Plan:
+    def _plan(self, kind: Kind) -> _Plan:
         plan = self._plans.get(kind)
         if plan is None:
             # the caller's modes are not asked about fake tensors
@@ -224,29 +191,24 @@ class Higher:
                     plan = self._plans[kind] = self._make(kind)
         return plan
 
-    def _make(self, kind: _Kind) -> _Plan:
+    def _make(self, kind: Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
-        pattern, extras, strides, requires, casting, everything, views = kind
         level = self.level
-        found = level.derive(
-            pattern, extras, strides, requires, autocast=bool(casting), everything=everything, views=views
-        )
+        found = level.derive(kind)
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
-        numbers = {id(value): n for n, value in enumerate(self._split.saved_values)}
-        known.update((id(other), ("saved", numbers[id(value)])) for other, value in self._split.same)
+        known.update((id(other), known[id(value)]) for other, value in self._split.same)
         known.update((id(value), ("given", n)) for n, value in enumerate(found.given))
-        more: dict[int, Tensor] = {}
+        more: list[Tensor] = []
         kept: dict[int, tuple[Tensor, tuple[str, int]]] = {}
         for value in () if found.above is None else found.above.saved:
             root = root_among(level.trace.tape, value, known)
             if root is None:
-                root = value
-                more[id(value)] = value
-                kept[id(root)] = (root, ("made", len(level.slots) + len(more) - 1))
+                kept[id(value)] = (value, ("made", len(level.slots) + len(more)))
+                more.append(value)
             else:
                 kept[id(root)] = (root, known[id(root)])
         defined = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(found.given)]
-        written = self._write(self._split, [*found.gradients, *more.values()], defined)
+        written = write_backward(level.trace, self._split, [*found.gradients, *more], defined)
         if written is None:
             raise DoubleBackwardError(
                 f"a derivative of the backward of compiled `{self.name}` needs a value that the forward did not save",
@@ -259,42 +221,33 @@ class Higher:
             values = [value for value, _ in kept.values()]
             split = Split(saved_values=list(values), saved_names=[f"saved_{n}" for n in range(len(values))])
             slots = range(len(found.above.slots))
-            above = Higher(
-                found.above,
-                split,
-                wanted=slots,
-                all_masks=found.above.masks,
-                write=self._write,
-                compile=self._compile,
-                name=self.name,
-                exact=self._exact,
-                is_first=False,
-            )
+            above = Higher(self._base, found.above, split, wanted=slots, all_masks=found.above.masks)
         lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
         return _Plan(
-            compute=self._compile(module, pattern),
-            count=len(level.slots),
+            derived=found,
+            compute=self._base.compile_module(module, kind.pattern),
             needs=needs,
             takes=(*needs, *dict.fromkeys(lasting)),
-            mask=level.mask(pattern, extras),
-            same_as=found.same_as,
-            roots=found.roots,
+            mask=level.mask(kind.pattern, kind.extras),
             kept=tuple(place for _, place in kept.values()),
-            ends=found.ends,
-            own=() if found.above is None else found.above.own,
             above=above,
         )
 
     def _differentiable(
         self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]
     ) -> list[Tensor | None]:
-        """Compute gradients by an autograd node whose backward is the next level's."""
-        call = _Call(plan, arguments, given, ends)
-        results: tuple[Tensor, ...] = Derivative.apply(call, _anchor(), *call.through)  # type: ignore[no-untyped-call]  # untyped in torch
-        if len(plan.roots) > 1:
+        """Compute gradients by an autograd node whose backward is the next level's.
+
+        What goes through autograd is a tensor for each gradient that comes back, so that autograd sums them as it does
+        in eager, and one for each node into whose midst some go.
+        """
+        through = [end.tensor for end in ends if end.node is None]
+        through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
+        gradients: list[Tensor | None] = []
+        results: tuple[Tensor, ...] = Derivative.apply(plan, arguments, given, ends, gradients, _anchor(), *through)  # type: ignore[no-untyped-call]  # untyped in torch
+        if len(plan.derived.roots) > 1:
             results = tuple([internals.with_own_node(result) for result in results[:-1]])
-        gradients = call.others
-        for slot, result in zip(plan.roots, results, strict=False):
+        for slot, result in zip(plan.derived.roots, results, strict=False):
             gradients[slot] = result
         return gradients
 
@@ -316,8 +269,8 @@ class _Ends:
         self._node = node
         self._saved = saved
         self._hanging: tuple[Tensor, ...] | None = None
-        self._goes_inside = any(not isinstance(end, int) and end not in higher.slot_of for end in plan.ends)
-        self.all = [End(tensor=given[end]) if isinstance(end, int) else self._at(end) for end in plan.ends]
+        self._goes_inside = any(not isinstance(end, int) and end not in higher.slot_of for end in plan.derived.ends)
+        self.all = [End(tensor=given[end]) if isinstance(end, int) else self._at(end) for end in plan.derived.ends]
 
     def _at(self, edge: Edge) -> End:
         """Say what stands for an edge.
@@ -369,34 +322,6 @@ class _Ends:
         return next((t for t in self._saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
 
 
-class _Call:
-    """What one run of a plan needs and makes.
-
-    ``through`` is what goes through autograd: a tensor for each gradient that comes back, so that autograd sums them as
-    it does in eager, and one for each node into whose midst some go.
-    """
-
-    def __init__(self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]) -> None:
-        self.plan = plan
-        self.arguments = arguments
-        self.given = given
-        self.ends = ends
-        self.others: list[Tensor | None] = []
-        self.through = [end.tensor for end in ends if end.node is None]
-        self.through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
-
-    def compute(self) -> tuple[list[Any], list[Tensor]]:
-        """Compute the gradients, and say what the next level keeps."""
-        plan = self.plan
-        computed = list(plan.compute([*self.arguments[: len(plan.needs)], *self.given]))
-        taken = dict(zip(plan.takes, self.arguments, strict=True))
-        kept = [
-            computed[n].detach() if k == "made" else taken[n] if k == "saved" else self.given[n] for k, n in plan.kept
-        ]
-        others = {internals.storage_key(t) for t in (*self.arguments, *self.given) if t.layout == torch.strided}
-        return [_apart(gradient, others) for gradient in computed[: plan.count]], kept
-
-
 def _arrivals(level: Level) -> dict[Edge, bool]:
     """Say of the inputs that a level's gradients reach whether several of its nodes send them some."""
     counts: dict[Edge, int] = {}
@@ -428,19 +353,35 @@ class Derivative(torch.autograd.Function):
     """The autograd node of gradients that were computed under ``create_graph``."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, anchor: Tensor, *through: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients; return those that can be differentiated, and something for others to hang on."""
-        plan = call.plan
+    def forward(
+        ctx: Any,
+        plan: _Plan,
+        arguments: list[Tensor],
+        given: list[Tensor],
+        ends: list[End],
+        others: list[Tensor | None],
+        anchor: Tensor,
+        *through: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Compute the gradients; return those that can be differentiated, and something for others to hang on.
+
+        Those that cannot are put into ``others``.
+        """
         ctx.set_materialize_grads(False)
-        gradients, kept = call.compute()
+        computed = list(plan.compute([*arguments[: len(plan.needs)], *given]))
+        memory = {internals.storage_key(t) for t in (*arguments, *given) if t.layout == torch.strided}
+        gradients = [_apart(gradient, memory) for gradient in computed[: len(plan.derived.gradients)]]
+        taken = dict(zip(plan.takes, arguments, strict=True))
+        kept = [computed[n].detach() if k == "made" else taken[n] if k == "saved" else given[n] for k, n in plan.kept]
         ctx.values, ctx.backwards = SavedValues(kept), plan.above
-        ctx.all_ends, ctx.count = call.ends, len(through)
+        ctx.all_ends, ctx.count = ends, len(through)
         ways = () if plan.above is None else plan.above.level.slots
-        ctx.ends = {way[0]: end for way, end in zip(ways, call.ends, strict=True) if way is not None}
-        results = [gradients[i] for i in plan.roots]
-        call.others = [None if i in plan.roots else gradient for i, gradient in enumerate(gradients)]
+        own = () if plan.above is None else plan.above.level.own
+        ctx.ends = {way[0]: end for way, end in zip(ways, ends, strict=True) if way is not None}
+        results = [gradients[i] for i in plan.derived.roots]
+        others += [None if i in plan.derived.roots else gradient for i, gradient in enumerate(gradients)]
         hanging = torch.empty(0)
-        ctx.to_save = (*(results[n] for n in plan.own), hanging)
+        ctx.to_save = (*(results[n] for n in own), hanging)
         return (*results, hanging)
 
     @staticmethod
@@ -453,4 +394,4 @@ class Derivative(torch.autograd.Function):
                 returned.append(gradient)
             elif gradient is not None and internals.is_to_be_run(end.node):
                 end.node.values.put_pending(id(end.backwards), end.edge, gradient)
-        return None, None, *returned, *([None] * (ctx.count - len(returned)))
+        return *([None] * 6), *returned, *([None] * (ctx.count - len(returned)))

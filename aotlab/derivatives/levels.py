@@ -17,32 +17,28 @@ values of the forward, as for any backward. A level is differentiated like the o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.errors import RandomOpError
-from aotlab.trace.deriver import tangent_like
-from aotlab.trace.differentiate import differentiate
+from aotlab.trace.deriver import differentiate, stand_in, tangent_like
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.history import kept_entries, node_bits, reachable, state_masks
 from aotlab.trace.inputs import value_of
 from aotlab.trace.live import Trace
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import tensors_in
-from aotlab.trace.write_calls import may_overlap_itself
 
 
 @dataclass(kw_only=True, eq=False)
 class Level:
     """The autograd nodes of one order of derivatives, of one segment of a trace: ``part``.
 
-    Its gradients are listed in the order of ``slots``. ``tangents`` stand for what comes in, one for each entry, and
-    ``extras`` for what a level above sends into the midst. ``bits`` number the nodes that hold tensors, ``masks`` say
-    for each entry which of these it reaches.
+    Its gradients are listed in the order of ``slots``. ``tangents`` stand for what comes in, one for each entry.
+    ``bits`` number the nodes that hold tensors, ``masks`` say for each entry which of these it reaches.
     """
 
     trace: Trace
@@ -59,18 +55,6 @@ class Level:
     own: tuple[int, ...]
     #: What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
     wrappers: Sequence[Tensor] = ()
-    extras: dict[Edge, Tensor] = field(default_factory=dict)
-    #: What stands for gradients with other strides than the usual, by the ``id`` of what stands for them otherwise.
-    laid_out: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict)
-
-    def extra_strides(self, edge: Edge, like: Tensor) -> tuple[int, ...]:
-        """Return the usual strides of a gradient that comes in at an edge in the midst: those of the first to come."""
-        if edge not in self.extras:
-            shape, dtype, device = internals.edge_metadata(*edge)
-            shared = may_overlap_itself(like.shape, like.stride()) or tuple(like.shape) != shape
-            stride = torch.empty(shape, device="meta").stride() if shared else like.stride()
-            self.extras[edge] = self._stand_in(shape, stride, dtype, device)
-        return tuple(self.extras[edge].stride())
 
     def is_apart(self, edge: Edge) -> bool:
         """Tell whether a known edge lies in the midst of another segment, to which there is no way from here.
@@ -86,21 +70,6 @@ class Level:
             return False
         return edge not in self.trace.sources and internals.leaf_of(edge[0]) is None
 
-    def _stand_in(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        with self.trace.fake_mode:
-            fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        return self.trace.tape.enter(fake)
-
-    def _laid_out(self, usual: Tensor, stride: tuple[int, ...]) -> Tensor:
-        """Return what stands for a gradient with these strides."""
-        if usual.stride() == stride:
-            return usual
-        if (id(usual), stride) not in self.laid_out:
-            self.laid_out[id(usual), stride] = self._stand_in(usual.shape, stride, usual.dtype, usual.device)
-        return self.laid_out[id(usual), stride]
-
     def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
         """Return the bits of the nodes that are reached from the defined entries and from the midst."""
         found = 0
@@ -110,34 +79,25 @@ class Level:
             found |= mask
         return found
 
-    def derive(
-        self,
-        pattern: Sequence[bool],
-        extras: Sequence[Edge],
-        strides: Sequence[tuple[int, ...]],
-        requires: Sequence[bool] | None,
-        *,
-        autocast: bool,
-        everything: bool,
-        views: Collection[Edge],
-    ) -> Derived:
-        """Run the nodes for the tangents that ``pattern`` says are defined, and for ``extras`` in the midst.
-
-        ``strides`` are those of all of these. ``requires`` says of each whether it requires grad, under
-        ``create_graph``; else it is None. ``everything`` says that autograd was asked for all gradients there are, and
-        so runs nodes that lead nowhere. At ``views``, results that are views and were written, gradients of the level
-        above end. What the nodes raise is raised.
-        """
-        trace, create_graph = self.trace, requires is not None
-        own = [fake for fake, is_defined in zip(self.tangents, pattern, strict=True) if is_defined]
-        usual = [*own, *(self.extras[edge] for edge in extras)]
-        given = [self._laid_out(fake, stride) for fake, stride in zip(usual, strides, strict=True)]
+    def derive(self, kind: Kind) -> Derived:
+        """Run the nodes for what comes in; what they raise is raised."""
+        trace, create_graph = self.trace, kind.requires is not None
+        likes = [
+            (tuple(t.shape), t.dtype, t.device)
+            for t, defined in zip(self.tangents, kind.pattern, strict=True)
+            if defined
+        ]
+        likes += [internals.edge_metadata(*edge) for edge in kind.extras]
+        given = [
+            stand_in(trace.recorder, shape, strides, dtype, device)
+            for (shape, dtype, device), strides in zip(likes, kind.strides, strict=True)
+        ]
         wrappers = [internals.to_functional(fake) for fake in given]
-        for wrapper, does in zip(wrappers, requires or [False] * len(given), strict=True):
+        for wrapper, does in zip(wrappers, kind.requires or [False] * len(given), strict=True):
             wrapper.requires_grad_(does)
         left = iter(wrappers)
-        tangents = [next(left) if is_defined else None for is_defined in [*pattern, *(True for _ in extras)]]
-        part = replace(self.part, entries=(*self.part.entries, *extras))
+        tangents = [next(left) if is_defined else None for is_defined in [*kind.pattern, *(True for _ in kind.extras)]]
+        part = replace(self.part, entries=(*self.part.entries, *kind.extras))
         numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
         comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
         above = None
@@ -145,8 +105,8 @@ class Level:
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
-        with trace.deriver.recording(autocast=autocast), torch.set_grad_enabled(create_graph):
-            if everything:
+        with trace.deriver.recording(autocast=bool(kind.casting)), torch.set_grad_enabled(create_graph):
+            if kind.everything:
                 _raise_errors(part, tangents)
             found = differentiate(part, tangents, create_graph=create_graph)
             gradients = [None if way is None else found.get(way) for way in self.slots]
@@ -156,26 +116,32 @@ class Level:
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, views, first)
+                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, kind.views, first)
                 above.wrappers = [*above.wrappers, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
-        _refuse_draws(trace)
         if above is not None:  # not above, where what is made is a wrapper
             above.tangents = [tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None]
         return Derived(gradients=values, given=given, same_as=same_as, roots=roots, ends=ends, above=above)
 
 
-def _refuse_draws(trace: Trace) -> None:
-    """Raise if random numbers were drawn by what was derived last."""
-    for index in trace.deriver.drawn:
-        operation = trace.tape.operations[index]
-        raise RandomOpError(
-            f"a backward under create_graph=True, or one of its gradients, draws random numbers by "
-            f"`{operation.target}`",
-            line=None if operation.place is None else operation.place(),
-            why="its derivative would need the numbers that were drawn",
-            suggestion="call the original function where higher derivatives are needed",
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What comes into a level: what a plan for its gradients is compiled for.
+
+    ``pattern`` says which tangents are defined, ``extras`` are the edges at which more comes into the midst;
+    ``strides`` are those of all of these. Under ``create_graph``, ``requires`` says which of them require grad; else it
+    is None. ``casting`` is the autocast that is on. ``everything`` says that autograd was asked for all gradients there
+    are, and so runs nodes that lead nowhere. At ``views``, results that are views and were written, gradients of the
+    level above end.
+    """
+
+    pattern: tuple[bool, ...]
+    extras: tuple[Edge, ...]
+    strides: tuple[tuple[int, ...], ...]
+    requires: tuple[bool, ...] | None
+    casting: tuple[Any, ...]
+    everything: bool
+    views: frozenset[Edge]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +196,7 @@ def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
             arriving = [t for e, t in zip(part.entries, tangents, strict=True) if t is not None and e[0] is node]
             shape, dtype, device = internals.edge_metadata(node, number)
             like = arriving[0] if arriving else torch.zeros(shape, dtype=dtype, device=device)
-            internals.raise_of(node, {number: like})
+            node(like)
 
 
 def _level_above(

@@ -21,7 +21,7 @@ from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
 from aotlab.partition.default import default_partition
 from aotlab.runtime.draft import MISS
-from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.verification import Comparison, compare
 
 

@@ -20,7 +20,7 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
 from aotlab.partition.default import default_partition
 from aotlab.runtime.draft import MISS
-from aotlab.runtime.failing import ForwardFailed
+from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.trace.running import is_tracing
 from aotlab.verification import Comparison, compare
 

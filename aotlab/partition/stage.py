@@ -16,7 +16,7 @@ Which values to save is the partitioner's choice. Two things are this stage's, w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,6 @@ from aotlab.partition.saved import (
 )
 from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern, TraceRecord
-from aotlab.trace.tape import tensors_in
 from aotlab.trace.views import root_among
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -109,7 +108,7 @@ class Split:
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
     """Partition the joint graph.
 
-    Raises `RandomOpError`: the partitioner put a random op of the forward into the backward, or the other way round.
+    Raises `RandomOpError`: the partitioner put a random op of the forward into the backward.
     """
     name = _name_of(partitioner)
     count = len(trace.forward_outputs)
@@ -144,7 +143,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.recompile()
     check_graph(forward, "forward")
     check_graph(backward, "backward")
-    _check_random(forward, backward)
+    _check_random(backward)
 
     kept = output_args(forward.graph)[count:]
     split = Split(saved_values=[], saved_names=[])
@@ -239,24 +238,23 @@ def _check_unused(joint: fx.GraphModule) -> None:
 
 
 def derive_backward(
-    trace: Trace, split: Split, segment: int, pattern: Pattern, asked: Collection[int] | None = None
+    trace: Trace, split: Split, segment: int, pattern: Pattern
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Write the backward graph of a segment for the tangents of a pattern.
 
-    Of ``asked``, if it is given, there are the slots whose gradients it is to compute. It takes those of the saved
-    values that it needs, whose numbers are returned too, and the defined tangents; it returns one gradient or None per
-    slot of the segment. What the forward did not save, but can be computed from what it saved, is computed again.
+    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
+    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
+    it saved, is computed again.
 
     Raises `PartialBackwardError`: something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
-    drawn = trace.deriver.drawn
+    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled())
     defined = [
-        (f"tangents_{n + 1}", given[0])
+        (f"tangents_{n + 1}", internals.from_functional(given))
         for n, given in zip(trace.tangents.of_entries[segment], trace.deriver.given(segment, pattern), strict=True)
         if given is not None
     ]
-    found = write_backward(trace, split, gradients, defined, drawn)
+    found = write_backward(trace, split, gradients, defined)
     if found is None:
         raise PartialBackwardError(
             "a backward from some of the outputs needs a value that the forward did not save",
@@ -271,17 +269,14 @@ def write_backward(
     split: Split,
     outputs: Sequence[Tensor | None],
     defined: Sequence[tuple[str, Tensor]],
-    drawn: Sequence[int] = (),
 ) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
     """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
-
-    ``drawn`` are the operations that draw random numbers on the way, and stay.
 
     Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
     saved nor can be computed again.
     """
     for by_copies in (False, True) if split.copies else (False,):
-        found = _write_backward(trace, split, outputs, defined, drawn, by_copies=by_copies)
+        found = _write_backward(trace, split, outputs, defined, by_copies=by_copies)
         if found is not None:
             return found
     return None
@@ -292,7 +287,6 @@ def _write_backward(
     split: Split,
     outputs: Sequence[Tensor | None],
     defined: Sequence[tuple[str, Tensor]],
-    drawn: Sequence[int],
     *,
     by_copies: bool,
 ) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
@@ -309,11 +303,10 @@ def _write_backward(
     same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
     stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
     operations = trace.tape.operations
-    used = [tensor for i in drawn for tensor in tensors_in((operations[i].args, operations[i].kwargs))]
-    wanted, outside = trace.tape.needed([*outputs, *used], stop)
+    wanted, outside = trace.tape.needed(outputs, stop)
     if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
         return None
-    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same, keep=drawn)
+    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
     numbers = take_from_saved(module.graph, named, split.copies)
     if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
         return None
@@ -330,22 +323,17 @@ def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
-def _check_random(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Refuse a partition that draws twice what is drawn once, or in the forward what the backward draws."""
-    for module, other, why in (
-        (backward, "forward", "it would draw other numbers than the forward did"),
-        (forward, "backward", "eager draws them when the backward runs, at each time anew"),
-    ):
-        for node in module.graph.nodes:
-            random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-            if random and phase_of(node) == other:
-                where = "backward" if module is backward else "forward"
-                raise RandomOpError(
-                    f"the partitioner puts `{node.target}` of the {other} into the {where}",
-                    line=line_of(node),
-                    why=why,
-                    suggestion="use aotlab.default_partition",
-                )
+def _check_random(backward: fx.GraphModule) -> None:
+    """Refuse a partition that draws in the backward what the forward draws."""
+    for node in backward.graph.nodes:
+        random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+        if random and phase_of(node) == "forward":
+            raise RandomOpError(
+                f"the partitioner puts `{node.target}` of the forward into the backward",
+                line=line_of(node),
+                why="it would draw other numbers than the forward did",
+                suggestion="use aotlab.default_partition",
+            )
 
 
 def _describe_saved(

@@ -12,22 +12,15 @@ from aotlab.quirks.gradients import Gradients
 from aotlab.quirks.hooks import Hooks
 from aotlab.quirks.lstm import Lstm
 from aotlab.quirks.moves import Moves
-from aotlab.quirks.saved_hooks import SavedHooks
 from aotlab.quirks.warned import Warnings
 from aotlab.quirks.windows import Windows
 from aotlab.trace.quirk import Quirk
 
-ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, SavedHooks, Gradients, Warnings, Draws, Lstm)
+ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm)
 
 
 def chosen() -> list[Quirk]:
-    """Make the quirks of `aotlab.config.quirks` for one trace.
-
-    Raises
-    ------
-    ValueError
-        It has a name that no quirk has.
-    """
+    """Make the quirks of `aotlab.config.quirks` for one trace; raise ValueError at a name that no quirk has."""
     known = {quirk.name: quirk for quirk in ALL}
     for name in config.quirks:
         if name not in known:

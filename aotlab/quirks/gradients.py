@@ -14,7 +14,6 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.call_state import TensorFacts
 from aotlab.trace.function import Findings
 from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Point, Quirk
@@ -44,30 +43,22 @@ class Gradients(Quirk):
     def check(self, findings: Findings) -> None:
         if not self._used:
             return
-        for item in findings.inputs:
-            if item.real.requires_grad and (internals.is_hooked(item.real) or internals.is_leaf_by_its_base(item.real)):
-                raise RunEagerly(
-                    f"gradients are taken inside, and `{item.name}` has hooks, or is a no_grad view", passing=True
-                )
-        if is_view_among(*(item.real for item in findings.inputs if item.real.requires_grad)):
-            raise RunEagerly("gradients are taken inside, and an argument is a view of another", passing=True)
+        if not are_alone(*(item.real for item in findings.inputs if item.real.requires_grad)):
+            raise RunEagerly(
+                "gradients are taken inside, and an argument has hooks, or is a view of another or a no_grad view",
+                passing=True,
+            )
         if findings.call.state.counters and any(info.moves_version for info in findings.infos):
             raise RunEagerly("gradients are taken inside, and inputs that count writes together are written")
 
     def emit(self, draft: Draft, at: Point) -> None:
-        if not self._used or at != "prologue":
-            return
-        for i in draft.parts.dedupe.kept:
-            facts, tensor = draft.state.leaves[i], draft.expressions[i]
-            if isinstance(facts, TensorFacts) and facts.requires_grad:
-                checks = internals.is_hooked, internals.is_leaf_by_its_base
-                draft.miss([f"{draft.w.constant(check.__name__, check)}({tensor})" for check in checks])
         wanted = [draft.kept(info.index) for info in draft.meta.input_info if info.requires_grad]
-        if len(wanted) > 1:
-            draft.miss([f"{draft.w.constant('is_view_among', is_view_among)}({draft.star(wanted)})"])
+        if self._used and at == "prologue" and wanted:
+            draft.miss([f"not {draft.w.constant('are_alone', are_alone)}({draft.star(wanted)})"])
 
 
-def is_view_among(*tensors: Tensor) -> bool:
-    """Tell whether one of the tensors is a view of another."""
-    bases = [base for tensor in tensors if (base := internals.base_of(tensor)) is not None]
-    return any(base is tensor for base in bases for tensor in tensors)
+def are_alone(*tensors: Tensor) -> bool:
+    """Tell whether no tensor has hooks or is a view of another, and none is a leaf since it is a view under no_grad."""
+    bases = [internals.base_of(tensor) for tensor in tensors]
+    related = any(base is tensor for base in bases for tensor in tensors if base is not None)
+    return not related and not any(internals.is_hooked(t) or internals.is_leaf_by_its_base(t) for t in tensors)

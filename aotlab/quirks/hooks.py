@@ -128,32 +128,11 @@ def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
 
 
 def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
-    """Leave to eager hooks that it may call with None, unless a compiled call does so too.
-
-    That happens to a hook on one of the results of a node when a gradient arrives at another only. At run time such
-    results have a node in common if all of them are views that the epilogue makes, or none is.
-
-    Raises
-    ------
-    RunEagerly
-        There is a way for gradients past such a hook into its node.
-    """
-    own = {hook.edge[0] for hook in hooks if hook.kind == "hook"}
-    if not own:
-        return
-    starts = [tensor for tensor in outputs.tensors.values() if tensor.grad_fn is not None]
-    starts += [item.wrapper for item in inputs if item.wrapper.grad_fn is not None]
-    arrives: dict[Any, dict[Edge, set[int]]] = {node: {} for node in own}
-    for number, start in enumerate(starts):
-        for edge in edges_behind([edge_of(start)]):
-            if edge[0] in own:
-                arrives[edge[0]].setdefault(edge, set()).add(number)
-    made = {edge_of(t) for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None}
+    """Leave to eager hooks on one of several results of a node: it calls them with None for gradients of the others."""
+    ends = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+    passed = edges_behind([edge_of(tensor) for tensor in ends if tensor.grad_fn is not None])
     for hook in hooks:
-        ways = arrives.get(hook.edge[0], {})
-        always = all(numbers <= ways.get(hook.edge, set()) for numbers in ways.values())
-        in_common = hook.edge in ways and (made.issuperset(ways) or made.isdisjoint(ways))
-        if hook.kind == "hook" and not always and not in_common:
+        if hook.kind == "hook" and any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
             raise RunEagerly(
                 f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
             )

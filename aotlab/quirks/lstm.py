@@ -53,31 +53,13 @@ def _layer(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[s
 def _keeping_layer() -> Any:
     """Make the op, when it is first needed, that stands in a graph for a layer of which a backward is wanted."""
 
-    def layer(
-        input: Tensor,  # as the op's own schema has it
-        weight0: Tensor,
-        weight1: Tensor,
-        weight2: Tensor,
-        weight3: Tensor,
-        hx: Tensor,
-        cx: Tensor,
-        reverse: bool,
-        batch_sizes: list[int],
-        mode: int,
-        hidden_size: int,
-        num_layers: int,
-        has_biases: bool,
-        bidirectional: bool,
-        batch_first: bool,
-        train: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        given = (input, weight0, weight1, weight2, weight3, hx, cx, reverse, batch_sizes, mode, hidden_size)
+    def layer(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.enable_grad():
-            found: tuple[Tensor, Tensor, Tensor, Tensor] = internals.ONEDNN_RNN_LAYER(
-                *given, num_layers, has_biases, bidirectional, batch_first, train
-            )
+            found: tuple[Tensor, Tensor, Tensor, Tensor] = internals.ONEDNN_RNN_LAYER(*given)
         return found
 
-    made = torch.library.custom_op("aotlab::onednn_rnn_layer", layer, mutates_args=())
-    made.register_fake(lambda *given: internals.ONEDNN_RNN_LAYER(*given))
+    name, schema = "aotlab::onednn_rnn_layer", str(internals.ONEDNN_RNN_LAYER._schema)
+    torch.library.define(name, schema[schema.index("(") :])
+    torch.library.impl(name, "CPU", layer)
+    torch.library.register_fake(name, lambda *given: internals.ONEDNN_RNN_LAYER(*given))
     return torch.ops.aotlab.onednn_rnn_layer.default

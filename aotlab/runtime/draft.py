@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,8 +16,10 @@ from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.partition.stage import PartitionRecord, Split
-from aotlab.runtime.backward import Backward
 from aotlab.trace.live import Trace
+
+if TYPE_CHECKING:
+    from aotlab.derivatives.backwards import Backward
 
 
 class Miss:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from aotlab import _torch as internals
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.nodes import pass_on
 from aotlab.runtime.outputs import Outputs
 from aotlab.trace.records import Source
 
@@ -59,7 +59,7 @@ class Edges:
                     continue
                 source = trace.sources[way[0]]
                 if source.kind == "input" and self._is_written(source, done):
-                    keep = draft.w.constant("pass_on", pass_on)
+                    keep = draft.w.constant("pass_on", internals.pass_on)
                     draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
 

@@ -18,24 +18,28 @@ instance, one node for the whole call would hide its history. So there are sever
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.backends.base import Boxed
 from aotlab.capture.synthetic_bases import Base
-from aotlab.runtime import failing
+from aotlab.errors import AotlabError
+from aotlab.ir.random_state import noted
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
-from aotlab.runtime.keeping import Keeping
 from aotlab.runtime.mutations import Mutations
-from aotlab.runtime.nodes import Compiled, pass_on
 from aotlab.runtime.outputs import Outputs
+from aotlab.runtime.saved import Keeping, SavedValues
 from aotlab.trace.edges import Edge
 from aotlab.trace.history import kept_entries
-from aotlab.trace.segments import Exit
-from aotlab.trace.sums import in_order_of_nodes
+from aotlab.trace.live import Trace
+from aotlab.trace.segments import Exit, in_order_of_nodes
+
+if TYPE_CHECKING:
+    from aotlab.derivatives.backwards import Backward
 
 
 class ForwardCall:
@@ -91,10 +95,10 @@ class ForwardCall:
         forward = draft.parts.forward
         differentiable = self.trace.training or any(info.requires_grad for info in draft.meta.input_info)
         if draft.grad_on and differentiable:
-            forward = failing.without_grad(forward)
+            forward = _without_grad(forward)
         if draft.casts:
-            forward = failing.without_autocast(forward)
-        return failing.repeatable(forward, self.trace) if draft.parts.repeatable else forward
+            forward = _without_autocast(forward)
+        return _repeatable(forward, self.trace) if draft.parts.repeatable else forward
 
     def _graph_inputs(self) -> list[str]:
         """Return the expressions of the graph's inputs; write what makes synthetic bases."""
@@ -182,7 +186,7 @@ class ForwardCall:
         """
         for way in ways:
             self._passing[way] = self.w.local("passing")
-            self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', pass_on)}({name})")
+            self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', internals.pass_on)}({name})")
 
     def _like(self, edge: Edge) -> str:
         """Return the expression of a tensor without memory that looks like the value whose gradient an edge carries."""
@@ -257,3 +261,104 @@ class OwnNodes:
                 lines.append(f"{listed} = {draft.w.shared('own_node', internals.with_own_node)}({listed})")
         if lines:
             draft.with_grad("; ".join(lines))
+
+
+class Compiled(torch.autograd.Function):
+    """The node of a compiled call, or of one segment of it; the results that it stands behind were computed before.
+
+    It keeps some of them as anchors: gradients of gradients come in there (`aotlab.derivatives.higher`).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, backward: Backward, saved: SavedValues, results: tuple[Tensor, ...], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the results; behind them an empty one, if that is to be the anchor."""
+        ctx.set_materialize_grads(False)
+        ctx.compiled, ctx.values = backward, saved
+        if not backward.anchors:
+            results = (*results, torch.empty(0))
+        if not (saved.hooked and internals.hooks_are_foreign()):  # those are not to see what eager does not keep
+            ctx.to_save = tuple([results[n] for n in backward.anchors or (-1,)])
+        return results
+
+    @staticmethod
+    @internals.unseen_by_dynamo
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the compiled backward. The last None is for an input that only requires grad, if there is no other."""
+        return None, None, None, *ctx.compiled(ctx.values, tangents[: len(ctx.compiled.masks)]), None
+
+
+class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function
+    """A compiled forward raised ``error``; nothing that the caller can see has changed.
+
+        def f(x, i):
+            x.add_(1)
+            return x[i]        # i is out of range: eager raises here, and has written x
+
+    The graph is pure, and the epilogue writes ``x`` after it. So a kernel that raises leaves ``x`` as it was, which
+    eager does not, and its error may be of another type and text than eager's. Both are cured by running the very call
+    eagerly, from its beginning, by whoever called the generated function.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+
+
+def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
+    """Tell whether a call whose compiled forward raises can be run again from its beginning.
+
+    ``writes_last`` says that a graph which writes inputs itself does so when nothing can raise any more.
+    """
+    if trace.effects.write_back and not writes_last:
+        return False
+    kinds = {device.type for device in trace.tape.draws("forward")}
+    if not kinds:
+        return True
+    # to note the state of a generator takes time; where nothing is known to raise that is not spent
+    operations = [o for o in trace.tape.operations if o.phase == "forward"]
+    raises = any(o.may_raise_late or (o.may_raise and not o.is_random) for o in operations)
+    return raises and kinds <= {"cpu", "cuda"}
+
+
+def _repeatable(forward: Boxed, trace: Trace) -> Boxed:
+    """Make a compiled forward raise `ForwardFailed` if a kernel raises, with the generators as they were."""
+    devices = trace.tape.draws("forward")
+    random_state = noted(devices) if devices else None
+
+    def call(inputs: list[Any]) -> Any:
+        put_back = None if random_state is None else random_state()
+        try:
+            return forward(inputs)
+        except AotlabError:  # ours, and no kernel's
+            raise
+        except Exception as error:
+            if put_back is not None:
+                put_back()
+            raise ForwardFailed(error) from error
+
+    return call
+
+
+def _without_grad(forward: Boxed) -> Boxed:
+    """Make a forward run without grad mode, where that is on."""
+
+    def call(inputs: list[Any]) -> Any:
+        try:
+            internals.set_grad_mode(False)  # in here, since an interrupt may come behind it
+            return forward(inputs)
+        finally:
+            internals.set_grad_mode(True)
+
+    return call
+
+
+def _without_autocast(forward: Boxed) -> Boxed:
+    """Make a forward run without autocast: the graph has its casts."""
+
+    def call(inputs: list[Any]) -> Any:
+        with internals.disable_autocast():
+            return forward(inputs)
+
+    return call

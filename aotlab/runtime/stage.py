@@ -23,11 +23,11 @@ straight-line Python function per entry, with no case in it that the metadata ru
 
 For training there is one `Compiled` autograd node per call, which only inputs that can get a gradient go through. Its
 backward is compiled for the tangents that are defined; saved values are kept by `SavedValues`, which does what autograd
-does for its own. A call whose kernels raise is run eagerly, from its beginning (`failing`).
+does for its own. A call whose kernels raise is run eagerly, from its beginning.
 
 Each part of the text is written by a file of its own, in this order: `prologue` and `arguments`; `forward_call`;
-`mutations`, `outputs` and `view_calls`. They share one `draft`. What runs later is in `nodes`, `saved`, `backward`. The
-text is kept in the record, and registered with `linecache`, so that tracebacks show it.
+`mutations`, `outputs` and `view_calls`; `saved`. They share one `draft`. The text is kept in the record, and registered
+with `linecache`, so that tracebacks show it.
 """
 
 from __future__ import annotations
@@ -40,31 +40,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotlab import _torch as internals
-from aotlab.runtime.backward import Backward, CompiledBackward
 from aotlab.runtime.draft import MISS, Draft, Miss, Parts
 from aotlab.runtime.edges import Edges
-from aotlab.runtime.failing import ForwardFailed, can_be_repeated
-from aotlab.runtime.forward_call import ForwardCall
-from aotlab.runtime.keeping import Keeping
+from aotlab.runtime.forward_call import ForwardCall, can_be_repeated
 from aotlab.runtime.mutations import Mutations
 from aotlab.runtime.outputs import Outputs, write_result
 from aotlab.runtime.prologue import Prologue
-from aotlab.runtime.saved import SavedValues, restride
+from aotlab.runtime.saved import Keeping
 
-__all__ = [
-    "MISS",
-    "Backward",
-    "CompiledBackward",
-    "ForwardFailed",
-    "Miss",
-    "Parts",
-    "RuntimeRecord",
-    "SavedValues",
-    "can_be_repeated",
-    "generate",
-    "restride",
-    "run",
-]
+__all__ = ["MISS", "Miss", "Parts", "RuntimeRecord", "can_be_repeated", "generate", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,6 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.storage_offset: _LOOKED_AT,
     Tensor.as_strided: _LOOKED_AT,
     torch.as_strided: _LOOKED_AT,
-    internals.push_saved_tensor_hooks: ("`saved_tensors_hooks` are set inside of the function", "set them outside"),
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),

@@ -1,18 +1,23 @@
-"""Deriving backwards from a trace, for any of its tangents; what was derived is remembered."""
+"""Deriving backwards from a trace: the nodes of its autograd graph are run, and what they compute is recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
-from aotlab.trace.differentiate import differentiate
-from aotlab.trace.edges import Edge
+from aotlab.errors import RandomOpError
+from aotlab.trace.edges import Edge, next_edges, walk
 from aotlab.trace.escapes import guard_of_backward
+from aotlab.trace.history import reachable
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
@@ -35,32 +40,25 @@ class Tangents:
 
 def tangent_like(recorder: Recorder, value: Tensor) -> Tensor:
     """Make what stands for the gradient of ``value``: it has memory for each of its elements."""
+    # also where that is expanded or unfolded
+    shared = may_overlap_itself(value.shape, value.stride())
+    strides = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
+    return stand_in(recorder, value.shape, strides, value.dtype, value.device)
+
+
+def stand_in(
+    recorder: Recorder, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Make a fake tensor that stands for a gradient that comes in."""
     with recorder.fake_mode:
-        # also where that is expanded or unfolded
-        shared = may_overlap_itself(value.shape, value.stride())
-        strides = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
-        fake = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+        fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return recorder.tape.enter(fake)
 
 
 class Deriver:
     """Runs the backwards of a trace under its recorder, and remembers what came of it.
 
-    Parameters
-    ----------
-    recorder, segments, slots, tangents
-        The trace's.
-    holder
-        Puts the traced parameters in their place again, where a checkpoint runs its function for a backward.
-
-    Attributes
-    ----------
-    full
-        The gradients for each segment with all its tangents.
-    arrived
-        The edges of leaves in the order in which autograd came to them, if the graph is one segment.
-    drawn
-        The operations that draw random numbers, or set a generator, in the backward that was derived last.
+    ``holder`` puts the traced parameters in their place again, where a checkpoint runs its function for a backward.
     """
 
     def __init__(
@@ -76,33 +74,27 @@ class Deriver:
         self.slots = slots
         self.tangents = tangents
         self.holder = holder
+        #: The gradients for each segment with all its tangents.
         self.full: dict[int, list[Tensor | None]] = {}
+        #: The edges of leaves in the order in which autograd came to them, if the graph is one segment.
         self.arrived: list[Edge] = []
-        self.drawn: tuple[int, ...] = ()
-        self._drawn_in_full: dict[int, tuple[int, ...]] = {}
-        self._restrided: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._restrided: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
-    @property
-    def draws(self) -> list[tuple[int, ...]]:
-        """The operations that draw in each segment's backward for all tangents, of those segments that draw."""
-        return [drawn for drawn in self._drawn_in_full.values() if drawn]
-
-    def given(self, segment: int, pattern: Pattern) -> list[tuple[Tensor, Tensor] | None]:
-        """Return the fake tensors, and their wrappers, for the tangents of a pattern; None for those not defined."""
+    def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
+        """Return the wrappers for the tangents of a pattern; None for those not defined."""
         return [
-            self._restride(n, way) if isinstance(way, tuple) else self._usual(n) if way else None
+            self.wrapper(n, way if isinstance(way, tuple) else None) if way else None
             for n, way in zip(self.tangents.of_entries[segment], pattern, strict=True)
         ]
 
-    def _usual(self, n: int) -> tuple[Tensor, Tensor]:
-        return self.tangents.fakes[n], self.tangents.wrappers[n]
-
-    def _restride(self, n: int, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def wrapper(self, n: int, strides: tuple[int, ...] | None) -> Tensor:
+        """Return what stands for a tangent, with the usual strides if none are given."""
+        usual = self.tangents.fakes[n]
+        if strides is None or strides == usual.stride():
+            return self.tangents.wrappers[n]
         if (n, strides) not in self._restrided:
-            usual = self.tangents.fakes[n]
-            with self.recorder.fake_mode:
-                fake = torch.empty_strided(usual.shape, strides, dtype=usual.dtype, device=usual.device)
-            self._restrided[n, strides] = self.recorder.tape.enter(fake), internals.to_functional(fake)
+            fake = stand_in(self.recorder, usual.shape, strides, usual.dtype, usual.device)
+            self._restrided[n, strides] = internals.to_functional(fake)
         return self._restrided[n, strides]
 
     def derive(
@@ -112,43 +104,29 @@ class Deriver:
         *,
         autocast: bool = False,
         again: bool = False,
-        asked: Collection[int] | None = None,
     ) -> list[Tensor | None]:
         """Run a segment's backward for the tangents of a pattern; None for a slot that they do not reach.
 
-        Of ``asked``, if it is given, there are the slots whose gradients matter.
-
-        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. With
-        ``again`` it is run also where the result is known.
-
-        Raises
-        ------
-        RefusedError
-            The backward uses something that a graph cannot hold.
-        Exception
-            Whatever the backward of the traced program raises.
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes; with
+        ``again``, also where the result is known. What the backward of the traced program raises is raised.
         """
         part, slots = self.segments[segment], self.slots[segment]
-        ways = None if asked is None else [way for i in asked if (way := slots[i]) is not None]
-        full = is_full(pattern) and not autocast and ways is None
+        full = is_full(pattern) and not autocast
         if full and segment in self.full and not again:
-            self.drawn = self._drawn_in_full[segment]
             return self.full[segment]
-        given = [None if found is None else found[1] for found in self.given(segment, pattern)]
         with self.recording(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
-            found = differentiate(part, given, arrived, ways)
+            found = differentiate(part, self.given(segment, pattern), arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         self.arrived += arrived or ()
         gradients = [None if way is None else values.get(way) for way in slots]
-        if full:  # the first ones stay, and what draws the numbers that they are made of
+        if full:  # the first ones stay
             self.full.setdefault(segment, gradients)
-            self._drawn_in_full.setdefault(segment, self.drawn)
         return gradients
 
     @contextmanager
     def recording(self, *, autocast: bool) -> Iterator[None]:
-        """Record what autograd computes in a ``with`` block; what draws random numbers in it is in ``drawn`` then."""
+        """Record what autograd computes in a ``with`` block; refuse a backward that draws random numbers."""
         operations = self.recorder.tape.operations
         first = len(operations)
         self.recorder.phase = "backward"
@@ -162,4 +140,119 @@ class Deriver:
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        self.drawn = tuple(o.index for o in operations[first:] if o.is_random and o.is_impure)
+        for operation in operations[first:]:
+            if operation.is_random and operation.is_impure:
+                raise RandomOpError(
+                    f"a backward draws random numbers by `{operation.target}`",
+                    line=None if operation.place is None else operation.place(),
+                    why="eager draws them in each backward anew, as far as that runs the nodes that draw",
+                    suggestion="draw in the forward, and save what was drawn",
+                )
+
+
+def differentiate(
+    segment: Segment,
+    tangents: Sequence[Tensor | None],
+    arrived: list[Edge] | None = None,
+    *,
+    create_graph: bool = False,
+) -> dict[Exit, Tensor]:
+    """Run the segment's nodes and return the gradients that leave it, by exit; ``tangents`` has one per entry, or None.
+
+    With ``create_graph`` the gradients have histories. A segment that is the only one is run by one call of autograd,
+    which gives ``arrived`` the edges of leaves in the order in which it comes to them. Else each node is run by a call
+    of its own, in autograd's order, because autograd would not stop at an edge that the caller can see.
+    """
+    if segment.nodes is None:
+        chosen = [(GradientEdge(*edge), t) for edge, t in zip(segment.entries, tangents, strict=True) if t is not None]
+        # in torch 2.11 the node of a custom function that nothing leads to may be gone, and autograd crashes on it
+        reached = reachable(segment)
+        stops = [edge for edge in segment.stops if edge in reached]
+        if not stops or not chosen:
+            return {}
+        with internals.arrivals(stops, arrived):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                [edge for edge, _ in chosen],
+                [GradientEdge(*edge) for edge in stops],
+                [tangent for _, tangent in chosen],
+                retain_graph=True,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
+    return _node_by_node(segment, tangents, create_graph=create_graph)
+
+
+def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create_graph: bool) -> dict[Exit, Tensor]:
+    stops = set(segment.stops)
+    arrived: dict[Exit, Tensor] = {}
+    buffers: dict[Any, dict[int, Tensor]] = {}
+
+    def add(place: dict[Any, Tensor], key: Any, gradient: Tensor) -> None:
+        place[key] = place[key] + gradient if key in place else gradient
+
+    for edge, tangent in zip(segment.entries, tangents, strict=True):
+        if tangent is not None and segment.has(edge[0]):
+            add(buffers.setdefault(edge[0], {}), edge[1], tangent)
+        elif tangent is not None:
+            add(arrived, (edge, None, 0), tangent)
+    waiting = _dependencies(buffers, segment, stops)
+    ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(buffers) if not waiting[node]]
+    heapq.heapify(ready)
+    counter = len(buffers)
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        found = _run(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
+        targets: dict[Any, None] = {}
+        for i, edge in enumerate(node.next_functions):
+            gradient = found.get(i)
+            if edge in stops:
+                if gradient is not None:
+                    add(arrived, (edge, None, 0) if segment.sums(edge) else (edge, node, i), gradient)
+            elif segment.has(edge[0]):
+                targets[edge[0]] = None
+                if gradient is not None:
+                    add(buffers.setdefault(edge[0], {}), edge[1], gradient)
+        for target in targets:
+            waiting[target] -= 1
+            if not waiting[target]:
+                counter += 1
+                heapq.heappush(ready, (-internals.sequence_of(target), counter, target))
+    return arrived
+
+
+def _run(
+    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge], *, create_graph: bool = False
+) -> dict[int, Tensor]:
+    """Run one node; return its gradients by their place in ``next_functions``."""
+    wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
+    if not buffer or not wanted:
+        return {}
+    edges = list(dict.fromkeys(edge for _, edge in wanted))
+    returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
+    found = {i: (returned[i], edge) for i, edge in wanted}
+    return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
+
+
+def run_one(node: Any, buffer: dict[int, Tensor], segment: Segment) -> dict[int, Tensor]:
+    """Run one node of a segment by itself; return its gradients by their place in ``next_functions``."""
+    return _run(node, buffer, segment, set(segment.stops))
+
+
+def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
+    """Do to a gradient what autograd does before it hands it on: sum what was broadcast, cast it."""
+    shape, dtype, _ = internals.edge_metadata(*edge)
+    if tuple(gradient.shape) != shape:
+        gradient = gradient.sum_to_size(shape)
+    if dtype.is_complex != gradient.is_complex() and not dtype.is_complex:
+        gradient = torch.real(gradient)
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)
+
+
+def _dependencies(starts: Iterable[Any], segment: Segment, stops: set[Edge]) -> Counter[Any]:
+    """Count for each node behind ``starts`` how many others send it gradients."""
+
+    def following(node: Any) -> dict[Any, None]:
+        return dict.fromkeys(e[0] for e in next_edges(node) if e not in stops and segment.has(e[0]))
+
+    return Counter(target for node in walk(starts, following) for target in following(node))

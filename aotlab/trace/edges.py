@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -43,33 +43,29 @@ def next_edges(node: Any) -> list[Edge]:
     return list(dict.fromkeys(edge for edge in node.next_functions if edge[0] is not None))
 
 
-def edges_behind(starts: Iterable[Edge]) -> set[Edge]:
+def walk(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """Return the nodes that can be reached from some, these included, each once."""
+    found: dict[Any, None] = {}
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found[node] = None
+            todo += following(node)
+    return list(found)
+
+
+def leading_to(nodes: Iterable[Any], targets: Iterable[Any], stops: Collection[Edge]) -> list[Any]:
+    """Return those of ``nodes`` from which gradients get to some, these included, without passing the ``stops``."""
+    before: dict[Any, list[Any]] = {}
+    for node in nodes:
+        for edge in next_edges(node):
+            if edge not in stops:
+                before.setdefault(edge[0], []).append(node)
+    return walk(targets, lambda node: before.get(node, ()))
+
+
+def edges_behind(starts: Collection[Edge]) -> set[Edge]:
     """Return the edges that gradients of ``starts`` pass, these included."""
-    found = set(starts)
-    todo = [node for node, _ in found]
-    entered: set[Any] = set()
-    while todo:
-        node = todo.pop()
-        if node not in entered:
-            entered.add(node)
-            edges = next_edges(node)
-            found.update(edges)
-            todo += [following for following, _ in edges]
-    return found
-
-
-def users_of(edge: Edge, roots: Sequence[Edge]) -> list[Any]:
-    """Return the nodes behind ``roots`` that send a gradient to ``edge``."""
-    found = []
-    entered: set[Any] = set()
-    todo = [node for node, _ in roots]
-    while todo:
-        node = todo.pop()
-        if node is None or node in entered:
-            continue
-        entered.add(node)
-        following = next_edges(node)
-        if edge in following:
-            found.append(node)
-        todo += [target for target, _ in following]
-    return found
+    nodes = walk([node for node, _ in starts], lambda node: [target for target, _ in next_edges(node)])
+    return {*starts, *(edge for node in nodes for edge in next_edges(node))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -88,14 +88,9 @@ class EscapeGuard(TorchFunctionMode):
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
         self.chronicle = Chronicle(set(self.grounds))
         self._histories_unknown = histories_unknown
-        self._quirks = quirks
         self._claims = {func: handler for quirk in quirks for func, handler in quirk.claims().items()}
         self._inference = torch.is_inference_mode_enabled()
         self._writes = Writes(self.looks, self.inputs.is_inference, self.chronicle)
-
-    def of_a_backward(self) -> EscapeGuard:
-        """Make a guard for what runs in a backward of this trace."""
-        return guard_of_backward(self._quirks)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function, which may write."""
@@ -208,7 +203,7 @@ class EscapeGuard(TorchFunctionMode):
             note_random_state,
             note_checkpoint,
             self._set,
-            lambda *hooks: self.claimed(internals.push_saved_tensor_hooks, hooks, {}),
+            _leave_saved_hooks,
             leave_call_back,
             refuse_higher_order,
         )
@@ -237,6 +232,11 @@ class EscapeGuard(TorchFunctionMode):
         """Name a tensor for an error."""
         name = self.inputs.name_of(tensor)
         return called(tensor, otherwise) if name is None else f"`{name}`"
+
+
+def _leave_saved_hooks(*hooks: Any) -> NoReturn:
+    """Leave ``saved_tensors_hooks`` to eager: they run wherever autograd saves, or asks for what it saved."""
+    raise RunEagerly(f"`saved_tensors_hooks` are set inside, at {user_line()}", suggestion="set them outside")
 
 
 def guard_of_backward(quirks: Sequence[Quirk]) -> EscapeGuard:

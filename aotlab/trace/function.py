@@ -41,41 +41,28 @@ from aotlab.trace.surroundings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the run showed.
-
-    Attributes
-    ----------
-    inputs, infos
-        The traced stand-ins of the kept inputs, and what became of each.
-    outputs, out_spec
-        What was returned, and how it is nested.
-    left_grad_mode
-        The grad mode that the function leaves behind; None if it is the one that it found.
-    offsets_read
-        The kept inputs whose offset in their storage the function looked at.
-    hooks
-        The hooks that it registered.
-    chronicle
-        When it made views of inputs, and wrote them.
-    holder
-        What puts the traced parameters and buffers in their place again; see `Target.holder`.
-    visible
-        How many of the outputs the user gets; the others are views that gradients pass.
-    """
+    """What the run showed."""
 
     call: Call
     dedupe: DedupeRecord
     recorder: Recorder
+    #: The traced stand-ins of the kept inputs, and what became of each.
     inputs: list[Entered]
     infos: tuple[InputAliasInfo, ...]
+    #: What was returned, and how it is nested; the outputs behind the ``visible`` ones are views that gradients pass.
     outputs: Outputs
     out_spec: Any
-    left_grad_mode: bool | None
-    offsets_read: tuple[int, ...]
-    hooks: Sequence[Hook]
-    chronicle: Chronicle
-    holder: Callable[[], AbstractContextManager[None]]
     visible: int
+    #: The grad mode that the function leaves behind; None if it is the one that it found.
+    left_grad_mode: bool | None
+    #: The kept inputs whose offset in their storage the function looked at.
+    offsets_read: tuple[int, ...]
+    #: The hooks that it registered.
+    hooks: Sequence[Hook]
+    #: When it made views of inputs, and wrote them.
+    chronicle: Chronicle
+    #: What puts the traced parameters and buffers in their place again; see `Target.holder`.
+    holder: Callable[[], AbstractContextManager[None]]
 
 
 def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[Entered]) -> Findings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace.edges import Edge, next_edges
+from aotlab.trace.edges import Edge, leading_to, next_edges, walk
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape, tensors_in
 
 
-def watches(
-    bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]] | None = None
-) -> list[int]:
+def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]]) -> list[int]:
     """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
 
-    ``kept_by`` says of some nodes what they keep unseen.
-
     A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
-    saved something else.
+    saved something else. ``kept_by`` says of some nodes what they keep unseen.
     """
     by_storage: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -32,8 +28,7 @@ def watches(
     moved = [i for i, t in enumerate(tensors) if internals.is_functional(t) and internals.was_storage_changed(t)]
     found = [0] * len(tensors)
     for node, bit in bits.items():
-        hidden = kept_by.get(node, ()) if kept_by else ()
-        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *hidden]:
+        for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *kept_by.get(node, ())]:
             for i in (*by_storage.get(internals.storage_key(kept), ()), *moved):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
@@ -66,7 +61,7 @@ def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
     What cannot be seen counts as kept: all that went through a node of a checkpoint, which computes again what had
     that history, and through one of a write to a view.
     """
-    unsaved = (node for node in _nodes_of(part) if internals.keeps_unsaved(node))
+    unsaved = (node for node in nodes_of(part) if internals.keeps_unsaved(node))
     kept = {edge for node in (*nodes, *unsaved) for edge in (*_edges_kept(node), *_edges_kept_unseen(node, part))}
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
 
@@ -97,23 +92,21 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     """Give the autograd nodes that hold saved tensors their numbers; where there is a single entry all have one."""
     lone = sum(len(part.entries) for part in parts) == 1
     bits: dict[Any, int] = {}
-    for node in (node for part in parts for node in _nodes_of(part)):
+    for node in (node for part in parts for node in nodes_of(part)):
         if internals.saves_tensors(node):
             bits[node] = 1 if lone else len(bits) + 2
     return bits
 
 
-def _nodes_of(part: Segment) -> Iterator[Any]:
-    """Yield the autograd nodes that run in a segment, the later ones first."""
+def nodes_of(part: Segment, starts: Sequence[Edge] | None = None, *, lost: bool = True) -> list[Any]:
+    """Return the autograd nodes of a segment behind some edges, those of its entries if none are given.
+
+    With ``lost`` those from which gradients get nowhere are among them.
+    """
     stops = set(part.stops)
-    entered: set[Any] = set()
-    todo = [node for node, _ in part.entries]
-    while todo:
-        node = todo.pop()
-        if node not in entered and part.runs(node):
-            entered.add(node)
-            yield node
-            todo += [edge[0] for edge in next_edges(node) if edge not in stops]
+    belongs = part.runs if lost else part.has
+    first = [node for node, _ in (part.entries if starts is None else starts) if belongs(node)]
+    return walk(first, lambda node: [e[0] for e in next_edges(node) if e not in stops and belongs(e[0])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,108 +125,40 @@ class Survey:
 def survey(parts: Sequence[Segment]) -> Survey:
     """Go through the graph behind all segments."""
     stops = {edge for part in parts for edge in part.inputs}
-    entered: dict[Any, list[Any]] = {}
-    todo = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
-    ends, arriving = [], []
-    while todo:
-        node = todo.pop()
-        if node in entered:
-            continue
-        edges = next_edges(node)
-        entered[node] = [edge[0] for edge in edges if edge not in stops]
-        todo += entered[node]
-        if not edges:
-            ends.append(node)
-        if len(entered[node]) < len(edges):
-            arriving.append(node)
-    custom = tuple(node for node in entered if internals.is_custom_function_node(node))
+    starts = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
+    nodes = walk(starts, lambda node: [edge[0] for edge in next_edges(node) if edge not in stops])
+    custom = tuple(node for node in nodes if internals.is_custom_function_node(node))
+    ends = [node for node in nodes if not next_edges(node)]
     if not ends:
         return Survey(custom)
-    before: dict[Any, list[Any]] = {}
-    for node, following in entered.items():
-        for target in following:
-            before.setdefault(target, []).append(node)
-
-    def leading_to(nodes: list[Any]) -> dict[Any, None]:
-        found: dict[Any, None] = {}
-        while nodes:
-            node = nodes.pop()
-            if node not in found:
-                found[node] = None
-                nodes += before.get(node, [])
-        return found
-
-    hidden, arrived = leading_to(ends), leading_to(arriving)
+    arriving = [node for node in nodes if not stops.isdisjoint(next_edges(node))]
+    hidden, arrived = leading_to(nodes, ends, stops), set(leading_to(nodes, arriving, stops))
     return Survey(custom, tuple(hidden), tuple(node for node in hidden if node not in arrived))
 
 
-def reachable(segment: Segment) -> set[Edge]:
+def reachable(part: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
-    stops = set(segment.stops)
-    found = {edge for edge in segment.entries if edge in stops}
-    entered: set[Any] = set()
-    todo = [node for node, _ in segment.entries if segment.has(node)]
-    while todo:
-        node = todo.pop()
-        if node in entered:
-            continue
-        entered.add(node)
-        for edge in next_edges(node):
-            if edge in stops:
-                found.add(edge)
-            elif segment.has(edge[0]):
-                todo.append(edge[0])
-    return found
+    passed = {*part.entries, *(edge for node in nodes_of(part, lost=False) for edge in next_edges(node))}
+    return passed.intersection(part.stops)
 
 
-def leading_to(part: Segment, ways: Sequence[Exit]) -> list[Any]:
+def nodes_before(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     """Return the nodes of a segment through which a gradient gets to some of its exits."""
-    before: dict[Any, list[Any]] = {}
-    senders: list[Any] = []
-    entered: set[Any] = set()
-    todo = [node for node, _ in part.entries]
+    nodes = nodes_of(part, lost=False)
     ends = {edge for edge, sender, _ in ways if sender is None}
-    while todo:
-        node = todo.pop()
-        if node in entered or not part.has(node):
-            continue
-        entered.add(node)
-        for edge in next_edges(node):
-            if edge in ends:
-                senders.append(node)
-            if edge not in part.stops:
-                before.setdefault(edge[0], []).append(node)
-                todo.append(edge[0])
-    found: dict[Any, None] = {}
-    todo = [*senders, *(sender for _, sender, _ in ways if sender is not None)]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found[node] = None
-            todo += before.get(node, [])
-    return list(found)
+    senders = [node for node in nodes if not ends.isdisjoint(next_edges(node))]
+    return leading_to(nodes, [*senders, *(sender for _, sender, _ in ways if sender is not None)], set(part.stops))
 
 
 def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
     """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
     masks = []
     for part in parts:
-        stops = set(part.stops)
         own = []
-        for start, _ in part.entries:
-            mask = 0
-            entered: set[Any] = set()
-            todo = [start]
-            while todo:
-                node = todo.pop()
-                if node in entered or not part.runs(node):
-                    continue
-                entered.add(node)
-                if node in bits:
-                    mask |= 1 << bits[node]
-                if internals.keeps_unsaved(node) and not internals.saves_tensors(node):
-                    mask |= LASTING
-                todo += [edge[0] for edge in next_edges(node) if edge not in stops]
-            own.append(mask)
+        for entry in part.entries:
+            nodes = nodes_of(part, [entry])
+            held = {1 << bits[node] for node in nodes if node in bits}  # several may have the same
+            lasting = any(internals.keeps_unsaved(node) and not internals.saves_tensors(node) for node in nodes)
+            own.append(sum(held, LASTING if lasting else 0))
         masks.append(own)
     return masks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,23 +12,25 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
-from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
+from aotlab.errors import HigherOrderOpError, RefusedError
+from aotlab.ir.metadata import InputAliasInfo, TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.trace.deriver import Deriver, Tangents, tangent_like
 from aotlab.trace.edges import Edge
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
-from aotlab.trace.gradients import check_histories, check_out_of_sight, differentiate_all, unwritten
-from aotlab.trace.history import node_bits, read_by_themselves, state_masks, survey, watches
-from aotlab.trace.inputs import value_of
+from aotlab.trace.history import Survey, node_bits, reachable, read_by_themselves, state_masks, survey, watches
+from aotlab.trace.inputs import Entered, value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.owners import check_owners
 from aotlab.trace.passed_views import check_passed
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import AutogradNode, Source, TraceRecord
+from aotlab.trace.records import AutogradNode, Source, TraceFailed, TraceRecord
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.sources import divide, made_through, place_hooks
+from aotlab.trace.tangent_layouts import spelled
+from aotlab.trace.tape import Operation, Untraceable
 
 
 def make_joint(
@@ -120,25 +122,154 @@ def _differentiate(
     reads_by_itself = forward.training and (bool(seen.custom) or has_checkpoints)
     if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
         raise RunEagerly("a custom Function or a checkpoint may keep an inference tensor, which autograd does not save")
-    callers = _callers(findings, deriver.tangents)
-    visible = _visible(findings)
+    visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
+    visible.update((Source("output", i), tensor) for i, tensor in findings.outputs.tensors.items())
+    callers = [*visible.values(), *deriver.tangents.wrappers]
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
-    with unwritten(callers, seen.custom, has_checkpoints=has_checkpoints):
-        connected = differentiate_all(deriver)
-    if len(deriver.draws) > 1:
-        raise RunEagerly(
-            "several parts of the backward draw random numbers, each in its turn, where eager may draw by turns",
-            suggestion="return results together, as one tensor, to have it compiled",
-        )
+    with _unwritten(callers, seen.custom, has_checkpoints=has_checkpoints):
+        connected = _differentiate_all(deriver)
     if forward.training:
-        check_out_of_sight(seen, [tensor for _, tensor in callers], hooked=bool(findings.hooks))
-        check_histories(forward.infos, findings.inputs)
+        _check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
+        _check_histories(forward.infos, findings.inputs)
     if reads_by_itself:
         read = read_by_themselves(findings.recorder.tape, [*seen.custom, *bits], bits)
         for n, tensor in enumerate(visible.values()):
             if internals.is_functional(tensor):
                 masks[n] |= read.get(internals.storage_key(value_of(tensor, "a result")), 0)
     return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
+
+
+def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
+    """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it."""
+    connected, operations = [], deriver.recorder.tape.operations
+    for number, part in enumerate(deriver.segments):
+        try:
+            first = len(operations)
+            if deriver.recorder.has_checkpoints:
+                torch.clear_autocast_cache()
+            found = deriver.derive(number, [True] * len(part.entries))
+            if deriver.recorder.has_checkpoints:
+                _check_again(deriver, number, operations[first:], found)
+            # a custom Function may return None for what it keeps, to which derivatives of its gradients go
+            reached = reachable(part) if None in found else set()
+            connected.append(
+                [
+                    gradient is not None or (way is not None and way[0] in reached)
+                    for gradient, way in zip(found, deriver.slots[number], strict=True)
+                ]
+            )
+        except (RefusedError, RunEagerly):
+            raise
+        except Untraceable as error:  # the trace's shortcoming, not an error that eager's backward raises
+            raise TraceFailed(str(error)) from error
+        except Exception as error:  # whatever the traced program's backward raises
+            if "use_reentrant=True" in str(error):
+                raise HigherOrderOpError(
+                    "a checkpoint with use_reentrant=True is used inside the function",
+                    why="it calls a backward of its own, which a graph cannot hold",
+                    suggestion="pass use_reentrant=False",
+                    pattern=r"checkpoint\w*\(",
+                ) from error
+            text = str(error).partition("\n")[0]
+            raise RunEagerly(
+                f"the backward raises {type(error).__name__}{': ' * bool(text)}{text}",
+                suggestion="call it under torch.no_grad() where nothing is to be differentiated",
+            ) from error
+    return connected
+
+
+def _check_histories(infos: Sequence[InputAliasInfo], inputs: Sequence[Entered]) -> None:
+    """Leave to eager a write to a view that retains its gradient."""
+    for info, item in zip(infos, inputs, strict=True):
+        if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
+            raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
+
+
+def _check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool) -> None:
+    """Leave to eager what happens in a backward on its way to tensors that nobody can see.
+
+    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
+    raises if what a node kept has been written, by the function or later by the caller: ``callers`` are the tensors
+    that are in reach then. So it does at an op that has no derivative. Of a custom Function's backward there it is not
+    known what else it does.
+    """
+    written = any(internals.kept_is_written(node) for node in seen.hidden)
+    unknown = any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in seen.lost)
+    kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
+    if seen.hidden and (
+        hooked or written or unknown or any(internals.storage_key(tensor) in kept for tensor in callers)
+    ):
+        raise RunEagerly(
+            "a gradient that reaches no input calls hooks or a custom Function, or may raise",
+            suggestion="detach what needs no gradient, to have it compiled",
+        )
+
+
+def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:
+    """Leave to eager a checkpoint whose function does not do the same each time that it is run.
+
+        def body(y):
+            runs.append(y)
+            return y.cos() if len(runs) == 2 else y.sin()
+
+    Eager runs the body once more in each backward, a compiled backward computes what it did in the trace. So it is
+    derived twice; the two have to be the same, op by op, as they are not for a selective checkpoint either, whose cache
+    serves one backward. What was ``recorded`` for the ``gradients`` is of the first time.
+    """
+    tape = deriver.recorder.tape
+    first, raises = len(tape.operations), ""
+    try:
+        torch.clear_autocast_cache()
+        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries), again=True)
+        again = spelled(tape.operations[first:], {}, second, tape)
+        is_same = spelled(recorded, {}, gradients, tape) == again
+    except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
+        is_same, raises = False, f": the next time it raises {type(error).__name__}"
+    if not is_same:
+        raise RunEagerly(
+            f"a checkpoint computes something else each time that it runs its function{raises}",
+            suggestion="let the function change nothing that it acts on, to have it compiled",
+        )
+
+
+@contextmanager
+def _unwritten(callers: Sequence[Tensor], custom: Sequence[Any], *, has_checkpoints: bool = False) -> Iterator[None]:
+    """Leave to eager a backward, traced in a ``with`` block, that writes in place.
+
+        def backward(ctx, gradient):
+            (count,) = ctx.saved_tensors
+            count.add_(1)
+            return gradient.mul_(2)
+
+    The caller may hold the first tensor and the gradient; so it is with a buffer that a checkpointed function counts
+    with. ``callers`` are the wrappers that stand for the caller's tensors and gradients, ``custom`` the nodes of custom
+    functions, of which what they keep is watched too. Without these and checkpoints nothing can be written.
+    """
+    if not custom and not has_checkpoints:
+        yield
+        return
+    before = [(tensor, _value(tensor)) for tensor in (*callers, *(kept for node in custom for kept in _kept(node)))]
+
+    def check() -> None:
+        if any(_value(tensor) is not value for tensor, value in before):
+            raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
+
+    try:
+        yield
+    except (RefusedError, RunEagerly):  # a write is the better reason, and eager takes it
+        check()
+        raise
+    check()
+
+
+def _value(wrapper: Tensor) -> Tensor:
+    internals.sync(wrapper)
+    return internals.from_functional(wrapper)
+
+
+def _kept(node: Any) -> list[Tensor]:
+    kept = [*internals.saved_tensors_of(node), *vars(node).values()]
+    return [value for value in kept if isinstance(value, Tensor) and internals.is_functional(value)]
 
 
 def _make_tangents(
@@ -182,25 +313,10 @@ def _slots(
     return [[*first, *(way for way in exits if way not in first)]]
 
 
-def _visible(findings: Findings) -> dict[Source, Tensor]:
-    """Return the inputs and outputs, as wrappers."""
-    visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
-    return {**visible, **{Source("output", i): tensor for i, tensor in findings.outputs.tensors.items()}}
-
-
-def _callers(findings: Findings, tangents: Tangents) -> list[tuple[str, Tensor]]:
-    """List the wrappers of what the caller can see: inputs, outputs, and the gradients that come in."""
-    infos = findings.outputs.infos
-    named = [(f"`{item.name}`", item.wrapper) for item in findings.inputs]
-    named += [(f"`{infos[i].name}`", tensor) for i, tensor in findings.outputs.tensors.items()]
-    return named + [("the gradient that it is given", wrapper) for wrapper in tangents.wrappers]
-
-
 def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
     """Write the joint graph, and what a reader of the trace wants to know."""
     tape, training = trace.tape, trace.training
     gradients = [gradient for segment in sorted(trace.deriver.full) for gradient in trace.deriver.full[segment]]
-    backward_draws = {index for drawn in trace.deriver.draws for index in drawn}
     tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]
     module = tape.graph(
         "Joint" if training else "Forward",
@@ -208,7 +324,6 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         [*trace.forward_outputs, *gradients],
         keep_impure="forward",
         write_back=trace.effects.write_back,
-        keep=backward_draws,
     )
     return TraceRecord(
         tracer="aotlab",
@@ -217,11 +332,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         training=training,
         inputs=tuple(name for name, _ in trace.inputs.placeholders),
         outputs=tuple(item.label for item in forward.returned),
-        random_ops=tuple(
-            str(o.draws_as)
-            for o in tape.operations
-            if o.draws_as is not None and (o.phase == "forward" or o.index in backward_draws)
-        ),
+        random_ops=tuple(str(o.draws_as) for o in tape.operations if o.draws_as is not None and o.phase == "forward"),
         operations=len(tape.operations),
         autograd_nodes=_autograd_nodes(trace, forward.roots),
         bases=tuple(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),

@@ -25,23 +25,14 @@ from aotlab.trace.views import view_parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInputs:
-    """What the graph takes.
+    """What the graph takes."""
 
-    Attributes
-    ----------
-    fakes
-        The fake tensor of each kept input.
-    placeholders
-        (name, fake) for each graph input; ``sources``: the flat argument that it is, or the synthetic base.
-    offsets_read
-        The kept inputs whose offset in their storage the function looked at.
-    final_offsets
-        For each kept input, its offset when the function returned.
-    """
-
+    #: The fake tensor of each kept input.
     fakes: Sequence[Tensor]
+    #: The name and fake tensor of each graph input; and the flat argument that it is, or the synthetic base.
     placeholders: Sequence[tuple[str, Tensor]]
     sources: Sequence[int | Base]
+    #: The kept inputs whose offset in their storage the function looked at, and the offset of each when it returned.
     offsets_read: Sequence[int]
     final_offsets: Sequence[int]
 
@@ -63,26 +54,17 @@ class ProgramOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What the function did besides computing its outputs.
+    """What the function did besides computing its outputs."""
 
-    Attributes
-    ----------
-    write_back
-        (input, new value) for what the graph itself writes.
-    hooks
-        The hooks that it registered: the kind, what stands for the tensor, and the hook.
-    quirks
-        The quirks of the trace, which may write lines of the run-time function.
-    fragile
-        The inputs with views that become invalid when the input is written.
-    viewed_unseen, viewed_late
-        The inputs of which views were made without autograd, or were used after a write.
-    """
-
+    #: The input and the new value of what the graph itself writes.
     write_back: Sequence[tuple[Tensor, Tensor]]
+    #: The hooks that it registered: the kind, what stands for the tensor, and the hook.
     hooks: Sequence[tuple[HookKind, Source, Callable[..., Any] | None]]
+    #: The quirks of the trace, which may write lines of the run-time function.
     quirks: Sequence[Quirk]
+    #: The inputs with views that become invalid when the input is written.
     fragile: frozenset[int]
+    #: The inputs of which views were made without autograd, or were used after a write.
     viewed_unseen: frozenset[int]
     viewed_late: frozenset[int]
 
@@ -102,26 +84,7 @@ class SavingNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """What one run of the function showed, from which backwards are derived later.
-
-    Attributes
-    ----------
-    forward_outputs
-        The fake tensors that the forward graph returns: first the new values of ``writes``, then those of the outputs
-        ``returned_outputs``, then the intermediate bases.
-    roots
-        The positions among the forward outputs of those that can be differentiated, and ``root_wrappers``, what is
-        differentiated for them: in torch 2.11 the node of a custom function lives no longer than what it made.
-    segments
-        The parts of the autograd graph, `aotlab.trace.segments`.
-    slots
-        For each segment, where its gradients leave it: for a segment that is the only one, an exit or None for each
-        graph input, then those of inputs that are not inputs of the graph.
-    connected
-        For each slot, whether a gradient can reach it: those have to go through autograd.
-    sources
-        What stands at run time for each edge.
-    """
+    """What one run of the function showed, from which backwards are derived later."""
 
     call_name: str
     recorder: Recorder
@@ -129,14 +92,22 @@ class Trace:
     inputs: GraphInputs
     outputs: ProgramOutputs
     effects: Effects
+    #: What the forward graph returns: first the new values of ``writes``, then those of the outputs
+    #: ``returned_outputs``, then the intermediate bases.
     forward_outputs: Sequence[Tensor]
     returned_outputs: Sequence[int]
     writes: Sequence[Write]
+    #: The positions among the forward outputs of those that can be differentiated, and what is differentiated for them:
+    #: in torch 2.11 the node of a custom function lives no longer than what it made.
     roots: Sequence[int]
     root_wrappers: Sequence[Tensor]
+    #: The parts of the autograd graph, `aotlab.trace.segments`.
     segments: Sequence[Segment]
+    #: For each segment, where its gradients leave it: for a segment that is the only one, an exit or None for each
+    #: graph input, then those of inputs that are not inputs of the graph; and whether a gradient can reach it.
     slots: Sequence[Sequence[Exit | None]]
     connected: Sequence[Sequence[bool]]
+    #: What stands at run time for each edge.
     sources: Mapping[Edge, Source]
     tangents: Tangents
     saving: SavingNodes
@@ -241,10 +212,6 @@ class Trace:
 
     def gradient_labels(self, segment: int) -> list[str]:
         """Name the gradients of a segment's backward."""
-        labels = []
-        for way in self.slots[segment]:
-            source = None if way is None else self.sources.get(way[0])
-            known = source is not None and source.kind == "input"
-            name = f" of `{self.metadata.input_info[source.index].name}`" if source is not None and known else ""
-            labels.append(f"the gradient{name}")
-        return labels
+        sources = [None if way is None else self.sources.get(way[0]) for way in self.slots[segment]]
+        named = [s is not None and s.kind == "input" and self.metadata.input_info[s.index].name for s in sources]
+        return [f"the gradient of `{name}`" if name else "the gradient" for name in named]

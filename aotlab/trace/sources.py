@@ -19,8 +19,7 @@ from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.records import Hook, HookKind, Source
-from aotlab.trace.segments import Segment, segments
-from aotlab.trace.sums import summed_apart, to_be_cut
+from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
 
 #: What an edge of the traced graph is that nobody else knows.
 _CARRIER = Source("carrier", -1)

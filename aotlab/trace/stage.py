@@ -28,7 +28,7 @@ derived in the same way, and an input that those do not reach gets None, as in e
 
 In order: `entering` and `inputs` (the wrappers), `function` (the run, inside `surroundings`) under `recorder` and
 `escapes`, `outputs` with `views`, `writes` and `forward_outputs` (what the forward graph returns), `sources` and
-`segments` (where gradients leave the graph), `joint` with `gradients` (the joint graph). `records` and `live` hold what
+`segments` (where gradients leave the graph), `joint` with `deriver` (the joint graph). `records` and `live` hold what
 is handed on. The other files are about one thing each, and can be left for later.
 """
 
@@ -51,17 +51,7 @@ from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Writ
 from aotlab.trace.tangent_layouts import does_the_same
 from aotlab.trace.tape import Tape
 
-__all__ = [
-    "Pattern",
-    "Source",
-    "Trace",
-    "TraceFailed",
-    "TraceRecord",
-    "Write",
-    "does_the_same",
-    "is_full",
-    "run",
-]
+__all__ = ["Pattern", "Source", "Trace", "TraceFailed", "TraceRecord", "Write", "does_the_same", "is_full", "run"]
 
 settle_without_gpus()
 
@@ -85,12 +75,7 @@ def run(
     memory. With ``exact`` gradients are summed in eager's order everywhere; with ``functional_draws`` random ops take
     and return states of generators. ``quirks`` look after the corners that they claim.
 
-    Raises
-    ------
-    RefusedError
-        The program cannot be compiled faithfully.
-    RunEagerly, TraceFailed
-        Eager has to run this call.
+    Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
     recorder = Recorder(
         Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws, quirks=quirks

@@ -12,84 +12,54 @@ is the very same, and takes them as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace.deriver import Deriver
-from aotlab.trace.differentiate import run_one
+from aotlab.trace.deriver import Deriver, run_one
 from aotlab.trace.edges import next_edges
-from aotlab.trace.escapes import guard_of_backward
+from aotlab.trace.history import nodes_of
 from aotlab.trace.inputs import value_of
 from aotlab.trace.records import Pattern
 from aotlab.trace.segments import Segment
-from aotlab.trace.surroundings import tracing
-from aotlab.trace.tape import Operation
+from aotlab.trace.tape import Operation, Tape, tensors_in
 
 #: So many nodes are run to find out; then it is quicker to derive all of the backward.
 _MOST_NODES = 24
 
 
 def does_the_same(deriver: Deriver, number: int, pattern: Pattern) -> bool:
-    """Tell whether the backward for a pattern's tangents consists of the same ops as for those of the usual strides.
-
-    Parameters
-    ----------
-    deriver, number
-        Of the trace, and which of its segments.
-    pattern
-        Some of its strides are not the usual.
-    """
-    if deriver.draws:
-        return False  # each run draws
+    """Tell whether a segment's backward for a pattern's tangents has the same ops as for those of the usual strides."""
     part = deriver.segments[number]
     usual = deriver.given(number, [bool(way) for way in pattern])
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]] = {}
-    for edge, way, first, second in zip(part.entries, pattern, usual, deriver.given(number, pattern), strict=True):
-        if not isinstance(way, tuple) or first is None or second is None:
+    for edge, first, second in zip(part.entries, usual, deriver.given(number, pattern), strict=True):
+        if first is None or second is None or first is second:
             continue
         if not part.has(edge[0]) or edge in part.inputs or edge[1] in arriving.setdefault(edge[0], {}):
             return False
-        arriving[edge[0]][edge[1]] = first[1], second[1]
-    senders = _senders(part, [edge for edge, way in zip(part.entries, pattern, strict=True) if way])
-    deriver.recorder.phase = "backward"
-    try:
-        guard = guard_of_backward(deriver.recorder.quirks)
-        with deriver.holder(), tracing(deriver.recorder), guard, internals.disable_autocast(), torch.no_grad():
-            return _walk(deriver, part, arriving, senders)
-    finally:
-        deriver.recorder.phase = "forward"
-
-
-def _senders(part: Segment, starts: Sequence[tuple[Any, int]]) -> dict[Any, int]:
-    """Count for each node the edges by which gradients come to it, from outside or from other nodes."""
-    counts: dict[Any, int] = {}
-    for node, _ in starts:
-        counts[node] = counts.get(node, 0) + 1
-    entered: set[Any] = set()
-    todo = [node for node, _ in starts if part.has(node)]
-    while todo:
-        node = todo.pop()
-        if node in entered:
-            continue
-        entered.add(node)
-        for edge in next_edges(node):
-            if edge not in part.stops and part.has(edge[0]):
-                counts[edge[0]] = counts.get(edge[0], 0) + 1
-                todo.append(edge[0])
-    return counts
+        arriving[edge[0]][edge[1]] = first, second
+    starts = [edge for edge, way in zip(part.entries, pattern, strict=True) if way]
+    sent = [e for node in nodes_of(part, starts, lost=False) for e in next_edges(node) if e not in part.stops]
+    with deriver.recording(autocast=False), torch.no_grad():
+        return _walk(deriver, part, arriving, Counter(node for node, _ in (*starts, *sent)))
 
 
 def _walk(
     deriver: Deriver,
     part: Segment,
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]],
-    senders: dict[Any, int],
+    senders: Mapping[Any, int],
 ) -> bool:
-    """Run the nodes twice to which gradients of other strides come, until none does."""
+    """Run the nodes twice to which gradients of other strides come, until none does.
+
+    ``senders`` says how many gradients come to a node: of several, some may be the usual.
+    """
+    tape = deriver.recorder.tape
     ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(arriving)]
     heapq.heapify(ready)
     count = 0
@@ -97,16 +67,15 @@ def _walk(
         *_, node = heapq.heappop(ready)
         count += 1
         given = arriving[node]
-        # of several gradients, some may be the usual
         if len(given) != senders[node] or internals.is_custom_function_node(node) or count > _MOST_NODES:
             return False
         found, ops = [], []
         for which in (0, 1):
-            first = len(deriver.recorder.tape.operations)
+            first = len(tape.operations)
             own = {slot: pair[which] for slot, pair in given.items()}
             found.append(run_one(node, own, part))
             names = {id(internals.from_functional(wrapper)): ("given", slot) for slot, wrapper in own.items()}
-            ops.append(_spelled(deriver.recorder.tape.operations[first:], names))
+            ops.append(spelled(tape.operations[first:], names))
         if ops[0] != ops[1] or found[0].keys() != found[1].keys():
             return False
         for i, left in found[0].items():
@@ -126,19 +95,38 @@ def _lie_alike(left: Tensor, right: Tensor) -> bool:
     return a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
-def _spelled(operations: Sequence[Operation], names: dict[int, Any]) -> list[Any]:
-    """Write ops down so that those of two runs can be compared."""
+class _Constant:
+    """Equals another constant with the same values: each run of a function makes its own."""
+
+    def __init__(self, real: Tensor) -> None:
+        self._real = real
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Constant):
+            return False
+        one, two = self._real, other._real
+        return (one.dtype, one.device) == (two.dtype, two.device) and torch.equal(one, two)
+
+
+def spelled(
+    operations: Sequence[Operation], names: dict[int, Any], results: Any = (), tape: Tape | None = None
+) -> list[Any]:
+    """Write ops, and ``results`` of theirs, down so that those of two runs can be compared.
+
+    Tensors that they made have numbers; ``names`` are those of what each run was given, by their ``id``. Constants of
+    the ``tape``, if it is given, are compared by their values, which takes place outside of the trace.
+    """
 
     def spell(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return names.get(id(value), id(value))
+            constant = None if tape is None else tape.constant(value)
+            return names.get(id(value), id(value)) if constant is None else _Constant(constant)
         if isinstance(value, (list, tuple)):
             return [type(value).__name__, *map(spell, value)]
         return type(value), value
 
-    found = []
+    found: list[Any] = []
     for n, operation in enumerate(operations):
         found.append((operation.target, spell(operation.args), {k: spell(v) for k, v in operation.kwargs.items()}))
-        results = operation.result if isinstance(operation.result, (list, tuple)) else [operation.result]
-        names.update({id(result): ("made", n, i) for i, result in enumerate(results) if isinstance(result, Tensor)})
-    return found
+        names.update({id(made): ("made", n, i) for i, made in enumerate(tensors_in(operation.result))})
+    return [*found, spell(results)]

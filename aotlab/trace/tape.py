@@ -203,16 +203,15 @@ class Tape:
         keep_impure: Phase | None = None,
         write_back: Sequence[tuple[Tensor, Tensor]] = (),
         same: Sequence[tuple[Tensor, Tensor]] = (),
-        keep: Collection[int] = (),
     ) -> fx.GraphModule:
         """Write the graph that computes ``outputs`` from ``inputs``, which may be any values of the tape.
 
-        Of the phase ``keep_impure``, random and asserting ops and those that may raise stay even if nobody uses them;
-        so do the ops ``keep``. ``write_back`` are pairs of an input and the value that the graph writes into it at its
-        end, ``same`` are pairs of a value and the input that stands for it.
+        Of the phase ``keep_impure``, random and asserting ops and those that may raise stay even if nobody uses them.
+        ``write_back`` are pairs of an input and the value that the graph writes into it at its end, ``same`` are pairs
+        of a value and the input that stands for it.
         """
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
-        stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}.union(keep)
+        stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}
         results = [*outputs, *(value for _, value in write_back)]
         wanted, unused, outside = self._chosen(results, stays, stop)
         if outside:

@@ -54,13 +54,6 @@ def around_a_write(x):
     return z, z * z
 
 
-def on_a_part(x):
-    """Put a hook on one of several views."""
-    first, second = x.chunk(2)
-    first.register_hook(hook("first", 2))
-    return first * 2, second.sum()
-
-
 def two_hooks(x):
     """Put a hook on one tensor twice; what lies behind is shared by both outputs."""
     trunk = x.sin()
@@ -102,7 +95,7 @@ def backwarded(function, make, *, wanted=None):
 
 @pytest.mark.parametrize(
     "function",
-    [intermediate, on_input, on_output, around_a_write, on_a_part, two_hooks, after_accumulation, in_inference_mode],
+    [intermediate, on_input, on_output, around_a_write, two_hooks, after_accumulation, in_inference_mode],
     ids=lambda f: f.__name__,
 )
 def test_hooks_run_as_in_eager(function):

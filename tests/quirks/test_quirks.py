@@ -52,12 +52,6 @@ def offset(x):
     return x[1:] * x[1:].storage_offset()
 
 
-def packing(x):
-    """Set hooks for what autograd saves."""
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t * 2):
-        return x.exp()
-
-
 def differentiating(x):
     """Take a gradient."""
     return torch.autograd.grad(x.exp().sum(), x, create_graph=True)[0].sin()
@@ -86,7 +80,6 @@ PROGRAMS = [
     ("moves", moving, "`t_` changes a tensor in place"),
     ("windows", striding, "`as_strided` looks at"),
     ("windows", offset, "`storage_offset` looks at"),
-    ("saved_hooks", packing, "`saved_tensors_hooks` are set inside"),
     ("gradients", differentiating, r"`torch.autograd.grad` is called inside"),
     ("warnings", warning, "it warns"),
     ("draws", drawing, "draws in the order of the memory"),

@@ -655,8 +655,8 @@ def test_debug_assert_catches_outputs_that_share_memory():
 
 
 def test_runtime_module_offers_what_it_documents():
-    """The run-time page keeps its names: one generator, one class of saved values, one backward."""
-    assert {"SavedValues", "Backward", "RuntimeRecord", "run", "generate"} <= set(vars(runtime))
+    """The run-time page keeps its names."""
+    assert {"Parts", "RuntimeRecord", "run", "generate"} <= set(vars(runtime))
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

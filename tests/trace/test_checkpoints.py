@@ -223,7 +223,7 @@ def test_a_function_that_writes_an_argument_of_the_call(use):
         return found
 
     f = compiled(program)
-    with pytest.warns(RuntimeWarning, match="the backward writes `w` in place"):
+    with pytest.warns(RuntimeWarning, match="the backward writes a tensor in place"):
         found = outcome(f)
     assert outcome(program) == found
     assert (f.calls.compiled, f.calls.eager) == (0, 2)
@@ -312,7 +312,7 @@ def test_batch_statistics_in_a_checkpoint(frontend):
     """In eager the backward counts the batch a second time; a compiled one would not."""
     torch.compiler.reset()
     module = blocks(nn.BatchNorm1d(8))
-    with pytest.warns(RuntimeWarning, match="the backward writes `.*` in place"):
+    with pytest.warns(RuntimeWarning, match="the backward writes a tensor in place"):
         found = train(module, aotlab.compile(module, backend="eager", frontend=frontend))
     expected = blocks(nn.BatchNorm1d(8))
     assert train(expected, expected) == found

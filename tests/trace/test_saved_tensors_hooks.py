@@ -10,11 +10,10 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import config
-from aotlab.errors import DataDependentError, EscapeError, HooksError, LeakedTensorError
-from tests.engine_helpers import compiled, leaf, refusing
+from aotlab.errors import HooksError
+from tests.engine_helpers import compiled, leaf, refusing, same
 
 FRONTENDS = ["direct", "dynamo"]
-store: dict = {}
 
 
 def half(tensor):
@@ -100,102 +99,29 @@ def gradients(function):
     return found
 
 
-@pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize(
     "function",
-    [in_part, nested, kept_in_a_list, to_the_cpu, before_a_write, under_no_grad, forbidden, recomputed],
+    [in_part, nested, kept_in_a_list, to_the_cpu, before_a_write, under_no_grad],
     ids=lambda f: f.__name__,
 )
+def test_inside(function):
+    """A function that sets hooks runs eagerly."""
+    same(function, leaf(3), eagerly=True)
+    with config.patch(fallback="error"), refusing(match="`saved_tensors_hooks` are set inside"):
+        compiled(function)(leaf(3))
+
+
+@pytest.mark.parametrize("function", [forbidden, recomputed], ids=lambda f: f.__name__)
+def test_what_is_compiled(function):
+    """A function that forbids hooks, or has a checkpoint, stays compiled."""
+    same(function, leaf(3))
+
+
+@pytest.mark.parametrize("function", [in_part, to_the_cpu, recomputed], ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_inside(function, frontend):
-    """Pack and unpack are traced as the rest is: what they make of a value is what the gradient is made from."""
-    g = compiled(function, frontend=frontend)
-    assert gradients(function) == gradients(g)
-    if frontend == "direct":
-        assert (g.calls.compiled, g.calls.eager) == (2, 0)
-    with torch.no_grad():
-        assert torch.equal(function(leaf(3)), g(leaf(3)))
-
-
-def test_hooks_that_round_change_the_gradient():
-    """The programs above would not show it otherwise."""
-    x = leaf(3)
-    (x.sin().exp() * x * x.sin()).backward(torch.arange(1.0, 4.0))
-    assert gradients(in_part)[0][1] != x.grad.tolist()
-
-
-def test_ways_around_the_trace_inside():
-    """Pack runs below autograd, where no function mode is on; it is refused there all the same what memory shows."""
-
-    def f(x):
-        with saved_tensors_hooks(lambda t: t.detach().numpy().copy(), lambda a: torch.from_numpy(a)):
-            return x.sin().exp()
-
-    with refusing(EscapeError, match=r"`numpy\(\)`"):
-        compiled(f)(leaf(3))
-
-
-def test_ways_around_the_trace_in_unpack():
-    """So is unpack, which runs when the function is over: in the backward, as where eager's would fail."""
-
-    def f(x):
-        with saved_tensors_hooks(lambda t: t, lambda t: torch.tensor(t.detach().tolist())):
-            return x.sin().exp()
-
-    with refusing(DataDependentError, match=r"`tolist\(\)`"):
-        compiled(f)(leaf(3)).sum().backward()
-
-
-def test_packed_into_something_outside():
-    """A compiled call would pack nothing there: refused."""
-    store.clear()
-
-    def pack(tensor):
-        store[len(store)] = tensor
-        return len(store) - 1
-
-    def f(x):
-        with saved_tensors_hooks(pack, lambda n: store[n]):
-            return x.sin().exp()
-
-    with refusing(LeakedTensorError, match=r"store\[0\]"):
-        compiled(f)(leaf(3))
-    assert store == {}
-
-
-@pytest.mark.parametrize("where", ["pack", "unpack"])
-def test_errors_inside(where):
-    """An error of pack is the call's, one of unpack is the backward's."""
-
-    def fail(_):
-        raise LookupError("mine")
-
-    def f(x):
-        with saved_tensors_hooks(fail if where == "pack" else half, fail):
-            return x.sin().exp()
-
-    g = compiled(f)
-    for kind in (f, g):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tracing it raised as eager does
-            if where == "pack":
-                with pytest.raises(LookupError, match="mine"):
-                    kind(leaf(3))
-            else:
-                out = kind(leaf(3))
-                with pytest.raises(LookupError, match="mine"):
-                    out.sum().backward()
-
-
-def test_a_call_where_hooks_are_disabled():
-    """A function that sets hooks fails there as in eager, although it was compiled elsewhere, and works again after."""
-    g = compiled(in_part)
-    assert gradients(in_part) == gradients(g)
-    for kind in (in_part, g):
-        with disable_saved_tensors_hooks("not here"), pytest.raises(RuntimeError, match="not here"):
-            kind(leaf(3))
-    assert gradients(in_part) == gradients(g)
-    assert len(g.entries) == 1
+def test_inside_of_dynamo(function):
+    """Behind Dynamo, too, hooks see what eager saves."""
+    assert gradients(function) == gradients(compiled(function, frontend="dynamo"))
 
 
 # --- around a call -----------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from aotlab.runtime import stage as runtime
+from aotlab.derivatives.backwards import Backward
+from aotlab.runtime.saved import SavedValues
 from aotlab.trace.deriver import Deriver
 from aotlab.verification.mutants.mutant import Mutant, skip
 
@@ -74,31 +75,31 @@ BACKWARD: tuple[Mutant, ...] = (
     Mutant(
         name="swapped gradients",
         breaks="The gradients of the inputs are given to one another.",
-        changes=((runtime.Backward, "__call__", _swap_gradients),),
+        changes=((Backward, "__call__", _swap_gradients),),
     ),
     Mutant(
         name="retain_graph ignored",
         breaks="What was saved is let go although the graph is retained.",
-        changes=((runtime.SavedValues, "release", _release_always),),
+        changes=((SavedValues, "release", _release_always),),
     ),
     Mutant(
         name="never released",
         breaks="A second backward goes through where eager raises.",
-        changes=((runtime.SavedValues, "release", skip),),
+        changes=((SavedValues, "release", skip),),
     ),
     Mutant(
         name="released for all outputs",
         breaks="A backward from one output lets go what the backwards from others need.",
-        changes=((runtime.SavedValues, "release", _release_all),),
+        changes=((SavedValues, "release", _release_all),),
     ),
     Mutant(
         name="versions unchecked",
         breaks="A backward uses what the caller has written since.",
-        changes=((runtime.SavedValues, "use", _any_version),),
+        changes=((SavedValues, "use", _any_version),),
     ),
     Mutant(
         name="saved values in reverse",
         breaks="A backward takes the saved values in the wrong order.",
-        changes=((runtime.SavedValues, "use", _saved_in_reverse),),
+        changes=((SavedValues, "use", _saved_in_reverse),),
     ),
 )

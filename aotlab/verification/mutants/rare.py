@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from aotlab.derivatives.backwards import Backward
 from aotlab.guards import values
 from aotlab.partition import stage as partition
-from aotlab.runtime import stage as runtime
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
 from aotlab.trace import memo, recorder
@@ -52,7 +52,7 @@ def _history_of_now(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, saved: Any, tangents: Any) -> list[torch.Tensor | None]:
-        tangents_of = self._trace.tangents
+        tangents_of = self.trace.tangents
         numbers = next(
             given
             for given in tangents_of.of_entries
@@ -108,6 +108,6 @@ RARE: tuple[Mutant, ...] = (
     Mutant(
         name="undefined tangents as zeros",
         breaks="An output that was not used counts as used with a gradient of zeros.",
-        changes=((runtime.Backward, "__call__", _zeros_for_undefined),),
+        changes=((Backward, "__call__", _zeros_for_undefined),),
     ),
 )

@@ -10,33 +10,43 @@ them put together again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.errors import TransformError
+from aotlab.runtime.saved import SavedValues
 
 #: Takes tensors, or None where there is none, and returns the like.
 Function = Callable[[list[Tensor | None]], list[Tensor | None]]
 
 
-def is_transformed(values: Sequence[Tensor | None]) -> bool:
-    """Tell whether a transform of ``torch.func`` is running, or one of the values stands for several."""
-    return internals.transforms_active() or any(v is not None and internals.is_batched(v) for v in values)
+def by_samples(function: Function, saved: SavedValues, values: list[Tensor | None], name: str) -> list[Tensor | None]:
+    """Call ``function`` with a backward's values, of the compiled function ``name``; for each sample if there are some.
 
-
-def for_each_sample(function: Function, values: list[Tensor | None], name: str) -> list[Tensor | None]:
-    """Call ``function`` outside of all transforms, once for each sample; the samples' results are put together.
-
-    ``values`` are a backward's, of the compiled function ``name``, that is given those of each sample.
-
-    Raises
-    ------
-    TransformError
-        One of them belongs to another transform than vmap.
+    Raises `TransformError`: one of the values belongs to another transform than vmap.
     """
+    if internals.forward_ad_active() and any(map(internals.has_tangent, values)):
+        raise TransformError(
+            f"the backward of compiled `{name}` was called with a dual tensor",
+            why="compiled derivatives have no forward mode",
+            suggestion='compile with backend="eager" and leave out create_graph, or call the original function',
+        )
+    if not internals.transforms_active() and not any(v is not None and internals.is_batched(v) for v in values):
+        return function(values)
+    kept = saved.kept()
+
+    def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
+        saved.restore(kept)
+        return function(given)
+
+    return _for_each_sample(of_one, values, name)
+
+
+def _for_each_sample(function: Function, values: list[Tensor | None], name: str) -> list[Tensor | None]:
+    """Call ``function`` outside of all transforms, once for each sample; the samples' results are put together."""
     older = any(v is not None and internals.is_older_batched(v) for v in values)
     level = internals.older_batch_level() if older else internals.batch_level()
     if level is None:
@@ -44,16 +54,20 @@ def for_each_sample(function: Function, values: list[Tensor | None], name: str) 
             return function(values)
         below = [None if value is None else internals.below_innermost_transform(value) for value in values]
         if any((value is None) != (v is None) for value, v in zip(values, below, strict=True)):
-            raise _other_transform(name)
+            raise TransformError(
+                f"the backward of compiled `{name}` was called under grad, vjp or jvp of torch.func",
+                why="it has no derivatives of their kind",
+                suggestion="call the compiled function inside of the transform, or call the original function",
+            )
         with internals.innermost_transform_left():
-            return for_each_sample(function, below, name)
+            return _for_each_sample(function, below, name)
     with_samples = [None if value is None else level.taken_apart(value) for value in values]
     counts = [len(samples) for samples in with_samples if samples is not None]
     with level.left():
         if not counts:
-            return for_each_sample(function, values, name)
+            return _for_each_sample(function, values, name)
         found = [
-            for_each_sample(
+            _for_each_sample(
                 function,
                 [v if s is None else s[n] for v, s in zip(values, with_samples, strict=True)],
                 name,
@@ -63,11 +77,3 @@ def for_each_sample(function: Function, values: list[Tensor | None], name: str) 
         # what is None is None for all of them: that depends on what is defined, not on values
         stacked = [None if None in of_one else torch.stack(of_one) for of_one in zip(*found, strict=True)]
     return [None if samples is None else level.put_together(samples) for samples in stacked]
-
-
-def _other_transform(name: str) -> TransformError:
-    return TransformError(
-        f"the backward of compiled `{name}` was called under grad, vjp or jvp of torch.func",
-        why="it has no derivatives of their kind",
-        suggestion="call the compiled function inside of the transform, or call the original function",
-    )
