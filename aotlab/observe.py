@@ -108,6 +108,14 @@ class BackwardCompiled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent(Event):
+    """Something that no other event tells of has ended: a capture by Dynamo, a comparison with eager, measurements."""
+
+    kind: Literal["dynamo", "verification", "timing"]
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak(Event):
     """Dynamo handed on a further graph of one frame; ``reason`` as Dynamo words it."""
 

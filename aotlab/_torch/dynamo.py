@@ -80,6 +80,15 @@ def unmark_static(tensor: Tensor) -> None:
     tensor.__dict__.pop("_dynamo_static_input_type", None)
 
 
+def hear_dynamo(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call ``start`` before and ``end`` after Dynamo compiles a frame, until ``torch.compiler.reset()``."""
+    from torch._dynamo.callback import callback_handler
+
+    if start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(start)
+        callback_handler.register_end_callback(end)
+
+
 @contextlib.contextmanager
 def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> Iterator[None]:
     """Call ``start`` before and ``end`` after Dynamo compiles a frame, for the length of a block."""

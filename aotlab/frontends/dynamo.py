@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -159,9 +160,28 @@ def _called_by_torch(graph: fx.GraphModule) -> type[torch.nn.Module] | None:
     return kind if path == "L['fn']" and isinstance(kind, type) else None
 
 
+_began: list[int] = []
+
+
+def watch_captures() -> None:
+    """Announce from now on, or from now on again, how long each capture by Dynamo takes."""
+    internals.hear_dynamo(_capture_begins, _capture_ends)
+
+
+def _capture_begins(_event: Any) -> None:
+    _began.append(time.perf_counter_ns())
+
+
+def _capture_ends(_event: Any) -> None:
+    if _began:
+        duration = time.perf_counter_ns() - _began.pop()
+        observe.emit(observe.Spent(kind="dynamo", duration_ns=duration))
+
+
 @functools.cache
 def prepare_dynamo() -> None:
     """Put into Dynamo, when it is first used with aotlab behind it, what keeps its captures to eager's meaning."""
+    watch_captures()
     internals.let_dynamo_follow_eager(lambda found: found is backend or getattr(found, "is_aotlabs", False) is True)
 
 
@@ -183,6 +203,7 @@ def backend(
     tensor([1., 1.])
     """
     prepare_dynamo()
+    watch_captures()
     settings = dict(options or {})
     compiler = resolve(settings.pop("compiler", "inductor"))
     partitioner = settings.pop("partitioner", default_partition)

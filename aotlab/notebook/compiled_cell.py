@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from aotlab import config, observe
 from aotlab.backends import resolve
 from aotlab.cache import next_number
 from aotlab.errors import UsageError
-from aotlab.frontends.dynamo import prepare_dynamo
+from aotlab.frontends.dynamo import prepare_dynamo, watch_captures
 from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
@@ -70,6 +71,8 @@ class CellRecording(Recording):
         match event:
             case observe.CompileStarted() | observe.CapturedAgain() | observe.Called():
                 mine = event.function_id in self.numbers
+            case observe.Spent():
+                mine = self.inside or event.kind == "timing"
             case observe.GraphBreak():
                 mine = self.inside and not (_BREAK in event.reason and "/torch/" in event.frame)
             case _:
@@ -177,10 +180,11 @@ class CompiledCell(Views):
     # --- running
 
     @contextmanager
-    def run(self, *, execution_count: int | None, cell_id: str | None, again: bool) -> Iterator[_Progress]:
-        """Keep account of one run of the cell, which happens in the block."""
-        if again:
-            self.recording.begin_again()
+    def run(
+        self, *, execution_count: int | None, cell_id: str | None, again: bool, began_ns: int
+    ) -> Iterator[_Progress]:
+        """Keep account of one run of the cell, which happens in the block; it ``began_ns`` before."""
+        self.recording.begin_run(began_ns, again=again)
         with self._lock:
             self._error, self._notes, self._outside = None, {}, ()
             self._execution_count, self._cell_id = execution_count, cell_id
@@ -348,21 +352,23 @@ class CompiledCell(Views):
             return self._capture(graph, part)
 
         prepare_dynamo()
+        watch_captures()
         backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by what `prepare_dynamo` puts into Dynamo
         return torch.compile(function, backend=backend, dynamic=False)
 
     @contextmanager
     def compiling(self, part: _Part, bound: Sequence[str] = ()) -> Iterator[None]:
         """Let Dynamo compile and run code of this cell in a block, and note why it did not go on where it did not."""
+        within, self.recording.inside = self.recording.inside, True
         if self.options.frontend == "direct":
             try:
                 yield
             finally:
+                self.recording.inside = within
                 self._names = None
                 live.changed(self.identifier)
             return
         before = internals.dynamo_reasons()
-        self.recording.inside = True
         try:
             with (
                 self._playground.opened(bound),
@@ -374,7 +380,7 @@ class CompiledCell(Views):
             part.interrupted = True
             raise
         finally:
-            self.recording.inside = False
+            self.recording.inside = within
             self._names = None  # it holds the notebook's tensors
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):
@@ -513,7 +519,9 @@ class CompiledCell(Views):
             raise UsageError(
                 "functions that the direct frontend traced are not timed here; see aotlab.compile and bench"
             )
+        began = time.perf_counter_ns()
         rows = timing.measure(every, progress, note=lambda text: self._notes.setdefault(text))
+        self.recording.hear(observe.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings = rows
         return self.report()

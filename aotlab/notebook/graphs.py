@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
+from aotlab import observe
 from aotlab.backends import Backend
 from aotlab.cache import Entry
 from aotlab.errors import RefusedError
@@ -261,6 +263,7 @@ class CapturedGraph:
 
             return call
 
+        began = time.perf_counter_ns()
         try:
             found = compare(
                 eagerly,
@@ -273,6 +276,8 @@ class CapturedGraph:
         except Exception as error:  # noqa: BLE001  # inputs that cannot be copied are no reason not to run
             self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
             return None
+        finally:
+            observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         if missed:
             self.unverified[entry.number] = "copies of its inputs do not meet its guards"
             return None

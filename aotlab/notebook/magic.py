@@ -18,6 +18,7 @@ import ast
 import inspect
 import keyword
 import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -165,6 +166,7 @@ class Magic:
 
     async def _run(self, line: str, body: str, options: Options) -> Any:
         __tracebackhide__ = "__ipython_bottom__"
+        began = time.perf_counter_ns()
         shell = self._shell
         raw = _whole_cell(shell, line, body)
         number = _prompt_number(shell)
@@ -208,7 +210,10 @@ class Magic:
         # Errors of a repeated cell show the lines as they stand in the file that its code was compiled for.
         shell.compile.cache(source, number, raw_code=raw)
         try:
-            with never_lost(), cell.run(execution_count=number, cell_id=_cell_id(shell), again=again) as run:
+            with (
+                never_lost(),
+                cell.run(execution_count=number, cell_id=_cell_id(shell), again=again, began_ns=began) as run,
+            ):
                 result = await self._execute(cell, run, file)
                 if cell.code.defines_only:
                     self._compile_functions(cell)
@@ -220,6 +225,7 @@ class Magic:
             raise
         finally:
             cell.say = _nobody
+            cell.recording.end_run()
             if options.output is not None:
                 shell.user_ns[options.output] = cell if cell.code.defines_only else cell.report()
             cell.show_in(shown)

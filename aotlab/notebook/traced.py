@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import pipeline
+from aotlab import observe, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
@@ -166,6 +167,7 @@ class TracedFunction:
             return call
 
         _comparing.on = True
+        began = time.perf_counter_ns()
         try:
             # What the function prints was printed by the trace already.
             with contextlib.redirect_stdout(io.StringIO()):
@@ -183,6 +185,7 @@ class TracedFunction:
             return None
         finally:
             _comparing.on = False
+            observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         if missed:
             self.unverified[entry.number] = "copies of its arguments do not meet its guards"
             return None

@@ -42,6 +42,7 @@ from aotlab.report.model import (
     Switch,
 )
 from aotlab.report.recompiles import misses
+from aotlab.report.spent import Spent
 from aotlab.report.text import dynamo_clause
 from aotlab.report.views import Views
 
@@ -102,6 +103,7 @@ class Recording(Views):
         self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._begin_ns = time.perf_counter_ns()
         self._end_ns: int | None = None
+        self._spent = Spent(self._begin_ns)
         self._config = tuple([Switch(name=name, value=_switch_value(name)) for name in config.__annotations__])
         # By name as well: an id may be given to another function when its first owner is gone.
         self._frames: dict[tuple[int, str], _FrameLog] = {}
@@ -121,12 +123,18 @@ class Recording(Views):
                 self._built = self._build()
             return self._built
 
-    def begin_again(self) -> None:
-        """Begin another run of the same code: what was compiled stays, and counts as reused; the calls begin at 0."""
+    def begin_run(self, began_ns: int, *, again: bool) -> None:
+        """Begin a run of the code that was recorded, ``again`` or for the first time, at ``began_ns``.
+
+        What was compiled stays, and counts as reused; the calls begin at 0.
+        """
         with self._lock:
-            self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-            self._begin_ns = time.perf_counter_ns()
+            self._begin_ns = began_ns
+            self._spent = Spent(began_ns)
             self._end_ns = self._built = None
+            if not again:
+                return
+            self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
             self._breaks.clear()
             self._notes.clear()
             for log in self._frames.values():
@@ -134,6 +142,11 @@ class Recording(Views):
                 log.recent.clear()
             for entry in self._entries.values():
                 entry.calls, entry.reused = 0, True
+
+    def end_run(self) -> None:
+        """End the run; what its functions do later is recorded all the same."""
+        with self._lock:
+            self._spent.end(time.perf_counter_ns())
 
     def hear(self, event: observe.Event) -> None:
         """Take note of one event; this is what listens to `aotlab.observe`."""
@@ -156,6 +169,8 @@ class Recording(Views):
                 self._notes.append(f"{type(event).__name__} could not be recorded: {type(error).__name__}: {error}")
         with self._lock:
             self._note(event, made)
+            heard = time.perf_counter_ns()
+            self._spent.add("recording", heard, heard - event.at_ns)
 
     def __getattr__(self, name: str) -> object:
         """Answer with the report's fields and methods."""
@@ -175,6 +190,7 @@ class Recording(Views):
             if entry is None:  # compiled before the recording began
                 entry = self._entries[event.entry] = log.entries[event.entry] = _EntryLog(entry=event.entry)
             entry.calls += 1
+        self._spent.add("eager" if event.entry is None else "compiled", event.at_ns, event.duration_ns)
 
     def _note(self, event: observe.Event, made: Snapshot | None) -> None:
         match event:
@@ -190,12 +206,18 @@ class Recording(Views):
                 known = self._entries.get(event.entry)
                 if known is not None and made is not None:
                     known.snapshots.append(made)
+                kind = event.stage if isinstance(event, observe.StageFinished) else "backward"
+                self._spent.add(kind, event.at_ns, event.duration_ns)
             case observe.CompileFinished():
+                self._spent.add("between", event.at_ns, event.duration_ns)
                 if event.entry in self._entries:
                     self._entries[event.entry].finished = event
             case observe.CompileFailed():
                 if event.entry in self._entries:
                     self._entries[event.entry].failed = event
+                self._spent.add("between", event.at_ns, event.duration_ns)
+            case observe.Spent():
+                self._spent.add(event.kind, event.at_ns, event.duration_ns)
             case observe.GraphBreak():
                 at_ns = event.at_ns - self._begin_ns
                 self._breaks.append(GraphBreakRow(frame=event.frame, reason=event.reason, at_ns=at_ns))
@@ -219,6 +241,7 @@ class Recording(Views):
     def _build(self) -> Report:
         end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
         seen: dict[str, int] = {}
+        spent = self._spent.rows(end_ns)
         frames = []
         for log in self._frames.values():
             seen[log.function] = seen.get(log.function, 0) + 1
@@ -228,10 +251,11 @@ class Recording(Views):
             name=self._name,
             identifier=self.identifier,
             created=self._created,
-            duration_ns=end_ns - self._begin_ns,
+            duration_ns=sum(row.duration_ns for row in spent),
             environment=_environment(self._config),
             frames=tuple(frames),
             graph_break_rows=tuple(self._breaks),
+            time_rows=spent,
             notes=tuple(self._notes),
         )
 
@@ -324,6 +348,8 @@ def record(name: str | None = None) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
     before = _dynamo_reasons()
+    if frontend := sys.modules.get("aotlab.frontends.dynamo"):
+        frontend.watch_captures()
     try:
         with observe.listen(recording.hear):
             yield recording

@@ -19,6 +19,7 @@ from aotlab.report.markup import Markup, element, join
 from aotlab.report.model import Call, Frame, Miss, Report, TimingRow
 from aotlab.report.parts import cell, fold, grid, heading, mark, track, words
 from aotlab.report.sections import graph_section
+from aotlab.report.spent import KINDS, REST
 from aotlab.report.story import cell_section
 from aotlab.report.text import amount, duration, explanation, listed, place, place_in
 
@@ -62,6 +63,7 @@ def fragment(report: Report) -> str:
         cell_section(report),
         *frames,
         _graph_breaks(report),
+        _time(report),
         _timings(report.timing_rows),
         _verification(report),
         legend(report),
@@ -106,6 +108,26 @@ def _header(report: Report) -> Markup:
         element("p", " · ".join(fact for fact in facts if fact), kind="facts"),
         *[element("p", note, kind="note") for note in report.notes],
     )
+
+
+def _time(report: Report) -> Markup | None:
+    rows = [row for row in report.time_rows if row.duration_ns]
+    if len(rows) < 2:
+        return None
+    begin, cells = 0, []
+    for row in rows:
+        bar = track(begin, begin + row.duration_ns, report.duration_ns, "input")
+        begin += row.duration_ns
+        cells.append(
+            [
+                cell(KINDS.get(row.kind, row.kind), kind="words"),
+                cell("" if row.kind == REST else f"{row.count:,}", kind="number"),
+                cell(bar, kind="bar"),
+                cell(duration(row.duration_ns), kind="number"),
+            ]
+        )
+    about = f"{duration(report.duration_ns)}, each moment counted once"
+    return fold("Where the time went", about, grid(("what", "times#", "when", "time#"), cells))
 
 
 def _footer(report: Report) -> Markup:

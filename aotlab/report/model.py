@@ -807,6 +807,27 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRow:
+    """What a part of the recording's time went into; all rows together are its ``duration_ns``.
+
+    Attributes
+    ----------
+    kind
+        A stage's name; ``"dynamo"`` (capture), ``"between"`` (guards, and what lies between stages), ``"backward"``
+        (compiled after the forward), ``"verification"``, ``"timing"``, ``"recording"`` (the report itself),
+        ``"compiled"`` and ``"eager"`` (calls), ``"rest"`` (Python and all else).
+    duration_ns
+        The time, without that of other rows which lies within it.
+    count
+        How often.
+    """
+
+    kind: str
+    duration_ns: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameCounts:
     """What a frame held before the report was cut.
 
@@ -1008,8 +1029,8 @@ class Report(Views):
         Versions, devices, switches.
     frames
         The functions that were compiled or called.
-    graph_break_rows, timing_rows, verification_rows
-        What the tables ``graph_breaks``, ``timings`` and ``verification`` show.
+    graph_break_rows, time_rows, timing_rows, verification_rows
+        What the tables ``graph_breaks``, ``time``, ``timings`` and ``verification`` show.
     notes
         Sentences about the report itself: what could not be recorded, what was cut.
     summary
@@ -1036,6 +1057,7 @@ class Report(Views):
     environment: Environment
     frames: tuple[Frame, ...] = ()
     graph_break_rows: tuple[GraphBreakRow, ...] = ()
+    time_rows: tuple[TimeRow, ...] = ()
     timing_rows: tuple[TimingRow, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
     notes: tuple[str, ...] = ()

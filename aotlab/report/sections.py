@@ -97,9 +97,12 @@ def _stages(graph: Graph, counts: Counts) -> Markup | None:
     if not graph.stages:
         return None
     total = counts.stages_ns
+    later = [stage for stage in graph.stages if stage.name == "backward"]
+    shown = [stage for stage in graph.stages if stage.name != "backward"] if len(later) > 1 else graph.stages
+    columns = ("stage", "when", "time#", "ops#", "what it did")
     begin = 0
     rows = []
-    for stage in graph.stages:
+    for stage in (*shown, *(later if shown is not graph.stages else ())):
         bar = track(begin, begin + stage.duration_ns, total, "input")
         begin += stage.duration_ns
         rows.append(
@@ -111,9 +114,13 @@ def _stages(graph: Graph, counts: Counts) -> Markup | None:
                 cell(stage.summary, kind="words"),
             ]
         )
+    took = duration(sum(stage.duration_ns for stage in later))
     return join(
         heading("Stages", f"{duration(total)} in {amount(counts.stages, 'stage')}{_unaccounted(graph, total)}"),
-        grid(("stage", "when", "time#", "ops#", "what it did"), rows),
+        grid(columns, rows[: len(shown)]),
+        fold(f"{amount(len(later), 'backward')} compiled later", took, grid(columns, rows[len(shown) :]))
+        if len(rows) > len(shown)
+        else None,
     )
 
 

@@ -195,6 +195,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "reason": (_TEXT, "as Dynamo words it"),
         "at_ns": (_COUNT, "when, in ns since the recording began"),
     },
+    "time": {
+        "kind": (_TEXT, "what the time went into: a stage, dynamo, verification, calls, the rest"),
+        "count": (_COUNT, "how often"),
+        "duration_ns": (_COUNT, "how long, in ns, without what lies within it and has a row of its own"),
+    },
     "timings": {
         **_KEY,
         "engine": (_TEXT, "eager, upstream or aotlab"),
@@ -460,6 +465,11 @@ def _graph_break_rows(report: Report) -> Iterator[Row]:
         yield {"frame": row.frame, "reason": row.reason, "at_ns": row.at_ns}
 
 
+def _time_rows(report: Report) -> Iterator[Row]:
+    for row in report.time_rows:
+        yield {name: getattr(row, name) for name in COLUMNS["time"]}
+
+
 def _timing_rows(report: Report) -> Iterator[Row]:
     for row in report.timing_rows:
         yield {name: getattr(row, name) for name in COLUMNS["timings"]}
@@ -484,6 +494,7 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "recompiles": _recompile_rows,
     "refusals": _refusal_rows,
     "graph_breaks": _graph_break_rows,
+    "time": _time_rows,
     "timings": _timing_rows,
     "verification": _verification_rows,
 }

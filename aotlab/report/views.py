@@ -106,6 +106,11 @@ class Views:
         return self._table("graph_breaks")
 
     @property
+    def time(self) -> pd.DataFrame:
+        """One row per kind of work: where the time of the recording went, each moment counted once."""
+        return self._table("time")
+
+    @property
     def timings(self) -> pd.DataFrame:
         """One row per measurement: engine and phase, with median and spread."""
         return self._table("timings")

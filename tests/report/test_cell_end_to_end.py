@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,8 @@ pytest.importorskip("IPython")
 from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab.notebook import graphs
+from aotlab.notebook.compiled_cell import CompiledCell
+from aotlab.notebook.magic import Magic
 from aotlab.report import Report
 from aotlab.report.html import fragment
 from aotlab.report.verdict import verdict
@@ -178,3 +181,31 @@ def test_a_compiled_form_that_differs(run: Run, monkeypatch: pytest.MonkeyPatch)
         "Nothing was compiled: NOT equal to eager, so not used: the compiled form of line 2 (`out[0]` is 3, not 4)."
     )
     assert "differs from eager, not used" in fragment(report)
+
+
+def test_where_the_time_of_a_cell_went(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report adds up to what the magic took until it was shown; a slow comparison has a row of its own."""
+    compare, cell, shows = graphs.compare, Magic.cell, CompiledCell.show_in
+    clock: dict[str, int] = {}
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5)
+        return compare(*args, **kwargs)
+
+    def timed(*args: Any) -> Any:
+        clock["began"] = time.perf_counter_ns()
+        return cell(*args)
+
+    def shown(*args: Any) -> None:
+        clock["took"] = time.perf_counter_ns() - clock["began"]
+        shows(*args)
+
+    monkeypatch.setattr(graphs, "compare", slow)
+    monkeypatch.setattr(Magic, "cell", timed)
+    monkeypatch.setattr(CompiledCell, "show_in", shown)
+    report = run("y = (x * 2).sin()\nimport time\ntime.sleep(0.3)")
+    found = {row.kind: row.duration_ns for row in report.time_rows}
+    assert found["verification"] >= 0.5e9
+    assert found["rest"] >= 0.3e9
+    assert sum(found.values()) == report.duration_ns
+    assert clock["took"] * 0.9 <= report.duration_ns <= clock["took"]

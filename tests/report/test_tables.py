@@ -37,7 +37,8 @@ def test_columns_are_documented_and_keyed(name: str) -> None:
     """Each column has a meaning; tables begin with their key; nanoseconds and bytes say so."""
     columns = COLUMNS[name]
     assert all(meaning for _, meaning in columns.values())
-    assert list(columns)[:2] == (["frame", "reason"] if name == "graph_breaks" else ["frame", "graph"])
+    keys = {"graph_breaks": ["frame", "reason"], "time": ["kind", "count"]}
+    assert list(columns)[:2] == keys.get(name, ["frame", "graph"])
     assert all("ns" in columns[column][1] for column in columns if column.endswith("_ns"))
     assert all("byte" in columns[column][1] for column in columns if "bytes" in column)
 

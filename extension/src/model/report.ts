@@ -200,6 +200,7 @@ const environment = record('Environment', {
   config: list(setting)
 });
 const graphBreak = record('GraphBreakRow', { frame: text(), reason: text(), at_ns: number() });
+const time = record('TimeRow', { kind: text(), duration_ns: number(), count: number(1) });
 const timing = record('TimingRow', {
   engine: text(),
   phase: text(),
@@ -242,6 +243,7 @@ const report = record('Report', {
   environment,
   frames: list(frame),
   graph_break_rows: list(graphBreak),
+  time_rows: list(time),
   timing_rows: list(timing),
   verification_rows: list(verification),
   notes: list(text()),
@@ -268,6 +270,7 @@ export type Frame = Read<typeof frame>;
 export type CellPart = Read<typeof part>;
 export type Cell = Read<typeof cell>;
 export type Environment = Read<typeof environment>;
+export type TimeRow = Read<typeof time>;
 export type TimingRow = Read<typeof timing>;
 export type VerificationRow = Read<typeof verification>;
 export type Report = Read<typeof report>;

@@ -1,7 +1,7 @@
 /** Stages: what each step of the pipeline handed on, what is kept for the backward, kernels and guards. */
 
 import { countsOf } from '../model/counts';
-import type { Code, Kernel, Saved, Stage } from '../model/report';
+import type { Code, Kernel, Saved, Stage, TimeRow } from '../model/report';
 import { amount, dataSize, duration, grouped, notHere, place, tensorText } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
@@ -14,13 +14,14 @@ import type { Column } from './table';
 /** Draw the panel: one fold per graph where there are several. */
 export function stagesPanel(context: Context): Child[] {
   const [only] = context.chosen;
+  const time = timeTable(context);
   if (only === undefined) {
-    return [soft('Nothing was compiled, so there are no stages.')];
+    return [...time, soft('Nothing was compiled, so there are no stages.')];
   }
   if (context.chosen.length === 1) {
-    return graphStages(context, only);
+    return [...time, ...graphStages(context, only)];
   }
-  return context.chosen.map((entry, index) =>
+  const graphs = context.chosen.map((entry, index) =>
     fold(
       context,
       `stages ${entry.key}`,
@@ -29,13 +30,58 @@ export function stagesPanel(context: Context): Child[] {
       index === 0
     )
   );
+  return [...time, ...graphs];
+}
+
+/** What the kinds of `TimeRow` are called. */
+const TIME: Readonly<Record<string, string>> = {
+  dynamo: 'Dynamo captures',
+  capture: 'capture of the arguments',
+  dedupe: 'duplicates',
+  synthetic_bases: 'synthetic bases',
+  trace: 'trace',
+  partition: 'partition',
+  compile: 'compilation by the backend',
+  runtime: 'the run-time function is written',
+  between: 'guards, and between the stages',
+  backward: 'backward compiled later',
+  verification: 'comparison with eager',
+  recording: 'the report itself',
+  compiled: 'compiled calls',
+  eager: 'calls that run eagerly',
+  timing: 'measurements for --time',
+  rest: 'Python, backward, everything else'
+};
+
+/** Where the time of the cell, or of the recording, went: the rows add up to it. */
+function timeTable({ report }: Context): Child[] {
+  const rows = report.time_rows.filter(row => row.duration_ns > 0);
+  const total = report.duration_ns;
+  if (rows.length < 2) {
+    return [];
+  }
+  return [
+    heading('Where the time went', `${duration(total)}, each moment counted once`),
+    table<TimeRow>({
+      name: 'time',
+      label: 'Where the time went',
+      columns: [
+        { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
+        { name: 'count', title: 'times', kind: 'number', cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
+        { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
+        { name: 'duration_ns', title: 'time', kind: 'number', cell: row => duration(row.duration_ns) }
+      ],
+      rows,
+      key: row => row.kind
+    })
+  ];
 }
 
 function graphStages(context: Context, entry: Entry): Child[] {
   const { graph } = entry;
   return [
     graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
-    ...stageTable(entry),
+    ...stageTable(context, entry),
     ...stageCodes(context, entry),
     ...savedTable(entry),
     ...kernels(context, entry),
@@ -61,10 +107,10 @@ function share(part: number, total: number): HTMLElement {
   const percent = total > 0 ? (100 * part) / total : 0;
   const bar = h('i');
   bar.style.width = `${percent}%`;
-  return h('span', { class: 'al-track', title: `${percent.toFixed(0)} % of the stages’ time` }, bar);
+  return h('span', { class: 'al-track', title: `${percent.toFixed(0)} % of the time` }, bar);
 }
 
-function stageTable(entry: Entry): Child[] {
+function stageTable(context: Context, entry: Entry): Child[] {
   const { stages } = entry.graph;
   if (stages.length === 0) {
     const why = entry.graph.status === 'refused' ? 'The compilation was refused before a stage was done.' : '';
@@ -72,18 +118,29 @@ function stageTable(entry: Entry): Child[] {
   }
   const counts = countsOf(entry.graph);
   const total = counts.stages_ns;
-  return [
+  const later = stages.filter(stage => stage.name === 'backward');
+  const rows = later.length > 1 ? stages.filter(stage => stage.name !== 'backward') : stages;
+  const columns = STAGE_COLUMNS(total);
+  const data = { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
+  const label = `Stages of ${entry.title}`;
+  const missing = counts.stages - stages.length;
+  const shown: Child[] = [
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
-    table({
-      name: 'stages',
-      label: `Stages of ${entry.title}`,
-      columns: STAGE_COLUMNS(total),
-      rows: stages,
-      total: counts.stages,
-      key: row => row.name,
-      data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
-    })
+    table({ name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
   ];
+  if (later.length > 1) {
+    const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
+    shown.push(
+      fold(
+        context,
+        `backwards ${entry.key}`,
+        [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
+        () => [table({ name: 'backwards', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
+        false
+      )
+    );
+  }
+  return shown;
 }
 
 function stageCodes(context: Context, entry: Entry): Child[] {
