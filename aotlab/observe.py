@@ -23,14 +23,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """Why entry ``entry`` did not serve a call: in a sentence, and what it expected of what, what the call had."""
+    """Why entry ``entry`` did not serve a call, in a sentence."""
 
     entry: int
     sentence: str
-    subject: str = ""
-    before: str = ""
-    after: str = ""
-    suggestion: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,6 +267,10 @@ def _show(value: Any) -> str:
     return value.__qualname__ if isinstance(value, type) else str(value)
 
 
+def _said(facts: TensorFacts | ValueFacts) -> str:
+    return shown(facts.value) if isinstance(facts, ValueFacts) else f"a {_show(facts.type)}"
+
+
 def _unchecked(state: CallState) -> set[str]:
     """Return the names of the settings that an entry does not look at."""
     return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
@@ -285,15 +289,28 @@ def differences(then: CallState, now: CallState, *, mutates: bool, offsets: Sequ
         yield "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
     yield from (item.change() for item in then.reached if not item.holds())
     if then.nesting != now.nesting:
-        expected = f"where the compiled entry expects {then.structure}"
-        if then.structure == now.structure:  # two classes of one name, or keys that look the same
-            expected = "in containers or by keys of another type than expected"
-        yield f"the arguments are nested as {now.structure} {expected}"
+        yield from _of_nesting(then, now)
     if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):  # of a module, what it reaches has changed
         return
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         yield from _of_argument(name, before, after)
     yield from _of_tensors_together(then, now, mutates=mutates, offsets=offsets)
+
+
+def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
+    """Name the arguments that only one of two calls has, or else how each has its arguments in containers."""
+    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (then, now))
+    changed = [name for name in {**before, **after} if (name in before) != (name in after)]
+    if changed and all(name.isidentifier() for name in changed):
+        for name in changed:
+            had = _said(after[name]) if name in after else "left out"
+            expected = _said(before[name]) if name in before else "it to be left out"
+            yield f"`{name}` is {had} where the compiled entry expects {expected}"
+        return
+    expected = f"where the compiled entry expects {then.structure}"
+    if then.structure == now.structure:  # two classes of one name, or keys that look the same
+        expected = "in containers or by keys of another type than expected"
+    yield f"the arguments are nested as {now.structure} {expected}"
 
 
 def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> str | None:

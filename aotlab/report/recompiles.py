@@ -20,6 +20,8 @@ from aotlab.errors import UserLine
 from aotlab.report.model import Miss
 from aotlab.report.text import plain_names
 
+#: A sentence of the direct frontend's.
+_OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
 _COMMENT = re.compile(r"^(.*?)\s+# (.*?)  # (\S+):(\d+) in (\S+)", re.DOTALL)
 _OF_A_TENSOR = re.compile(
     r"tensor '(.+?)' (?:Tensor )?(.+?) mismatch(?: at index (\d+))?\. [Ee]xpected (.+?)(?:, actual (.+))?$"
@@ -71,25 +73,28 @@ class _Guard(NamedTuple):
 def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
     """Word why each earlier entry, here by its number, did not serve a call; the nearest entry first."""
     if isinstance(event, observe.CompileStarted):
-        return tuple(
-            (
-                each.entry,
-                Miss(
-                    subject=each.subject,
-                    before=each.before,
-                    after=each.after,
-                    sentence=each.sentence,
-                    suggestion=each.suggestion,
-                ),
-            )
-            for each in event.misses
-        )
+        return tuple((each.entry, _of_a_sentence(each.sentence)) for each in event.misses)
     rows = []
     for entry, words in event.failed:
         text, line = _apart(words, event.file)
         guard = _read(text, event.scope)
         rows.append((guard.far, entry, _miss(guard, line)))
     return tuple((entry, row) for _, entry, row in sorted(rows, key=lambda row: row[0]))
+
+
+def _of_a_sentence(sentence: str) -> Miss:
+    """Take apart what the direct frontend says of a miss."""
+    found = _OURS.match(sentence)
+    if found is None:
+        return Miss(sentence=sentence)
+    name, what, after, before = found[1], found[2] or "", found[3], found[4]
+    subject = f"{name}.{'stride' if what == 'strides' else what}" if what else name
+    suggestion = {"shape": _OF_TENSORS["size"][1], "strides": _OF_TENSORS["stride"][1]}.get(what)
+    if suggestion is None:
+        suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else _PASS_A_TENSOR
+    if after in ("True", "False") and not what:
+        suggestion = _TWO_STATES
+    return Miss(subject=subject, before=before, after=after, sentence=sentence, suggestion=suggestion)
 
 
 def _miss(guard: _Guard, line: UserLine | None) -> Miss:

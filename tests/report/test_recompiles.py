@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import aotlab
 from aotlab.report import Report
 
 BONUS = 3
@@ -108,6 +109,30 @@ def test_nearest_first():
     assert list(table["earlier"]) == [0, 0, 1]
     assert list(table["subject"]) == ["t.dtype", "scale", "t.dtype"]
     assert list(table["line"].dropna()) == [near.line.line]
+
+
+#: The same, traced directly.
+DIRECT = {
+    "a number": (lambda f: f(X, 2.0), "scale", "it to be left out", "2.0"),
+    "another number": (lambda f: (f(X, 2.0), f(X, 3.0)), "scale", "2.0", "3.0"),
+    "a size": (lambda f: f(X[:2].clone()), "t.shape", "(4, 8)", "(2, 8)"),
+    "a dtype": (lambda f: f(X.double()), "t.dtype", "torch.float32", "torch.float64"),
+    "strides": (lambda f: f(X.t().contiguous().t()), "t.stride", "(8, 1)", "(1, 4)"),
+    "requires_grad": (lambda f: f(X.clone().requires_grad_()), "t.requires_grad", "False", "True"),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_guards_of_the_direct_frontend(name):
+    """The nearest earlier graph comes first."""
+    call, subject, before, after = DIRECT[name]
+    compiled = aotlab.compile(normalize, backend="eager")
+    with Report.record() as recording:
+        compiled(X)
+        call(compiled)
+    miss = recording.frames[0].graphs[-1].misses[0]
+    assert (miss.subject, miss.before, miss.after) == (subject, before, after)
+    assert miss.suggestion
 
 
 def test_another_compiled_form():
