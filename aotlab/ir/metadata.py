@@ -129,6 +129,7 @@ class OutputAliasInfo:
     raw_type: str
     spec: TensorSpec | None
     base_idx: int | None = None
+    dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
     same_as: int | None = None
@@ -185,6 +186,7 @@ class ViewAndMutationMeta:
     tangents: tuple[TangentInfo, ...] = ()
     keep_input_mutations: bool = False
     grad_enabled_mutation: bool | None = None
+    deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
 
     @property

@@ -86,6 +86,11 @@ class PartitionRecord:
     own: tuple[int, ...] = ()
 
     @property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the saved values that share memory with no input and no output."""
+        return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
+
+    @property
     def op_count(self) -> int:
         """The calls in both graphs."""
         return sum(op_count(module.graph) for module in (self.forward, self.backward) if module is not None)
@@ -95,14 +100,14 @@ class PartitionRecord:
 class Split:
     """The partition with its live values: the tape's fake tensor of each saved value, None if it is not of the tape."""
 
-    saved_values: list[Tensor | None]
-    saved_names: list[str]
+    saved_values: list[Tensor | None] = field(default_factory=list)
+    saved_names: list[str] = field(default_factory=list)
     #: Pairs of a value that a saved one stands for, since both are the same expression, and the saved one.
     same: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The numbers of those that are copies to compute again with.
     copies: frozenset[int] = frozenset()
     #: What the forward graph hands on to be saved, None for a clone; a compiler may put others into the graph's nodes.
-    graph_values: tuple[Tensor | None, ...] = ()
+    graph_values: list[Tensor | None] = field(default_factory=list)
 
 
 def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tuple[PartitionRecord, Split]:
@@ -119,7 +124,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
                 "Forward", trace.inputs.placeholders, trace.forward_outputs, keep_impure="forward"
             )
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
-        return record, Split(saved_values=[], saved_names=[])
+        return record, Split()
     joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
     for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
@@ -146,17 +151,17 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     _check_random(backward)
 
     kept = output_args(forward.graph)[count:]
-    split = Split(saved_values=[], saved_names=[])
-    split.copies = frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta)
+    split = Split(copies=frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta))
     for n, node in enumerate(kept):
         assert node is not None
-        origin = node.meta.get("saved_value", node.meta.get("val"))
-        value = origin if isinstance(origin, Tensor) and trace.tape.knows(origin) else None
-        split.saved_values.append(value)
+        value = _tensor(node.meta.get("val"))
+        origin = _tensor(node.meta.get("saved_value", value))
+        origin = origin if origin is not None and trace.tape.knows(origin) else None
+        split.saved_values.append(origin)
         split.saved_names.append(node.meta.get("saved_name", node.name))
-        if value is not None and n not in split.copies:
-            split.same += [(other, value) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
-    split.graph_values = _own_values(forward, count)
+        split.graph_values.append(None if "saved_value" in node.meta else value)
+        if origin is not None and n not in split.copies:
+            split.same += [(other, origin) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     record = PartitionRecord(
         partitioner=name,
         forward=forward,
@@ -176,13 +181,9 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
     """
     tape = trace.tape
     nodes: dict[int, fx.Node] = {}
-    known: set[int] = set()
     for node in forward.graph.nodes:
-        for value in (node.meta.get("val"), *node.meta.get("stands_for", ())):
-            nodes.setdefault(id(value), node)
-    for saved in output_args(forward.graph)[count:]:
-        if saved is not None and COPY not in saved.meta:
-            known.update(id(value) for value in (saved.meta.get("val"), *saved.meta.get("stands_for", ())))
+        nodes.setdefault(id(node.meta.get("val")), node)
+    known = {id(saved.meta.get("val")) for saved in output_args(forward.graph)[count:] if saved is not None}
     inputs = {id(fake) for _, fake in trace.inputs.placeholders}
     written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
     more: list[fx.Node] = []
@@ -207,11 +208,8 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
     return more
 
 
-def _own_values(forward: fx.GraphModule, count: int) -> tuple[Tensor | None, ...]:
-    """Return what a forward graph hands on to be saved; None for a clone."""
-    saved = output_args(forward.graph)[count:]
-    values = [None if node is None or "saved_value" in node.meta else node.meta.get("val") for node in saved]
-    return tuple(value if isinstance(value, Tensor) else None for value in values)
+def _tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
 
 
 def _name_of(partitioner: Partitioner) -> str:
@@ -339,46 +337,39 @@ def _check_random(backward: fx.GraphModule) -> None:
 def _describe_saved(
     forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace, split: Split
 ) -> tuple[SavedValue, ...]:
-    returned = output_args(forward.graph)
-    inputs = placeholders(backward.graph)
     storages = StorageNumbers()
-    of_inputs = {storages.number(node.meta["val"]) for node in placeholders(forward.graph)}
+
+    def memory(node: fx.Node) -> int | None:
+        return storages.number(node.meta["val"])
+
+    returned = output_args(forward.graph)
     mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
-    of_outputs = {storages.number(node.meta["val"]) for node in returned[len(mutated) : count] if node is not None}
-    new_values = {
-        storages.number(node.meta["val"]): name
-        for node, name in zip(returned[: len(mutated)], mutated, strict=True)
-        if node is not None
-    }
+    of_inputs = {memory(node) for node in placeholders(forward.graph)}
+    of_outputs = {memory(node) for node in returned[len(mutated) : count] if node is not None}
+    pairs = zip(returned[: len(mutated)], mutated, strict=True)
+    new_values = {memory(node): name for node, name in pairs if node is not None}
     names = {id(fake): i.name for fake, i in zip(trace.inputs.fakes, trace.metadata.input_info, strict=True)}
     records = []
-    for n, (node, placeholder) in enumerate(zip(returned[count:], inputs, strict=False)):
+    for n, (node, placeholder) in enumerate(zip(returned[count:], placeholders(backward.graph), strict=False)):
         assert node is not None
-        users = tuple(user.name for user in placeholder.users)
         cloned = "saved_value" in node.meta
-        is_input = not cloned and storages.number(node.meta["val"]) in of_inputs
-        is_output = not cloned and not is_input and storages.number(node.meta["val"]) in of_outputs
-        new_value = None if cloned or is_input else new_values.get(storages.number(node.meta["val"]))
-        where = "an input" if is_input else "an output" if is_output else f"computed by `{node.name}`"
-        if is_input and node.op != "placeholder":
-            where = "a view of an input"
-        elif is_input:
-            where = f"the input `{names.get(id(node.meta['val']), node.name)}`"
-        if new_value is not None:
-            where = f"the new value of `{new_value}`, before it is copied there"
+        number = None if cloned else memory(node)
+        is_input = not cloned and number in of_inputs
+        new_value = None if cloned or is_input else new_values.get(number)
+        is_output = not (cloned or is_input) and number in of_outputs
         if n in split.copies:
             copied = node.all_input_nodes[0]
             where = f"a copy of `{names.get(id(copied.meta['val']), copied.name)}`, which the caller may write"
         elif cloned:
             kept = names.get(id(node.meta["saved_value"]), node.meta["saved_name"])
             where = f"a clone of the input `{kept}`, which the call overwrites"
-        needs: list[Any] = [user for user in placeholder.users if user.op != "output"]
-        uses = ", ".join(f"`{user.name}`" for user in needs[:3]) + (" and others" if len(needs) > 3 else "")
-        why = f"the backward needs it for {uses}" if uses else "it is a gradient itself"
-        if node.meta.get("kept_because") == _FOR_DERIVATIVES:
-            why = _FOR_DERIVATIVES
-        elif "kept_because" in node.meta and not is_input:
-            why += f"; {node.meta['kept_because']}"
+        elif is_input:
+            name = names.get(id(node.meta["val"]), node.name)
+            where = f"the input `{name}`" if node.op == "placeholder" else "a view of an input"
+        elif new_value is not None:
+            where = f"the new value of `{new_value}`, before it is copied there"
+        else:
+            where = "an output" if is_output else f"computed by `{node.name}`"
         spec = spec_of(node.meta["val"], None if cloned else storages)
         assert isinstance(spec.nbytes, int)
         records.append(
@@ -386,12 +377,23 @@ def _describe_saved(
                 name=split.saved_names[n],
                 spec=spec,
                 nbytes=spec.nbytes,
-                reason=f"{where}; {why}",
+                reason=f"{where}; {_why(node, placeholder, is_input=is_input)}",
                 line=line_of(node),
                 is_input=is_input,
                 is_output=is_output,
                 is_returned=is_output or new_value is not None,
-                used_by=users,
+                used_by=tuple(user.name for user in placeholder.users),
             )
         )
     return tuple(records)
+
+
+def _why(node: fx.Node, placeholder: fx.Node, *, is_input: bool) -> str:
+    """Say why a value is saved, by what the backward does with it."""
+    because = node.meta.get("kept_because")
+    if because == _FOR_DERIVATIVES:
+        return _FOR_DERIVATIVES
+    users = [f"`{user.name}`" for user in placeholder.users if user.op != "output"]
+    uses = ", ".join(users[:3]) + (" and others" if len(users) > 3 else "")
+    why = f"the backward needs it for {uses}" if uses else "it is a gradient itself"
+    return why if because is None or is_input else f"{why}; {because}"

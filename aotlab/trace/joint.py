@@ -61,6 +61,7 @@ def make_joint(
             tangents=tangent_infos,
             keep_input_mutations=keep_input_mutations and not forward.training,
             grad_enabled_mutation=findings.left_grad_mode,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
             static_input_indices=tuple(range(static_inputs)),
         ),
         inputs=inputs,

@@ -124,6 +124,11 @@ class OutputReader:
     ) -> None:
         """Write down what an output is."""
         leaf = self.leaves[i]
+        if leaf.is_inference() and not torch.is_inference_mode_enabled():
+            raise RunEagerly(
+                f"`{self.names[i]}` was made under inference_mode inside of the function",
+                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
+            )
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
         several = call_of_several(leaf)
         first = self._first_of.setdefault(id(leaf), i)

@@ -21,7 +21,7 @@ from aotlab.errors import (
     SubclassError,
     UserLine,
 )
-from aotlab.ir.graphs import Phase
+from aotlab.ir.graphs import Phase, moves_nothing
 from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
@@ -93,6 +93,7 @@ class Recorder(TorchDispatchMode):
         self._inference = torch.is_inference_mode_enabled()
         self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
         self.values_only = False
+        self.ordinary = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -131,15 +132,26 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Record one op."""
         if torch.is_inference_mode_enabled() and not self._inference:
-            raise RunEagerly(
-                f"inference_mode is entered inside of the function, at {self._line()}",
-                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
-            )
+            if func is torch.ops.aten.view.dtype:  # the one view of an ordinary tensor that is none then
+                self._leave_inference_tensors()
+            if self.ordinary or _is_ordinary_view(func, args):
+                # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
+                with torch.inference_mode(False):
+                    return self.record(func, types, args, kwargs or {})
+        elif not self._inference and any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
+            self._leave_inference_tensors()
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
                 return self.record(func, types, args, kwargs or {})
         return self.record(func, types, args, kwargs or {})
+
+    def _leave_inference_tensors(self) -> NoReturn:
+        raise RunEagerly(
+            f"a tensor that was made under inference_mode inside of the function is used outside of it, "
+            f"at {self._line()}",
+            suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
+        )
 
     def record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op on fake tensors and append it, or what stands for it, to the tape."""
@@ -447,3 +459,9 @@ class Recorder(TorchDispatchMode):
             why="the write would be lost or done at the wrong time",
             suggestion="call it outside of the compiled function, or use an op that returns its result",
         )
+
+
+def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
+    if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
+        return False
+    return moves_nothing(func) and any(result.alias_info is not None for result in func._schema.returns)

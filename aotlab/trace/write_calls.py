@@ -21,7 +21,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.corrections import CORRECTIONS
 from aotlab.trace.places import user_line
-from aotlab.trace.running import operations_since, operations_so_far
+from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
 from aotlab.trace.storage_looks import StorageLooks
 from aotlab.trace.tape import tensors_in
 
@@ -162,7 +162,10 @@ class Writes:
         kept = [(each, each.shape, each.stride()) for each in (owner, written, *self._others_unknown_to(owner))]
         shape, required, count = written.shape, written.requires_grad, operations_so_far()
         self._chronicle.writes(written)
-        result = _run(func, args, kwargs)
+        with ordinary_values() if not written.is_inference() else nullcontext():
+            result = _run(func, args, kwargs)
+            if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
+                internals.sync(written)  # later, the value would be made where the function is by then
         self._chronicle.wrote(func, args, kwargs, required_grad=required)
         _check_casts(func, written, count)
         if written.shape != shape:

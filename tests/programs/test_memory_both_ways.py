@@ -164,7 +164,12 @@ def _by_no_grad(x):
         x.mul_(2)
 
 
-WAYS = {"data": _by_data, "detach": _by_detach, "no_grad": _by_no_grad}
+def _by_inference_mode(x):
+    with torch.inference_mode():
+        x.mul_(2)
+
+
+WAYS = {"data": _by_data, "detach": _by_detach, "no_grad": _by_no_grad, "inference_mode": _by_inference_mode}
 #: What is written, and what is computed before and after.
 TARGETS = {
     "an input": lambda write: lambda x: (x * 3, write(x), x * x)[::2],

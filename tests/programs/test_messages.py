@@ -231,7 +231,8 @@ def _sets_data(x, y):
 
 def _infers_inside(x):
     with torch.inference_mode():
-        return x + 1  # here
+        y = x + 1
+    return y * 2  # here
 
 
 def _asks_numpy(x):
