@@ -45,7 +45,7 @@ from aotlab._torch.graphs import (
 from aotlab._torch.ops import (
     ASSERTIONS, BATCH_NORMS, CAST, CONJUGATE, DATA_OF, FFT_OF_REAL, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
     PUT_BY_KERNEL, SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator,
-    eager_kernels, has_composite_kernel_only, no_python_dispatcher, quantizing_ops, replace_unguarded,
+    eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.modes import (

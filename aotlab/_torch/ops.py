@@ -86,16 +86,6 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def quantizing_ops() -> frozenset[OpOverload]:
-    """Return the ops whose results are quantized; their fakes do not say so."""
-    packets = (
-        torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel,
-        torch.ops.aten.quantize_per_tensor_dynamic, torch.ops.aten._empty_affine_quantized,
-        torch.ops.aten._empty_per_channel_affine_quantized,
-    )  # fmt: skip
-    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
-
-
 @functools.cache
 def _rewritten_in_python() -> tuple[OpOverload, ...]:
     """Return the ops that torch rewrites in Python under autograd's keys, but for those that a trace needs so.

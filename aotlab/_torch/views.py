@@ -35,18 +35,14 @@ def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
 
 def may_be_written(view: Tensor) -> bool:
     """Tell whether autograd lets ``view`` be written in grad mode, by what it is a view of and how it was made."""
-    base = view._base
-    if base is None or not base.requires_grad:
-        return True
-    return not base.is_leaf and keeps_through_writes(view)
+    base = _base_with_grad(view)
+    return base is None or (not base.is_leaf and keeps_through_writes(view))
 
 
 def may_be_written_with_base(view: Tensor) -> bool:
     """Tell whether autograd lets ``view`` be written in grad mode, if its gradient is led to its base as eager does."""
-    base = view._base
-    if base is None or not base.requires_grad:
-        return True
-    return not base.is_leaf and _is_plain_view(view)
+    base = _base_with_grad(view)
+    return base is None or (not base.is_leaf and _is_plain_view(view))
 
 
 def is_hooked(tensor: Tensor) -> bool:
@@ -56,7 +52,7 @@ def is_hooked(tensor: Tensor) -> bool:
 
 def is_leaf_by_its_base(tensor: Tensor) -> bool:
     """Tell whether a tensor is a leaf that requires grad because what it is a view of does: a view of ``no_grad``."""
-    return tensor.is_leaf and tensor.requires_grad and tensor._base is not None and tensor._base.requires_grad
+    return tensor.is_leaf and tensor.requires_grad and _base_with_grad(tensor) is not None
 
 
 def is_hooked_view(tensor: Tensor) -> bool:
@@ -66,12 +62,13 @@ def is_hooked_view(tensor: Tensor) -> bool:
 
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
+    # with hooks, eager's gradient goes straight to the base then, past these, and ours would not
+    return _base_with_grad(view) is None or (not view._backward_hooks and _is_plain_view(view))
+
+
+def _base_with_grad(view: Tensor) -> Tensor | None:
     base = view._base
-    if base is None or not base.requires_grad:
-        return True
-    if view._backward_hooks:
-        return False  # eager's gradient goes straight to the base then, past these hooks, and ours would not
-    return _is_plain_view(view)
+    return base if base is not None and base.requires_grad else None
 
 
 def _is_plain_view(view: Tensor) -> bool:

@@ -20,11 +20,12 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """One kernel that a compiler wrote or calls; ``source`` is its text (for an extern kernel, the call)."""
+    """One kernel that a compiler wrote or calls (``extern``), for ``graph``; ``source`` is its text, or the call."""
 
     name: str
     language: Literal["triton", "c++", "python", "extern"]
     source: str
+    graph: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,17 +25,12 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config
-from aotlab._torch import FakeTensorMode, OpOverload
+from aotlab._torch import FakeTensorMode
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
-from aotlab.ir.graphs import STAYS, is_view, output_args, phase_of, return_from
+from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, return_from
 from aotlab.ir.random_state import STATE_OF
 
 _ATEN = torch.ops.aten
-
-
-def is_random(op: Any) -> bool:
-    """Tell whether ``op`` draws random numbers."""
-    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
 class InductorBackend(Backend):

@@ -14,15 +14,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, boxed
+from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, KernelSource, boxed
 from aotlab.errors import GraphInvariantError
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
 from aotlab.ir.random_state import keeping_states, with_states
@@ -31,16 +31,6 @@ from aotlab.partition.default import is_tangent
 from aotlab.partition.stage import PartitionRecord
 from aotlab.trace.live import Trace
 from aotlab.trace.records import TraceRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRecord:
-    """One kernel of graph ``graph``: written by the compiler, or called from a library (``extern``)."""
-
-    name: str
-    language: Literal["triton", "c++", "python", "extern"]
-    source: str
-    graph: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +46,7 @@ class CompiledGraphRecord:
     backend: str
     code: str
     wrapper: str | None
-    kernels: tuple[KernelRecord, ...]
+    kernels: tuple[KernelSource, ...]
     compile_ns: int
     nodes: tuple[NodeRecord, ...]
 
@@ -148,10 +138,7 @@ def compile_graph(
         backend=backend.name,
         code=code,
         wrapper=backend.source(compiled),
-        kernels=tuple(
-            KernelRecord(name=k.name, language=k.language, source=k.source, graph=name)
-            for k in backend.kernels(compiled)
-        ),
+        kernels=tuple(replace(kernel, graph=name) for kernel in backend.kernels(compiled)),
         compile_ns=time.perf_counter_ns() - started,
         nodes=nodes,
     )

@@ -104,14 +104,18 @@ def moves_nothing(target: OpOverload) -> bool:
     return first is not None and not first.is_write
 
 
+def is_random(target: object) -> bool:
+    """Tell whether an op draws from a random generator, or reads or sets its state."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
 def must_stay(node: fx.Node) -> bool:
     """Tell whether a node stays in a forward though nobody uses it."""
     if node.op in ("placeholder", "output"):
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    draws = torch.Tag.nondeterministic_seeded in node.target.tags
-    return draws or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta
+    return is_random(node.target) or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta
 
 
 def op_count(graph: fx.Graph) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from aotlab._torch import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects
-from aotlab.ir.graphs import COPY, STAYS, moves_nothing, phase_of
+from aotlab.ir.graphs import COPY, STAYS, is_random, moves_nothing, phase_of
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
 FLOPS_PER_BYTE = 32
@@ -136,7 +136,7 @@ def why_once(node: fx.Node) -> str:
 def _why_once(target: OpOverload | HigherOrderOperator) -> str:
     if isinstance(target, HigherOrderOperator):
         return "it runs functions, which might do something else then"
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if is_random(target):
         return "it would draw other random numbers"
     if target._schema.is_mutable:
         return "it writes to what it is given"

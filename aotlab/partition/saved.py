@@ -70,7 +70,6 @@ def _is_elementwise_of_one(node: fx.Node) -> bool:
     return (
         isinstance(target, OpOverload)
         and (torch.Tag.pointwise in target.tags or target is CAST)
-        and torch.Tag.nondeterministic_seeded not in target.tags
         and not must_stay(node)
         and len(inputs) == 1
         and isinstance(inputs[0].meta["val"], Tensor)

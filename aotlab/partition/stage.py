@@ -20,14 +20,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
-from aotlab.ir.graphs import COPY, check_graph, line_of, must_stay, op_count, output_args, phase_of, placeholders
+from aotlab.ir.graphs import (
+    COPY,
+    check_graph,
+    is_random,
+    line_of,
+    must_stay,
+    op_count,
+    output_args,
+    phase_of,
+    placeholders,
+)
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.default import default_partition
 from aotlab.partition.saved import (
@@ -324,8 +332,7 @@ def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor
 def _check_random(backward: fx.GraphModule) -> None:
     """Refuse a partition that draws in the backward what the forward draws."""
     for node in backward.graph.nodes:
-        random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-        if random and phase_of(node) == "forward":
+        if is_random(node.target) and phase_of(node) == "forward":
             raise RandomOpError(
                 f"the partitioner puts `{node.target}` of the forward into the backward",
                 line=line_of(node),

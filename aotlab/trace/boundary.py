@@ -171,13 +171,7 @@ def is_captured(tensor: Tensor) -> bool:
 
 
 def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
-    """Look a call up in `OF_A_TENSOR`; ``name`` is what the user calls ``tensor`` if it is an argument.
-
-    Raises
-    ------
-    RefusedError
-        It is there, and ``tensor`` is a traced one, or none of the arguments'.
-    """
+    """Refuse a call in `OF_A_TENSOR` of a traced tensor, or of one that is no argument's; ``name`` is an argument's."""
     row = OF_A_TENSOR.get(func)
     if row is None:
         return
@@ -235,15 +229,7 @@ def spoken_name(func: Any) -> str:
 
 
 def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say of an error of torch's about the trace's own tensors what the user did.
-
-    Raises
-    ------
-    CapturedTensorError
-        A tensor that is no argument is written.
-    RunEagerly
-        A tensor's memory is read by a function that no trace can see into.
-    """
+    """Say of an error of torch's about the trace's own tensors what the user did: write a captured one, or read one."""
     text = str(error)
     if "functional tensor" in text:
         written = next((tensor for tensor in tensors_in((args, kwargs)) if is_captured(tensor)), None)

@@ -55,6 +55,9 @@ class Place:
         )
 
 
+#: Looks the line of a place up.
+Locator = Callable[[], UserLine | None]
+
 _traces: ByCode[dict[int, str]] = ByCode()
 
 
@@ -72,8 +75,11 @@ def stack_trace(place: Place) -> str:
 _is_user_code: ByCode[bool] = ByCode()
 
 
-def user_place() -> Place | None:
+def user_place() -> Locator | None:
     """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
+    known = _located_place()
+    if known is not None:
+        return known
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code):
@@ -101,36 +107,32 @@ def starts_traces(code: CodeType) -> bool:
 
 def line_of_error(error: BaseException) -> UserLine | None:
     """Return the innermost line of the user's that an error came through."""
-    if _known_line() is not None:
-        return _known_line()
-    line, trace = None, error.__traceback__
+    place, trace = _located_place(), error.__traceback__
+    if place is not None:
+        return place()
     while trace is not None:
         if is_users(trace.tb_frame.f_code):
-            line = Place(trace.tb_frame.f_code, trace.tb_lasti)
+            place = Place(trace.tb_frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
-    return None if line is None else line()
+    return None if place is None else place()
+
+
+def user_line() -> UserLine | None:
+    """Return the user's line that is running, for an error."""
+    place = user_place()
+    return None if place is None else place()
 
 
 _located = threading.local()
 
 
-def located(place: Callable[[], UserLine | None] | None) -> None:
+def located(place: Locator | None) -> None:
     """Say where the running op comes from, for frontends that know better than the stack; None: ask the stack."""
     _located.place = place
 
 
-def user_line() -> UserLine | None:
-    """Return the user's line that is running, for an error."""
-    line = _known_line()
-    if line is not None:
-        return line
-    place = user_place()
-    return None if place is None else place()
-
-
-def _known_line() -> UserLine | None:
-    known: Callable[[], UserLine | None] | None = getattr(_located, "place", None)
-    return known() if known is not None else None
+def _located_place() -> Locator | None:
+    return getattr(_located, "place", None)
 
 
 def name_of(tensor: Tensor) -> str | None:

@@ -26,7 +26,7 @@ from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
-from aotlab.trace.places import called, name_of, user_line, user_place
+from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.running import here
 from aotlab.trace.states import States, draws
@@ -37,21 +37,12 @@ _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
 
-#: Ops whose fake results do not say that the real ones are quantized.
-_QUANTIZES = internals.quantizing_ops()
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
-
 
 #: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
 _TWINS_OF_RANDOM_WRITES = frozenset(
-    getattr(getattr(torch.ops.aten, packet), overload)
-    for packet, overload in (
-        ("bernoulli", "p"), ("bernoulli", "Tensor"), ("uniform", "default"), ("normal_functional", "default"),
-        ("exponential", "default"), ("geometric", "default"), ("log_normal", "default"), ("cauchy", "default"),
-        ("random", "default"), ("random", "from"), ("random", "to"),
-    )
-    if hasattr(getattr(torch.ops.aten, packet, None), overload)
-)  # fmt: skip
+    ("bernoulli", "uniform", "normal_functional", "exponential", "geometric", "log_normal", "cauchy", "random")
+)
 _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
@@ -87,7 +78,6 @@ class Recorder(TorchDispatchMode):
         self.fake_mode = fake_mode
         self.decompositions = decompositions or {}
         self.phase: Phase = "forward"
-        self.place: Callable[[], UserLine | None] | None = None
         self.meta: dict[str, Any] | None = None
         self._settings = _settings()
         self._inference = torch.is_inference_mode_enabled()
@@ -101,8 +91,7 @@ class Recorder(TorchDispatchMode):
         self.has_checkpoints = False
         self.exact = False
         self._unmemoisable: set[OpOverload] = set()
-        self._places: dict[int, Callable[[], UserLine | None]] = {}
-        self._metas: dict[int, dict[str, Any]] = {}
+        self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
         self.quirks = quirks
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
@@ -137,8 +126,10 @@ class Recorder(TorchDispatchMode):
             if self.ordinary or _is_ordinary_view(func, args):
                 # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
                 with torch.inference_mode(False):
-                    return self.record(func, types, args, kwargs or {})
-        elif not self._inference and any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
+                    return self.__torch_dispatch__(func, types, args, kwargs)
+        elif not (self._inference or self.ordinary) and any(
+            tensor.is_inference() for tensor in tensors_in((args, kwargs))
+        ):
             self._leave_inference_tensors()
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
@@ -220,7 +211,7 @@ class Recorder(TorchDispatchMode):
 
     def _check_draws(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse random ops that a graph would draw otherwise."""
-        if func in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
+        if func.overloadpacket.__name__ in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
             line = self._line()
             raise RunEagerly(
                 f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
@@ -332,9 +323,11 @@ class Recorder(TorchDispatchMode):
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
         result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        name = func.overloadpacket.__name__  # fakes do not say that results are quantized
+        quantizes = "quantized" in name or name.startswith("quantize_per")
         for tensor in tensors_in(result):
             if (
-                func in _QUANTIZES
+                quantizes
                 or tensor.layout != torch.strided
                 or tensor.dtype in _QUANTIZED
                 or tensor.device.type == "meta"
@@ -390,32 +383,23 @@ class Recorder(TorchDispatchMode):
         return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        tape = self.tape
-        place, meta = self.place, self.meta
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
-            if place is None:
-                place = user_place()
-            if place is not None:
-                self._places.setdefault(sequence, place)  # type: ignore[arg-type]  # an int on this branch
-            if meta is not None:
-                self._metas.setdefault(sequence, meta)  # type: ignore[arg-type]  # an int on this branch
+            place, meta = user_place(), self.meta
+            self._origins.setdefault(sequence, (place, meta))  # type: ignore[arg-type]  # an int on this branch
         else:
-            node = internals.current_node()
-            sequence = None if node is None else internals.sequence_of(node)
-            if sequence is not None:
-                place = self._places.get(sequence)
-                meta = self._metas.get(sequence)
+            sequence = internals.current_node_sequence()
+            place, meta = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
         original = self._original or func
-        index = len(tape.operations)
-        tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+        index = len(self.tape.operations)
+        self.tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
             sequence = internals.current_node_sequence()
-            place = None if sequence is None else self._places.get(sequence)
+            place, _ = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
             return None if place is None else place()
-        return self.place() if self.place is not None else user_line()
+        return user_line()
 
     def _lift(self, real: Tensor) -> Tensor:
         """Take a tensor that Python data was just turned into as a constant of the graph."""

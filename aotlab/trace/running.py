@@ -10,7 +10,7 @@ class::
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import UserLine
-from aotlab.trace.places import located, user_line
+from aotlab.trace.places import Locator, located, user_line
 from aotlab.trace.tape import Operation
 
 if TYPE_CHECKING:
@@ -132,11 +131,10 @@ def is_tracing() -> bool:
     return bool(here.active)
 
 
-def locate(place: Callable[[], UserLine | None] | None, meta: dict[str, Any] | None) -> None:
+def locate(place: Locator | None, meta: dict[str, Any] | None) -> None:
     """Tell the running recorder where the following ops come from; for frontends that know better than the stack."""
     located(place)
     if here.active:
-        here.active[-1].place = place
         here.active[-1].meta = meta
 
 

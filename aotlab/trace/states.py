@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from aotlab._torch import OpOverload
+from aotlab.ir.graphs import is_random
 from aotlab.ir.random_state import SET_STATE, STATE_OF, device_of, drawn, without_generator
-from aotlab.trace.tape import Operation
 
 _CPU = torch.device("cpu")
 
@@ -119,4 +119,4 @@ class States:
 
 def draws(target: Any) -> bool:
     """Tell whether an op draws from a generator, and does not only read or set its state."""
-    return Operation.draws(target) and target not in (STATE_OF, SET_STATE)
+    return is_random(target) and target not in (STATE_OF, SET_STATE)

@@ -21,7 +21,7 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import CapturedTensorError, EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
+from aotlab.errors import EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
 from aotlab.trace.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
@@ -46,22 +46,15 @@ def tracing(recorder: Recorder) -> Iterator[None]:
 
 
 class WorldUnchanged:
-    """Put back what the function changes besides tensors: settings and random states.
-
-    Raises
-    ------
-    RandomOpError
-        The function drew from Python's or numpy's generator.
-    EscapeError
-        It leaves a setting changed.
-    """
+    """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def __enter__(self) -> None:
         self._settings = internals.global_state()
-        self._random_state = _RandomState()
+        self._random_state = random.getstate()  # torch's own generator is guarded by `EscapeGuard`
+        self._numpy_state = _numpy_state()
         self._autocast_nesting = internals.autocast_nesting()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -70,7 +63,10 @@ class WorldUnchanged:
         if internals.any_autocast_enabled() and (self._recorder.has_checkpoints or not self._autocast_nesting):
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(self._autocast_nesting)
-        drew = self._random_state.restore()
+        drew = "`numpy.random`" if _numpy_state() != self._numpy_state else None
+        if random.getstate() != self._random_state:
+            drew = "Python's `random`"
+            random.setstate(self._random_state)
         now = internals.global_state()
         changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
         if changed:
@@ -92,28 +88,12 @@ class WorldUnchanged:
             )
 
 
-class _RandomState:
-    """Python's and numpy's random state before a trace; torch's own generator is guarded by `EscapeGuard`."""
-
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = self._numpy_state()
-
-    @staticmethod
-    def _numpy_state() -> Any:
-        numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
-        if numpy is None:
-            return None
-        state = numpy.random.get_state(legacy=False)["state"].items()
-        return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
-
-    def restore(self) -> str | None:
-        """Put Python's state back if it changed; return which generator was drawn from."""
-        drew = "`numpy.random`" if self._numpy_state() != self._numpy else None
-        if random.getstate() != self._python:
-            drew = "Python's `random`"
-            random.setstate(self._python)
-        return drew
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
+    if numpy is None:
+        return None
+    state = numpy.random.get_state(legacy=False)["state"].items()
+    return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
 
 
 @contextmanager
@@ -124,20 +104,12 @@ def failures_told_apart() -> Iterator[None]:
     except (RefusedError, RunEagerly):
         raise
     except RuntimeError as error:
-        line = line_of_error(error)
         if "support functionalizing operators" in str(error):
             raise HigherOrderOpError(
                 f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
-                line=line,
+                line=line_of_error(error),
                 why="its write could not be taken out of the graph",
                 suggestion="move it out of the compiled function",
-            ) from error
-        if "functional tensor" in str(error):
-            raise CapturedTensorError(
-                "a tensor that is not an argument is written inside the function",
-                line=line,
-                why="the write would happen while tracing",
-                suggestion="pass it as an argument",
             ) from error
         raise TraceFailed(_raised(error)) from error
     except KeyboardInterrupt:

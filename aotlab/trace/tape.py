@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.graphs import STAYS, Phase
+from aotlab.ir.graphs import STAYS, Phase, is_random
 from aotlab.ir.random_state import SET_STATE, STATE_OF, original
 from aotlab.trace.places import Place, stack_trace
 from aotlab.trace.raising import may_raise, may_raise_late
@@ -47,7 +47,7 @@ class Operation:
     @property
     def is_random(self) -> bool:
         """Whether it draws from a random generator, or reads or sets its state."""
-        return self.draws(self.target)
+        return is_random(self.target)
 
     @property
     def draws_as(self) -> OpOverload | None:
@@ -55,11 +55,6 @@ class Operation:
         if self.target in (STATE_OF, SET_STATE):
             return None
         return self.target if self.is_random else original(self.target)
-
-    @staticmethod
-    def draws(target: Any) -> bool:
-        """Tell whether an op draws from a random generator, or reads or sets its state."""
-        return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
     @property
     def is_impure(self) -> bool:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import aotlab
-from aotlab.backends.inductor import InductorBackend, is_random, kernels_in
+from aotlab.backends.inductor import InductorBackend, kernels_in
 from aotlab.errors import TransformError
+from aotlab.ir.graphs import is_random
 from aotlab.ir.metadata import MutationType
 from tests.engine_helpers import events, leaf, metadata, record, refusing
 

@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from aotlab import observe
-from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord, KernelRecord
+from aotlab.backends.base import KernelSource
+from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord
 from aotlab.capture.call import ArgumentRecord, CaptureRecord
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Overlap, SyntheticBasesRecord
@@ -276,7 +277,7 @@ class Story:
                     code=f"def {kind}(): ...",
                     wrapper="# output code\n" if kind == "forward" else None,
                     kernels=(
-                        KernelRecord(
+                        KernelSource(
                             name=f"cpp_fused_{kind}", language="c++", source=self.kernel, graph=f"step__0_{kind}_1"
                         ),
                     ),
