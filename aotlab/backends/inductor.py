@@ -28,7 +28,7 @@ from aotlab import config
 from aotlab._torch import FakeTensorMode
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, return_from
-from aotlab.ir.random_state import STATE_OF
+from aotlab.trace.random_state import STATE_OF
 
 _ATEN = torch.ops.aten
 

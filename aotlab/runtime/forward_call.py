@@ -27,7 +27,6 @@ from aotlab import _torch as internals
 from aotlab.backends.base import Boxed
 from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import AotlabError
-from aotlab.ir.random_state import noted
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
 from aotlab.runtime.mutations import Mutations
@@ -36,6 +35,7 @@ from aotlab.runtime.saved import Keeping, SavedValues
 from aotlab.trace.edges import Edge
 from aotlab.trace.history import kept_entries
 from aotlab.trace.live import Trace
+from aotlab.trace.random_state import noted
 from aotlab.trace.segments import Exit, in_order_of_nodes
 
 if TYPE_CHECKING:

@@ -22,14 +22,13 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.ir.graphs import Phase, moves_nothing
-from aotlab.ir.random_state import state_size
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
+from aotlab.trace.random_state import States, draws, state_size
 from aotlab.trace.running import here
-from aotlab.trace.states import States, draws
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
 _ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}

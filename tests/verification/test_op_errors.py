@@ -1,6 +1,6 @@
 """What torch's op database knows of refused calls: where eager raises, ours does, though nobody uses the result.
 
-Fakes have no values and do not know which kernels there are; see `aotlab.trace.raising`.
+Fakes have no values and do not know which kernels there are; see `aotlab.trace.tape`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,21 @@ generator would. `with_states` turns them into inputs and outputs of the graph, 
 
 A state is what the generator's ``get_state()`` returns, a tensor of bytes on the CPU: 5056 for a CPU's Mersenne
 twister, 16 for a GPU's Philox, its seed and its offset.
+
+`States` knows which state a recorded op draws from: the live one, or one that the graph carries.
+
+    def f(x):
+        return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
+
+Before it runs its body a checkpoint takes the generator's state, and sets it again before it runs the body once more
+for the backward: so the second run draws the first one's numbers. In a graph that state is a value: the forward reads
+and saves it, and the backward's draws take it as an argument and hand on the next one. What a backward draws besides
+comes from the generator as it is by then, as in eager.
+
+A trace draws nothing, so all states that are taken in it are equal. They are told apart by which tensors they are.
+
+Under `config.functionalize_rng_ops` all draws take a state: the first one reads the generator's, and at the end the
+generator is set to the last one.
 """
 
 from __future__ import annotations
@@ -16,14 +31,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
-from aotlab.ir.graphs import output_args, return_from
+from aotlab.ir.graphs import is_random, output_args, return_from
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
 _RANDOM = (torch.Tag.nondeterministic_seeded,)
@@ -49,21 +64,16 @@ def _set(state: Tensor, device: torch.device) -> Tensor:
     return state.clone()
 
 
-def empty_state(device: torch.device) -> Tensor:
-    """Make a tensor for a state, of what kind the mode makes that is on."""
-    return torch.empty(state_size(device), dtype=torch.uint8, device="cpu")
-
-
 #: ``(device) -> state``: what state a device's generator is in.
 STATE_OF: OpOverload = _define(
     "state_of_generator(Device device) -> Tensor",
     lambda device: internals.default_generator(device).get_state(),
-    empty_state,
+    lambda device: torch.empty(state_size(device), dtype=torch.uint8),
     _RANDOM,
 )
 #: ``(state, device) -> state``: set the state of a device's generator; the result is there to be held on to.
 SET_STATE: OpOverload = _define(
-    "set_generator(Tensor state, Device device) -> Tensor", _set, lambda state, device: empty_state(device), _RANDOM
+    "set_generator(Tensor state, Device device) -> Tensor", _set, lambda state, device: state.clone(), _RANDOM
 )
 
 
@@ -187,3 +197,101 @@ def noted(devices: Collection[torch.device]) -> Callable[[], Callable[[], None]]
         return put_back
 
     return note
+
+
+# --- which state the next op draws from ------------------------------------------------------------------------------
+
+_CPU = torch.device("cpu")
+
+#: What records an op that reads or sets a state: the op and its arguments in, the fake of the state out.
+Write = Callable[[OpOverload, tuple[Any, ...]], Tensor]
+
+
+class _Taken(NamedTuple):
+    """A state that was taken: the real tensor, what stands for it, and where that was."""
+
+    real: Tensor
+    states: dict[torch.device, Tensor]
+    replays: bool
+    draws: int | None
+
+
+class States:
+    """The states that the next draws take; ``functional`` says that no draw is live."""
+
+    def __init__(self, write: Write, *, functional: bool) -> None:
+        self._write = write
+        self._functional = functional
+        self._states: dict[torch.device, Tensor] = {}
+        self._first: dict[torch.device, Tensor] = {}
+        self._replays = False
+        self._draws = 0  # live ones so far
+        self._taken: dict[int, _Taken] = {}
+
+    def begin(self) -> None:
+        """Start a forward or a backward, which draws from the generators as they are."""
+        self._states, self._first, self._replays = {}, {}, False
+
+    def end(self) -> None:
+        """Set the generators to where the draws of a forward or a backward have led."""
+        for device, state in self._states.items():
+            if self._functional and state is not self._first.get(device):
+                self._write(SET_STATE, (state, device))
+        self.begin()
+
+    def taken(self, real: Tensor, *, in_forward: bool) -> None:
+        """Note that the CPU's generator was asked for its state."""
+        if in_forward or (not self._replays and not self._functional):
+            state = self._states.get(_CPU)
+            states = {**self._states, _CPU: self._read(_CPU) if state is None else state}
+        else:
+            states = dict(self._states)
+        draws = None if in_forward else self._draws
+        self._taken[id(real)] = _Taken(real, states, self._replays, draws)  # which is kept: no other gets its number
+
+    def set(self, real: Tensor) -> None:
+        """Let the next draws be from a state that was taken."""
+        taken = self._taken.get(id(real))
+        if taken is None:
+            self.begin()
+        elif taken.replays or taken.draws is None:
+            self._states, self._replays = dict(taken.states), True
+        elif self._functional:
+            self._states, self._replays = dict(taken.states), False
+        elif taken.draws == self._draws:  # nothing was drawn since but by replays: the generator is there still
+            self._states, self._replays = {}, False
+        else:
+            self._states, self._replays = dict(taken.states), True
+
+    def _read(self, device: torch.device) -> Tensor:
+        state = self._write(STATE_OF, (device,))
+        if self._functional:
+            self._states[device] = self._first[device] = state
+        return state
+
+    def is_unknown(self, results: Any) -> bool:
+        """Tell whether a replay draws on a device whose generator's state was not taken."""
+        return self._replays and device_of(results) not in self._states
+
+    def draw(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
+    ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any], Tensor] | None:
+        """Return with what op and arguments to draw, and the state before; None if that is live."""
+        device = device_of(results)
+        state = self._states.get(device)
+        if state is None and self._functional:
+            state = self._read(device)
+        if state is None:
+            self._draws += 1
+            return None
+        args, kwargs = without_generator(func, args, kwargs)
+        return drawn(func), (state, *args), kwargs, state
+
+    def drew(self, results: Any, state: Tensor) -> None:
+        """Note the state after a draw."""
+        self._states[device_of(results)] = state
+
+
+def draws(target: Any) -> bool:
+    """Tell whether an op draws from a generator, and does not only read or set its state."""
+    return is_random(target) and target not in (STATE_OF, SET_STATE)
