@@ -719,9 +719,8 @@ def test_replace_unguarded():
         refuse=lambda name, *_: calls.append(name),
         checkpoint_state=lambda name, state: states.append((name, state)),
         checkpoint_starts=lambda: calls.append("checkpoint"),
-        set_=lambda *a, otherwise: calls.append(f"set_ for {otherwise.__name__}"),
         push_hooks=push,
-        call_back=lambda *a, otherwise: calls.append(f"call_back for {otherwise.__name__}"),
+        leave=lambda *a, otherwise: calls.append(f"leave {otherwise.__name__}"),
         higher_order=calls.append,
     ):
         torch.manual_seed(0)
@@ -739,7 +738,7 @@ def test_replace_unguarded():
     assert (took, kept, put, back) == ("get_rng_state", "get_rng_state", "set_rng_state", "set_rng_state")
     assert (first is own, last is around) == (True, True)
     assert calls == [
-        "manual_seed", "swap_tensors", "to_dlpack", "to_dlpack", "set_ for set_", "call_back for apply_",
+        "manual_seed", "swap_tensors", "to_dlpack", "to_dlpack", "leave set_", "leave apply_",
         "push", "checkpoint", "checkpoint",
     ]  # fmt: skip
     now = (torch._C._swap_tensor_impl, torch._C._to_dlpack, torch.utils.dlpack.to_dlpack)

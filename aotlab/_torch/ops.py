@@ -208,16 +208,15 @@ def replace_unguarded(
     refuse: Callable[..., Any],
     checkpoint_state: Callable[[str, Tensor], None],
     checkpoint_starts: Callable[[], None],
-    set_: Callable[..., Any],
     push_hooks: Callable[..., Any],
-    call_back: Callable[..., Any],
+    leave: Callable[..., Any],
     higher_order: Callable[[str], Any],
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
     Most call ``refuse`` instead, with their name and arguments: such as touch random generators, with that alone.
-    ``set_`` and ``call_back``, which stands for ``apply_``, ``map_`` and ``map2_``, get the original as
-    ``otherwise``. ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
+    ``leave``, which stands for ``set_``, ``apply_``, ``map_`` and ``map2_``, gets the original as ``otherwise``.
+    ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
     ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
     to have its functions captured by Dynamo, which would meet the trace's tensors.
     """
@@ -244,10 +243,9 @@ def replace_unguarded(
         (torch._C, "_to_dlpack", to_dlpack),
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
-        (torch.Tensor, "set_", partial(set_, otherwise=torch.Tensor.set_)),
         *(
-            (torch.Tensor, name, partial(call_back, otherwise=getattr(torch.Tensor, name)))
-            for name in ("apply_", "map_", "map2_")
+            (torch.Tensor, name, partial(leave, otherwise=getattr(torch.Tensor, name)))
+            for name in ("set_", "apply_", "map_", "map2_")
         ),
     ]
     states = [(owner, name) for name in _RANDOM_STATE for owner in (torch, torch.random)]

@@ -70,23 +70,6 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__format__: Row("the text", _VALUES, error=DataDependentError),
 }  # fmt: skip
 
-_TRACE_ONLY = "that would happen while tracing only"
-#: What is called without any mode's being asked, by name; `_RANDOM_STATE` stands for all that touches a generator.
-_UNASKED = {
-    "swap_tensors": Row(
-        "`torch.utils.swap_tensors` of {} and {} was called inside the function",
-        "it would exchange a traced tensor for another behind the trace's back",
-        _OUTSIDE,
-    ),
-    "to_dlpack": Row("`to_dlpack` of {} was called inside the function"),
-}
-_RANDOM_STATE = Row(
-    "`torch.{}` was called inside the function: it seeds, sets or reads a random generator",
-    _TRACE_ONLY,
-    f"do it outside of the compiled function, or {BY_DYNAMO}",
-    RandomOpError,
-)
-
 _UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
 _ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
 #: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
@@ -196,10 +179,15 @@ def unclaimed(func: Any) -> RunEagerly:
 
 
 def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
-    """Stand for a function of `_UNASKED`, or for one that touches a random generator."""
-    row = _UNASKED.get(name, _RANDOM_STATE)
-    given = [called(tensor) for tensor in tensors if isinstance(tensor, Tensor)] if name in _UNASKED else [name]
-    raise row.error(row.what.format(*given), line=user_line(), why=row.why, suggestion=row.instead)
+    """Stand for a function that asks no mode: one that touches a random generator, or takes tensors' memory."""
+    of = " and ".join(called(tensor) for tensor in tensors if isinstance(tensor, Tensor))
+    takes_memory = name in ("swap_tensors", "to_dlpack")
+    raise (EscapeError if takes_memory else RandomOpError)(
+        f"`torch.{name}`{of and f' of {of}'} was called inside the function",
+        line=user_line(),
+        why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
+        suggestion=f"do it outside of the compiled function, or {BY_DYNAMO}",
+    )
 
 
 def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
@@ -212,14 +200,26 @@ def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
     )
 
 
-def leave_call_back(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-    """Leave ``apply_`` and the like to eager: a trace has no elements, and they read memory that is not there."""
-    if any(internals.is_functional(tensor) or is_captured(tensor) for tensor in tensors_in((args, kwargs))):
+def leave_unasked(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+    """Leave to eager what asks no mode: ``set_``, and ``apply_`` and the like, which read memory that is not there."""
+    sets, given = otherwise.__name__ == "set_", tensors_in((args, kwargs))
+    if not any(internals.is_functional(tensor) or (is_captured(tensor) and not sets) for tensor in given):
+        return otherwise(*args, **kwargs)
+    with internals.disable_torch_function():  # the mode is still on
+        if sets:
+            raise gets_memory(called(args[0]), "`set_`")
         raise RunEagerly(
             f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
             suggestion="compute with whole tensors, to have it compiled",
         )
-    return otherwise(*args, **kwargs)
+
+
+def gets_memory(name: str, what: str) -> RunEagerly:
+    """Say that a tensor is given other memory."""
+    return RunEagerly(
+        f"{what} gives {name} other memory, at {user_line()}",
+        suggestion="copy the values with `copy_`, or return the new tensor, to have it compiled",
+    )
 
 
 def spoken_name(func: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,8 +22,9 @@ from aotlab.trace.boundary import (
     check_look,
     explain_escape,
     explain_question,
+    gets_memory,
     is_captured,
-    leave_call_back,
+    leave_unasked,
     refuse_higher_order,
     refuse_unasked,
     spoken_name,
@@ -132,7 +133,7 @@ class EscapeGuard(TorchFunctionMode):
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         func = METHODS_OF_OPS.get(func, func)
         if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
-            raise self._gets_memory(args[0], "an assignment to `.data`")
+            raise gets_memory(self._called(args[0]), "an assignment to `.data`")
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
@@ -202,9 +203,8 @@ class EscapeGuard(TorchFunctionMode):
             refuse_unasked,
             note_random_state,
             note_checkpoint,
-            self._set,
             _leave_saved_hooks,
-            leave_call_back,
+            leave_unasked,
             refuse_higher_order,
         )
         self._replaced.__enter__()
@@ -214,19 +214,6 @@ class EscapeGuard(TorchFunctionMode):
         """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-
-    def _set(self, tensor: Tensor, *args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-        """Stand for ``set_``."""
-        if not internals.is_functional(tensor):
-            return otherwise(tensor, *args, **kwargs)
-        with internals.disable_torch_function():  # the mode is still on: it does not get to see ``set_``
-            raise self._gets_memory(tensor, "`set_`")
-
-    def _gets_memory(self, tensor: Tensor, what: str) -> RunEagerly:
-        return RunEagerly(
-            f"{what} gives {self._called(tensor)} other memory, at {user_line()}",
-            suggestion="copy the values with `copy_`, or return the new tensor, to have it compiled",
-        )
 
     def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
         """Name a tensor for an error."""

@@ -357,8 +357,8 @@ def _describe(node: fx.Node, fake: Tensor) -> None:
 
 # --- ops that may raise when they run although their fake did not, so that they stay though nobody uses their result
 #
-# A fake has no values, and does not know which kernels there are. What it lets pass and a kernel refuses are, by torch's
-# op database: mixed dtypes (as of a value and an index), unusual dtypes, and what a few kernels read in one dtype alone.
+# A fake has no values, and does not know which kernels there are. What it lets pass and a kernel refuses are, by the op
+# database: mixed dtypes (as of a value and an index), unusual ones, and what a few kernels read in one dtype alone.
 
 _USUAL = frozenset((torch.float32, torch.float64))
 
