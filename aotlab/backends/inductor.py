@@ -100,7 +100,7 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=_draws_exactly(module),
             )
-        return compiled if request.kind == "backward" else _Apart(compiled, groups)
+        return compiled if request.kind == "backward" else _apart(compiled, groups)
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""
@@ -139,35 +139,32 @@ def _memory(values: Iterable[Any]) -> list[int | None]:
     return [internals.storage_key(value) if isinstance(value, Tensor) else None for value in values]
 
 
-class _Apart:
-    """Calls a compiled graph, and copies results that share memory which the graph has apart.
+def _apart(compiled: Any, groups: list[int | None]) -> Callable[..., Any]:
+    """Copy results of a compiled graph that share memory which the graph has apart, as ``groups`` says.
 
     Inductor lays what is put together by a ``cat`` into the memory of the whole, even if both are results. Which ones
     is the same at every call.
     """
+    copied: list[int] | None = None
 
-    _boxed_call = True
-
-    def __init__(self, compiled: Any, groups: list[int | None]) -> None:
-        self._compiled = compiled
-        self._groups = groups
-        self._copied: list[int] | None = None
-        self.source_code = getattr(compiled, "source_code", None)
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        results = self._compiled(inputs)
-        if len(results) > len(self._groups):  # what is computed only because it may raise, or draws
-            results = results[: len(self._groups)]
-        if self._copied is None:
+    def call(inputs: list[Any]) -> Any:
+        nonlocal copied
+        results = compiled(inputs)
+        if len(results) > len(groups):  # what is computed only because it may raise, or draws
+            results = results[: len(groups)]
+        if copied is None:
             seen: dict[int, int | None] = {}
-            pairs = enumerate(zip(_memory(results), self._groups, strict=True))
-            self._copied = [i for i, (key, group) in pairs if key is not None and seen.setdefault(key, group) != group]
-        if not self._copied:
-            return results
-        results = list(results)
-        for i in self._copied:
-            results[i] = results[i].clone()
+            pairs = enumerate(zip(_memory(results), groups, strict=True))
+            copied = [i for i, (key, group) in pairs if key is not None and seen.setdefault(key, group) != group]
+        if copied:
+            results = list(results)
+            for i in copied:
+                results[i] = results[i].clone()
         return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    call.source_code = getattr(compiled, "source_code", None)  # type: ignore[attr-defined]  # Inductor's own
+    return call
 
 
 # --- what Inductor cannot take -------------------------------------------------------------------------------------

@@ -69,21 +69,16 @@ class Budgets:
 
     def warn_of_unknown(self, graph: fx.Graph) -> None:
         """Warn of regions that are nowhere in a graph."""
-        if not self._named:
-            return
-        for node in graph.nodes:
+        for node in graph.nodes if self._named else ():
             self._region(node)
         there = {number for numbers in self._found.values() for number in numbers}
-        paths = sorted({path for path, _ in self._found if path})
+        paths = [f"`{path}`" for path in sorted({path for path, _ in self._found if path})]
+        known = ", ".join(paths[:8]) + (" and others" if len(paths) > 8 else "")
+        has = f"which has {known}" if known else "which says of no op by which module it was made"
         for number, (name, _) in enumerate(self._named):
             if number not in there:
-                known = ", ".join(f"`{path}`" for path in paths[:8]) + (" and others" if len(paths) > 8 else "")
-                warnings.warn(
-                    f"region_budgets[{_name(name)}] names no module of this graph, "
-                    + (f"which has {known}" if known else "which says of no op by which module it was made"),
-                    UserWarning,
-                    stacklevel=2,
-                )
+                text = f"region_budgets[{_name(name)}] names no module of this graph, {has}"
+                warnings.warn(text, UserWarning, stacklevel=2)
 
     def _region(self, node: fx.Node) -> tuple[int, float]:
         node = _owner(node)
@@ -100,16 +95,14 @@ class Budgets:
 
 def _owner(node: fx.Node) -> fx.Node:
     """Return the node that made the memory which a node views."""
-    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node)):
-        source = node.args[0]
-        if not isinstance(source, fx.Node) or (node.target is operator.getitem and not _is_view(source)):
-            break
+    while True:
+        maker = node.args[0] if node.target is operator.getitem else node  # an item is a view if its maker makes views
+        if not isinstance(maker, fx.Node) or not isinstance(maker.target, internals.OpOverload):
+            return node
+        source = maker.args[0] if moves_nothing(maker.target) else None
+        if not isinstance(source, fx.Node):
+            return node
         node = source
-    return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, internals.OpOverload) and moves_nothing(node.target)
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, Any]]:

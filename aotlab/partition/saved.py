@@ -27,16 +27,7 @@ from aotlab.ir.graphs import (
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
     """Save an input or output in place of a view of it; of synthetic bases, what is needed is cloned later on."""
     visible = _visible(forward, count) - bases
-
-    def way(node: fx.Node) -> list[fx.Node]:
-        chain = [node]
-        while chain[-1] not in visible:
-            if not is_view(chain[-1]):
-                return [node]
-            chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
-        return chain
-
-    _save_roots(forward, backward, count, way)
+    _save_roots(forward, backward, count, lambda node: way_to(node, visible) or [node])
 
 
 def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
@@ -162,13 +153,14 @@ def _made_early(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
 
 
-def root_of(node: fx.Node, visible: set[fx.Node]) -> fx.Node | None:
-    """Return the first node of ``visible`` on the way from a view to what it views; None if there is none."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]  # a view op's first argument is a node
-        if node in visible:
-            return node
-    return None
+def way_to(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
+    """Return the way from a view to the first of ``ends`` that it views, both included; nothing if there is none."""
+    way = [node]
+    while way[-1] not in ends:
+        if not is_view(way[-1]):
+            return []
+        way.append(way[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+    return way
 
 
 def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
@@ -177,7 +169,7 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
     returned = list(output_args(forward.graph))
     for i in range(count, len(returned)):
         node = returned[i]
-        if node is not None and (node in overwritten or root_of(node, overwritten) is not None):
+        if node is not None and way_to(node, overwritten):
             with forward.graph.inserting_before(output):
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}

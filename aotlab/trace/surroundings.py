@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -31,17 +31,18 @@ from aotlab.trace.tape import Untraceable
 @contextmanager
 def tracing(recorder: Recorder) -> Iterator[None]:
     """Let the recorder write down what is computed in a ``with`` block."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(internals.quiet_fake_tensors())
-        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks at values
-        stack.enter_context(internals.saved_tensor_hooks_hidden())
-        stack.enter_context(internals.functionalization())
-        stack.enter_context(internals.enable_python_dispatcher())
-        # a backend that decomposes random ops takes `native_dropout`, as upstream records it
-        inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
-        stack.enter_context(internals.eager_kernels(but=(torch.ops.aten.dropout.default,) if inductors else ()))
-        stack.enter_context(recorder)
+    # a backend that decomposes random ops takes `native_dropout`, as upstream records it
+    inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        internals.quiet_fake_tensors(),
+        torch.autograd.set_detect_anomaly(False),  # it looks at values
+        internals.saved_tensor_hooks_hidden(),
+        internals.functionalization(),
+        internals.enable_python_dispatcher(),
+        internals.eager_kernels(but=(torch.ops.aten.dropout.default,) if inductors else ()),
+        recorder,
+    ):
         yield
 
 
