@@ -15,7 +15,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +23,10 @@ from torch import Tensor, fx
 from aotlab._torch import OpOverload
 from aotlab.ir.graphs import COPY, moves_nothing, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
-from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
+from aotlab.partition.costs import cost_of, nbytes, why_once
 from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
     """What a partitioner knows of a joint graph.
 
@@ -38,52 +36,42 @@ class Joint:
     graph's order; ``inputs`` what each of them, and each node of ``backward``, is computed from.
     """
 
-    graph: fx.Graph
-    outputs: tuple[fx.Node | None, ...]
-    gradients: tuple[fx.Node | None, ...]
-    same: Mapping[fx.Node, fx.Node]
-    forward: frozenset[fx.Node]
-    backward: frozenset[fx.Node]
-    needed: frozenset[fx.Node]
-    costs: Mapping[fx.Node, Cost]
-    inputs: Mapping[fx.Node, Sequence[fx.Node]]
-
-    @classmethod
-    def of(cls, graph: fx.Graph, count: int, static: Collection[int], reachable: Collection[fx.Node]) -> Joint:
+    def __init__(self, graph: fx.Graph, count: int, static: Collection[int], reachable: Collection[fx.Node]) -> None:
         """Read a graph whose first ``count`` outputs are the forward's.
 
         ``static`` are the numbers of the primals that live longer than the call, ``reachable`` is as in `within_reach`.
         """
+        self.graph = graph
         returned = output_args(graph)
-        outputs, gradients = returned[:count], returned[count:]
-        same = common_subexpressions(graph, outputs)
-        inputs: dict[fx.Node, Sequence[fx.Node]] = {}
+        self.outputs, self.gradients = returned[:count], returned[count:]
+        self.same = same = common_subexpressions(graph, self.outputs)
+        self.inputs: dict[fx.Node, Sequence[fx.Node]] = {}
         # tangents reach them, or they draw and assert in the backward: they can run nowhere else
         bound: set[fx.Node] = set()
         for node in graph.nodes:
-            own = inputs[node] = [same.get(each, each) for each in node.all_input_nodes]
+            own = self.inputs[node] = [same.get(each, each) for each in node.all_input_nodes]
             pinned = node.op == "call_function" and phase_of(node) == "backward" and why_once(node)
             if pinned or is_tangent(node) or not bound.isdisjoint(own):
                 bound.add(node)
-        backward: set[fx.Node] = set()
-        needed: set[fx.Node] = set()
-        todo = [same.get(node, node) for node in gradients if node is not None]
+        self.backward: set[fx.Node] = set()
+        self.needed: set[fx.Node] = set()
+        todo = [same.get(node, node) for node in self.gradients if node is not None]
         while todo:
             node = todo.pop()
             if node not in bound:
-                needed.add(node)
-            elif node not in backward:
-                backward.add(node)
-                todo += inputs[node]
-        forward = frozenset(same.get(node, node) for node in forward_nodes(graph, outputs))
+                self.needed.add(node)
+            elif node not in self.backward:
+                self.backward.add(node)
+                todo += self.inputs[node]
+        self.forward = {same.get(node, node) for node in forward_nodes(graph, self.outputs)}
         primals, _ = primals_and_tangents(graph)
         lasting = {primals[n] for n in static if n < len(primals)}
-        reached = ancestors(needed, inputs=inputs)
+        reached = ancestors(self.needed, inputs=self.inputs)
         flops: dict[object, int] = {}
-        costs = {
+        self.costs = {
             node: cost_of(
                 node,
-                in_forward=node in forward,
+                in_forward=node in self.forward,
                 static=node in lasting,
                 reachable=node in reachable,
                 flops=flops,
@@ -91,17 +79,6 @@ class Joint:
             for node in graph.nodes
             if node in reached
         }
-        return cls(
-            graph=graph,
-            outputs=outputs,
-            gradients=gradients,
-            same=same,
-            forward=forward,
-            backward=frozenset(backward),
-            needed=frozenset(needed),
-            costs=costs,
-            inputs=inputs,
-        )
 
     def split(
         self, module: fx.GraphModule, kept: Sequence[fx.Node], reasons: Mapping[fx.Node, str]

@@ -89,7 +89,7 @@ def min_cut_rematerialization_partition(
     # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
     unsure = not any("phase" in node.meta for node in graph.nodes)
     with copied(reachable, lambda node: is_cheap(node) and (unsure or budgets.of(node) == 1)):
-        joint = Joint.of(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
+        joint = Joint(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
         chooser = Chooser(joint)
         choice = chooser.fastest()
         if _held(joint, choice) > most:

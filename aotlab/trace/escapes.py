@@ -14,22 +14,7 @@ from torch.overrides import TorchFunctionMode
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DataDependentError, EscapeError, HooksError
-from aotlab.trace.boundary import (
-    CLAIMABLE,
-    EAGER_OPS,
-    METHODS_OF_OPS,
-    OF_A_TENSOR,
-    check_look,
-    explain_escape,
-    explain_question,
-    gets_memory,
-    is_captured,
-    leave_unasked,
-    refuse_higher_order,
-    refuse_unasked,
-    spoken_name,
-    unclaimed,
-)
+from aotlab.trace import boundary
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.inputs import Entered
 from aotlab.trace.places import called, user_line
@@ -101,7 +86,7 @@ class EscapeGuard(TorchFunctionMode):
         """Let the quirk that claims a function of `CLAIMABLE` do it; fall back to eager if there is none."""
         handler = self._claims.get(func)
         if handler is None:
-            raise unclaimed(func)
+            raise boundary.unclaimed(func)
         return handler(self, func, args, kwargs)
 
     def hooks_of(self, tensor: Tensor) -> list[Hook]:
@@ -119,10 +104,10 @@ class EscapeGuard(TorchFunctionMode):
         try:
             result = self._pass(func, args, kwargs)
         except DataDependentError as error:
-            explain_question(error, func, args, kwargs or {})
+            boundary.explain_question(error, func, args, kwargs or {})
             raise
         except RuntimeError as error:
-            explain_escape(error, func, args, kwargs or {})
+            boundary.explain_escape(error, func, args, kwargs or {})
             raise
         with internals.disable_torch_function():
             self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
@@ -131,20 +116,20 @@ class EscapeGuard(TorchFunctionMode):
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        func = METHODS_OF_OPS.get(func, func)
+        func = boundary.METHODS_OF_OPS.get(func, func)
         if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
-            raise gets_memory(self._called(args[0]), "an assignment to `.data`")
+            raise boundary.gets_memory(self._called(args[0]), "an assignment to `.data`")
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
-        if op_name(func) in EAGER_OPS:
-            why, instead = EAGER_OPS[op_name(func)]
+        if op_name(func) in boundary.EAGER_OPS:
+            why, instead = boundary.EAGER_OPS[op_name(func)]
             raise RunEagerly(f"`{op_name(func)}` {why}, at {user_line()}", suggestion=instead)
         traced = first is not None and internals.is_functional(first)
-        if func in CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
+        if func in boundary.CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
             return self.claimed(func, args, kwargs or {})
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
-            raise RunEagerly(f"`{spoken_name(func)}` is given statistics that share memory, at {user_line()}")
+            raise RunEagerly(f"`{boundary.spoken_name(func)}` is given statistics that share memory, at {user_line()}")
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
@@ -155,7 +140,9 @@ class EscapeGuard(TorchFunctionMode):
     def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let a function of a traced tensor pass, or refuse it."""
         if (kwargs.get("inplace") or args[-1] is True) and overlaps_itself(first):
-            raise RunEagerly(f"`{spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}")
+            raise RunEagerly(
+                f"`{boundary.spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}"
+            )
         if func in _READS_STRIDES:
             self.check_strides(first)
         if func in SEES_AS_DTYPE:
@@ -178,10 +165,11 @@ class EscapeGuard(TorchFunctionMode):
         if func in _LETS_REQUIRE_GRAD and traced and internals.base_of(tensor) is not None:
             # it is a leaf then, and a view of what may get a history, or be written by others
             raise RunEagerly(f"{self._called(tensor, 'a view')} is made to require grad, at {user_line()}")
-        check_look(func, tensor, self.inputs.name_of(tensor))
-        if (func in _CHANGES or func in _HOOKS) and is_captured(tensor):
+        boundary.check_look(func, tensor, self.inputs.name_of(tensor))
+        if (func in _CHANGES or func in _HOOKS) and boundary.is_captured(tensor):
+            name = boundary.spoken_name(func)
             raise (HooksError if func in _HOOKS else EscapeError)(
-                f"`{spoken_name(func)}` of {called(tensor)}, which is not an argument, was called inside the function",
+                f"`{name}` of {called(tensor)}, which is not an argument, was called inside the function",
                 line=user_line(),
                 why="it would happen while tracing only",
                 suggestion="move it out of the compiled function",
@@ -200,12 +188,12 @@ class EscapeGuard(TorchFunctionMode):
         """Guard the block; some functions do not ask function modes and are replaced for its length."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
-            refuse_unasked,
+            boundary.refuse_unasked,
             note_random_state,
             note_checkpoint,
             _leave_saved_hooks,
-            leave_unasked,
-            refuse_higher_order,
+            boundary.leave_unasked,
+            boundary.refuse_higher_order,
         )
         self._replaced.__enter__()
         return self
@@ -259,7 +247,7 @@ _CHANGES = _LETS_REQUIRE_GRAD | frozenset(
 
 
 #: All that is not called for a result alone.
-_LOOKS = frozenset((*OF_A_TENSOR, *_HOOKS, *_CHANGES, *_ABOUT_HISTORIES, internals.BASE_GETTER))
+_LOOKS = frozenset((*boundary.OF_A_TENSOR, *_HOOKS, *_CHANGES, *_ABOUT_HISTORIES, internals.BASE_GETTER))
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 #: What writes two tensors, the running mean and variance.
 _WRITES_STATISTICS = frozenset(
