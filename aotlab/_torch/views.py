@@ -86,18 +86,9 @@ def is_one_of_several_views(tensor: Tensor) -> bool:
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
-def call_of_several_views(node: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the view op with several results that an autograd node is for, and its arguments; None for other nodes."""
-    kind = node.name()
-    if kind not in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"):
-        return None
-    dim = node._saved_dim
-    dim -= 2**64 if dim >= 2**63 else 0  # the node shows what counts from the end as an unsigned number
-    if kind == "UnbindBackward0":
-        return "aten.unbind.int", (dim,)
-    if kind == "SplitBackward0":
-        return "aten.split.Tensor", (int(node._saved_split_size), dim)
-    return "aten.split_with_sizes.default", ([int(size) for size in node._saved_split_sizes], dim)
+def is_call_of_several_views(node: Any) -> bool:
+    """Tell whether an autograd node is that of a view op with several results."""
+    return node.name() in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
 
 
 def is_view_by_custom_function(tensor: Tensor) -> bool:

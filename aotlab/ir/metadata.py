@@ -114,12 +114,11 @@ class OutputAliasInfo:
     or user output that it aliases, as ``output_type`` says; ``views`` the view ops that lead from the base to it, None
     where only ``as_strided`` can say it; ``same_as`` the index of an earlier output that is the same object.
 
-    ``under_no_grad``: autograd does not connect it to its base. (A view made under ``no_grad`` of a tensor that
-    requires grad says that it requires grad and is a leaf.) ``made_in_no_grad_mode``: it is a view that was made so,
-    which autograd knows though its base has no history. ``is_detached``: autograd does not take it for a view.
+    ``made_under_no_grad``: it is a view that was made so, and autograd does not connect it to its base. (Such a view of
+    a tensor that requires grad says that it requires grad and is a leaf.) ``is_detached``: autograd does not take it for a view.
     ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
-    as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later, so that its
-    history is made anew then. ``made_together`` is a number shared by views by one call of a function such as
+    as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later: the epilogue
+    makes it before its writes. ``made_together`` is a number shared by views by one call of a function such as
     ``unbind``, which is one autograd node.
     """
 
@@ -133,8 +132,7 @@ class OutputAliasInfo:
     requires_grad: bool = False
     views: tuple[ViewStep, ...] | None = None
     same_as: int | None = None
-    under_no_grad: bool = False
-    made_in_no_grad_mode: bool = False
+    made_under_no_grad: bool = False
     is_detached: bool = False
     is_new_leaf: bool = False
     made_by: str | None = None

@@ -32,11 +32,10 @@ from aotlab.trace.edges import Edge, edge_of, edges_behind
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
-from aotlab.trace.passed_views import is_made_by_strides, is_made_through, ways_back
 from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.records import Hook, HookKind
-from aotlab.trace.sources import made_through
+from aotlab.trace.sources import is_made_by_strides, is_made_through, made_through, ways_back
 
 if TYPE_CHECKING:
     from aotlab.trace.escapes import EscapeGuard

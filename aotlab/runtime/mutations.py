@@ -25,6 +25,9 @@ class Mutations:
 
     def write(self, results: Mapping[int, str]) -> None:
         """Write the new values that are there into the caller's tensors, and take their other changes."""
+        for output in self.draft.meta.output_info:
+            if output.precedes_write:
+                self._outputs.expression(output.index)
         draft, writes = self.draft, self.draft.trace.writes
         for n, write in enumerate(writes):
             if n not in draft.written and n in results:
@@ -78,21 +81,11 @@ class Mutations:
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.draft.kept(info.index)
-        self._views_from_before(info.index)
         self.draft.changed.add(info.index)
         if write is not None:
             self._copy(target, info, write, value)
         if info.requires_grad_set is not None and not self._requires_grad_first(info):
             self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
-
-    def _views_from_before(self, k: int) -> None:
-        """Make the outputs that are views of an input as it is before a change; autograd tells them from later ones."""
-        base = self.draft.base_with(k)
-        together = (k,) if base is None else base.members
-        for output in self.draft.meta.output_info:
-            # a write to another view of a buffer may count for the input, too
-            if output.precedes_write and (output.base_idx in together or not output.requires_grad):
-                self._outputs.expression(output.index)
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
         line = f"{target}.copy_({value})"

@@ -84,13 +84,12 @@ class Outputs:
         name = self.w.local(output.name)
         if output.views is None and base_requires and not output.requires_grad:
             base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
-        want = not (output.under_no_grad if output.requires_grad else output.made_in_no_grad_mode)
-        toggle = want if want != self.draft.grad_on else None
-        self._views.write(name, base, output, toggle)
-        if output.is_new_leaf:
-            self.w.add(f"{name} = {name}.detach().requires_grad_()")
-        elif output.is_detached:
+        want = not output.made_under_no_grad
+        self._views.write(name, base, output, want if want != self.draft.grad_on else None)
+        if output.is_detached:
             self.w.add(f"{name} = {name}.detach()")
+        if output.is_new_leaf:
+            self.w.add(f"{name}.requires_grad_()")
         return name
 
     def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:

@@ -130,17 +130,14 @@ class Prologue:
         self._views_of_others()
 
     def _views_of_others(self) -> None:
-        """Write the checks that inputs are views of what requires no grad, or are not, where views of them tell."""
-        trace, w = self.draft.trace, self.w
-        for k in sorted(trace.effects.viewed_unseen | trace.effects.viewed_late):
-            position = self.parts.dedupe.kept[k]
-            facts, tensor = self.state.leaves[position], self.draft.kept(k)
-            if not (isinstance(facts, TensorFacts) and facts.requires_grad):
-                continue
-            if facts.is_leaf and k in trace.effects.viewed_late and not facts.is_view:
-                self.draft.miss([f"{tensor}._base is not None"])
-            else:
-                self.draft.miss([w.call("is_over_another", internals.is_over_another, tensor)])
+        """Write the checks that inputs are no views of what requires no grad, where views of them tell."""
+        for k in sorted(self.draft.trace.effects.viewed_unseen):
+            facts = self.state.leaves[self.parts.dedupe.kept[k]]
+            tensor = self.draft.kept(k)
+            if isinstance(facts, TensorFacts) and facts.requires_grad:
+                plain = facts.is_leaf and not facts.is_view
+                over = self.w.call("is_over_another", internals.is_over_another, tensor)
+                self.draft.miss([f"{tensor}._base is not None" if plain else over])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
         """Write the checks that what happened to an input may happen to this one."""

@@ -97,7 +97,7 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     keeping.watch(edges)
     edges.register_hooks("input", "root", "output")
     _leave_grad_mode(draft)
-    w.add(f"return {write_result(w, draft.trace.outputs.spec, made[: draft.trace.outputs.visible])}")
+    w.add(f"return {write_result(w, draft.trace.outputs.spec, made)}")
     return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace
 
 

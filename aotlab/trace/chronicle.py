@@ -29,27 +29,16 @@ from aotlab.trace.tape import tensors_in
 
 
 class Chronicle:
-    """Notes views and writes while the traced function runs, by the keys of the memory that they are of.
+    """Notes views and writes while the traced function runs; ``storages`` are the keys of the inputs' memory.
 
-    ``storages`` are those of the inputs.
-
-    Attributes
-    ----------
-    viewed_unseen
-        The inputs' memory of which views were made without autograd.
-    fragile
-        That of which views were made that must not be used once its version has moved.
-    used_late
-        That of which a view with a history was made before a write and used after it.
-    kept_by
-        What autograd's nodes of writes to views keep, as far as torch does not show it.
+    ``viewed_unseen`` has those of which views were made or used without autograd, ``fragile`` those of which views were
+    made that must not be used once the version moved; ``kept_by`` says what autograd's nodes of writes to views keep.
     """
 
     def __init__(self, storages: Collection[int] = ()) -> None:
         self._storages = storages
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
-        self.used_late: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._origins: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
@@ -114,10 +103,13 @@ class Chronicle:
         return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
 
     def uses(self, given: Any) -> None:
-        """Note which views that were made before a write are used after it."""
-        if self._made:
-            late = [tensor for tensor in tensors_in(given) if self.is_older(tensor) and tensor.requires_grad]
-            self.used_late.update(map(internals.storage_key, late))
+        """Look for views of inputs that were made before a write and are used after it."""
+        for tensor in tensors_in(given) if self._made else ():
+            key = internals.storage_key(tensor)
+            if key in self._storages and tensor.requires_grad and self.is_older(tensor):
+                if torch.is_grad_enabled():
+                    raise RunEagerly(f"a view of an argument is used after a write to that, at {user_line()}")
+                self.viewed_unseen.add(key)
 
     def writes(self, written: Tensor) -> None:
         """Look at a tensor that is about to be written."""

@@ -134,15 +134,12 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
 def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
     """Leave to the graph the writes that it can do as eager does."""
     inputs = findings.inputs
-    # views from before the write have to be made before it, and the graph runs first
-    early = [info for info in findings.outputs.infos if info.precedes_write]
-    if not all(info.requires_grad for info in early):
-        return found  # before the writes to others, too
-    viewed = {info.base_idx for info in early}
+    if any(info.precedes_write for info in findings.outputs.infos):
+        return found  # such an output has to be made before the write, and the graph runs first
     # a write in the graph moves the version counter; where eager's does not, the epilogue writes
     infos = tuple(
-        replace(i, keep_input_mutations=True) if i.moves_version and inputs[k].base is None and k not in viewed else i
-        for k, i in enumerate(found.infos)
+        replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
+        for info, item in zip(found.infos, inputs, strict=True)
     )
     kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
     return replace(

@@ -25,8 +25,7 @@ from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import Entered, bases_of, input_info, with_uncounted_writes
-from aotlab.trace.outputs import Outputs
-from aotlab.trace.passed_views import all_outputs
+from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
@@ -49,10 +48,9 @@ class Findings:
     #: The traced stand-ins of the kept inputs, and what became of each.
     inputs: list[Entered]
     infos: tuple[InputAliasInfo, ...]
-    #: What was returned, and how it is nested; the outputs behind the ``visible`` ones are views that gradients pass.
+    #: What was returned, and how it is nested.
     outputs: Outputs
     out_spec: Any
-    visible: int
     #: The grad mode that the function leaves behind; None if it is the one that it found.
     left_grad_mode: bool | None
     #: The kept inputs whose offset in their storage the function looked at.
@@ -87,8 +85,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         for item in inputs:
             item.check_attributes()
             item.take_new_edge()
-            if item.base is not None and item.storage in escapes.chronicle.used_late:
-                raise RunEagerly(f"a view of `{item.name}`, which shares memory, is used after a write")
             if item.storage in escapes.chronicle.viewed_unseen and internals.is_over_another(item.real):
                 raise RunEagerly(
                     f"a view of `{item.name}`, a view itself, is made without autograd",
@@ -97,7 +93,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         _check_containers(call, values, args, kwargs)
         leaves, names, out_spec = places.read_result(result)
         infos = _input_infos(recorder, inputs)
-        outputs = all_outputs(recorder.tape, leaves, names, inputs, escapes.chronicle)
+        outputs = OutputReader(recorder.tape, leaves, names, inputs, escapes.chronicle).run()
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
     if warned:
         escapes.claimed(warnings.warn, tuple(warned), {})
@@ -114,7 +110,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         chronicle=escapes.chronicle,
         hooks=tuple(escapes.hooks.values()),
         holder=call.target.holder(lifted),
-        visible=len(leaves),
     )
     for quirk in recorder.quirks:
         quirk.check(findings)

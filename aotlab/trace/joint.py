@@ -21,14 +21,12 @@ from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
 from aotlab.trace.history import Survey, node_bits, reachable, read_by_themselves, state_masks, survey, watches
-from aotlab.trace.inputs import Entered, value_of
+from aotlab.trace.inputs import Entered, owner_of, value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
-from aotlab.trace.owners import check_owners
-from aotlab.trace.passed_views import check_passed
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import AutogradNode, Source, TraceFailed, TraceRecord
 from aotlab.trace.segments import Exit, Segment
-from aotlab.trace.sources import divide, made_through, place_hooks
+from aotlab.trace.sources import check_passed, divide, made_through, place_hooks
 from aotlab.trace.tangent_layouts import spelled
 from aotlab.trace.tape import Operation, Untraceable
 
@@ -44,7 +42,7 @@ def make_joint(
     tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
     sources.update(carriers)
     through = made_through(outputs)
-    check_passed(outputs, findings.inputs, through)
+    check_passed(findings, through)
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
@@ -65,9 +63,7 @@ def make_joint(
             static_input_indices=tuple(range(static_inputs)),
         ),
         inputs=inputs,
-        outputs=ProgramOutputs(
-            spec=findings.out_spec, constants=outputs.constants, visible=findings.visible, made_through=through
-        ),
+        outputs=ProgramOutputs(spec=findings.out_spec, constants=outputs.constants, made_through=through),
         effects=effects,
         forward_outputs=[item.value for item in forward.returned],
         returned_outputs=[i for i, _, _ in outputs.returned],
@@ -83,8 +79,49 @@ def make_joint(
         deriver=deriver,
     )
     if trace.training or torch.is_grad_enabled():
-        check_owners(trace, findings)
+        _check_owners(trace, findings)
     return _record(trace, forward), trace
+
+
+def _check_owners(trace: Trace, findings: Findings) -> None:
+    """Leave to eager changes of views that show in histories which the trace does not have.
+
+        def f(v):                        # v = w[1:], and w has a history
+            v.mul_(2)
+            return v.sum()
+
+    After the write autograd leads the gradient of ``v`` to ``w``, which the trace does not have unless it is an input
+    too, and of which the caller may hold other views.
+    """
+    hooked = {id(hook.tensor) for hook in findings.hooks}
+    tensors = findings.outputs.tensors.values()
+    for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
+        is_view, is_hooked = internals.base_of(item.real) is not None, id(item.wrapper) in hooked
+        if info.requires_grad_set:
+            views = [t for t in tensors if t is not item.wrapper and internals.storage_key(t) == item.storage]
+            is_leaf = any(view.requires_grad and view.grad_fn is None for view in views)
+            if is_view or is_leaf or any(map(findings.chronicle.is_older, views)):
+                raise RunEagerly(f"`{info.name}`, a view or one of which views are returned, is made to require grad")
+            if is_hooked and not trace.gets_gradient(info.index):
+                raise RunEagerly(f"`{info.name}` is made to require grad and gets a hook, and no gradient")
+        gets_history = not item.real.requires_grad and item.written_visibly
+        if not item.wrapper.requires_grad or not (is_view or gets_history):
+            continue
+        related = [
+            k
+            for k, other in enumerate(findings.inputs)
+            if other is not item
+            and (owner_of(other.real) is owner_of(item.real) or internals.share_version(other.real, item.real))
+        ]
+        if related and gets_history:
+            raise RunEagerly(f"a write gives `{info.name}` a history, and another input shares it")
+        moved = info.moves_version or any(trace.metadata.input_info[k].moves_version for k in related)
+        unseen = item.storage in findings.chronicle.viewed_unseen
+        if is_view and moved and (is_hooked or (item.real.requires_grad and (unseen or not item.real.is_leaf))):
+            raise RunEagerly(
+                f"`{info.name}` is a view, of a tensor that requires grad or with a hook, and is written",
+                suggestion="pass that tensor, or a clone of the view, to have it compiled",
+            )
 
 
 def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
@@ -110,7 +147,6 @@ def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge,
         quirks=findings.recorder.quirks,
         fragile=inputs_of(chronicle.fragile),
         viewed_unseen=inputs_of(chronicle.viewed_unseen),
-        viewed_late=inputs_of(chronicle.used_late),
     )
 
 

@@ -41,14 +41,12 @@ class GraphInputs:
 class ProgramOutputs:
     """What the function returned.
 
-    ``spec`` is its nesting, ``constants`` are the outputs that are no tensors. Only the first ``visible`` outputs are
-    the user's, the others are views that gradients pass. ``made_through`` says for outputs that are views of other
-    outputs that are views, of which one.
+    ``spec`` is its nesting, ``constants`` are the outputs that are no tensors. ``made_through`` says for
+    outputs that are views of other outputs that are views, of which one.
     """
 
     spec: Any
     constants: Mapping[int, Any]
-    visible: int
     made_through: Mapping[int, int]
 
 
@@ -64,9 +62,8 @@ class Effects:
     quirks: Sequence[Quirk]
     #: The inputs with views that become invalid when the input is written.
     fragile: frozenset[int]
-    #: The inputs of which views were made without autograd, or were used after a write.
+    #: The inputs of which views were made or used without autograd.
     viewed_unseen: frozenset[int]
-    viewed_late: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,31 +12,30 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import NeedsInputsApart, RunEagerly
 from aotlab.errors import OutputError, SymbolicShapeError
-from aotlab.ir.extents import extent_bytes
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import is_constant
-from aotlab.trace.inputs import Entered, value_of
+from aotlab.trace.inputs import Entered, owner_of, value_of
+from aotlab.trace.storage_looks import span
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import (
     call_of_several,
     canonical_base,
     common_base,
     covers_storage,
+    ends_nowhere,
     is_new_leaf,
     is_view_of,
-    or_else,
     reaches,
     views_between,
-    views_past_detaches,
     with_detach,
-    with_several,
 )
 from aotlab.trace.write_calls import overlaps_itself
 
 _OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
+_CLONE = "return a clone, to have it compiled"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +130,8 @@ class OutputReader:
             )
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
         several = call_of_several(leaf)
+        if several is not None and views != () and all(step.item is None for step in views or ()):
+            raise RunEagerly(f"`{self.names[i]}` is one of several views that were made together, and is made anew")
         first = self._first_of.setdefault(id(leaf), i)
         self._infos[i] = OutputAliasInfo(
             index=i,
@@ -140,13 +141,16 @@ class OutputReader:
             spec=spec_of(leaf, self._storages),
             base_idx=base,
             requires_grad=leaf.requires_grad,
-            views=with_several(views, leaf),
+            views=views,
             same_as=None if first == i else first,
-            under_no_grad=views != () and not (leaf.requires_grad and not leaf.is_leaf),
-            is_detached=views is None and not leaf.requires_grad and internals.base_of(leaf) is None,
-            made_in_no_grad_mode=views != () and internals.was_made_under_no_grad(leaf),
+            is_detached=views is None and internals.base_of(leaf) is None,
+            made_under_no_grad=views != () and internals.was_made_under_no_grad(leaf),
             is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
-            made_by=_name_of(leaf.grad_fn) if kind is OutputType.CUSTOM_FUNCTION_VIEW else None,
+            made_by=(
+                str(leaf.grad_fn.name()).rsplit("::", 1)[-1].split("Backward")[0]  # as autograd's errors call it
+                if kind is OutputType.CUSTOM_FUNCTION_VIEW
+                else None
+            ),
             precedes_write=item is not None and self._precedes_write(i, item),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
@@ -156,45 +160,30 @@ class OutputReader:
         output = self.leaves[i]
         if output is item.wrapper or not self.chronicle.is_older(output):
             return False
-        if not output.requires_grad:  # the caller may let its base require grad, which then asks for its history
-            differentiable = output.is_floating_point() or output.is_complex()
-            if item.wrapper.requires_grad or not differentiable:
-                return False
-        if item.base is not None or internals.is_one_of_several_views(output):
+        # the caller may let its base require grad, which then asks for its history
+        may_require = not item.wrapper.requires_grad and (output.is_floating_point() or output.is_complex())
+        several = internals.is_one_of_several_views(output)
+        if output.requires_grad or (may_require and (item.base is not None or several)):
             raise RunEagerly(f"`{self.names[i]}` is a view of `{item.name}` from before that was changed")
-        return True
+        return may_require
 
     # --- views of inputs
 
     def _made_from(self, i: int, windows: Sequence[int]) -> int:
-        """Return the input that an output is to be made from: the one of those in its memory that the program took.
-
-        Raises
-        ------
-        NeedsInputsApart
-            It cannot be made from that.
-        """
+        """Return the input that an output is to be made from: the one of those in its memory that the program took."""
         if len(windows) == 1:
             return windows[0]
         output, value = self.leaves[i], self.values[i]
         origin = self.chronicle.origin_of(output)
         for k in (k for k in windows if self.inputs[k].wrapper is origin):
-            window = internals.from_functional(origin)
-            if output is origin or self._views(window, value, past_detaches=not output.requires_grad) is not None:
+            if output is origin or views_between(self.tape, internals.from_functional(origin), value) is not None:
                 return k
             if not output.requires_grad and _contains(origin, output):
                 return k
         raise NeedsInputsApart(
             "an output shares memory with several inputs and is an ordinary view of none of them",
-            suggestion="return a clone, to have it compiled",
+            suggestion=_CLONE,
         )
-
-    def _views(self, window: Tensor, value: Tensor, *, past_detaches: bool) -> tuple[ViewStep, ...] | None:
-        """Return the view ops that lead from an input to a value; None if there is no such way."""
-        views = views_between(self.tape, window, value)
-        if views is None and past_detaches:
-            views = views_past_detaches(self.tape, window, value)
-        return views
 
     def _aliases(self, members: Sequence[int], k: int, item: Entered) -> None:
         """Classify outputs that live in the storage of input ``k``."""
@@ -204,16 +193,10 @@ class OutputReader:
             if output is item.wrapper:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and _ends_nowhere(output):
-                raise RunEagerly(f"`{name}` is a view of a view that was made under no_grad")
-            if output.requires_grad and not is_view_of(output, item.wrapper):
-                if internals.is_view_by_custom_function(output):
-                    raise RunEagerly(f"a custom autograd.Function made `{name}` as a view of `{item.name}`")
-                raise OutputError(
-                    f"`{name}` shares memory with `{item.name}` but has an autograd history of its own",
-                    why="the epilogue can make views of an input only by ordinary view ops",
-                    suggestion="return a clone",
-                    argument=item.name,
+            if output.requires_grad and (ends_nowhere(output) or not is_view_of(output, item.wrapper)):
+                raise RunEagerly(
+                    f"`{name}` shares memory with `{item.name}` and has an autograd history of its own",
+                    suggestion=_CLONE,
                 )
             if (
                 output.requires_grad
@@ -222,23 +205,10 @@ class OutputReader:
             ):
                 # autograd makes the history again by sizes and strides, which share gradients out among equal places
                 raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
-            past_detaches = item.base is not None and not output.requires_grad
-            between = self._views(base_value, self.values[i], past_detaches=past_detaches)
-            views = with_detach(between, output, item.wrapper)
-            if views is not None and len(views) > 1 and any(step.target in _LAZY for step in views):
-                raise OutputError(
-                    f"`{name}` is a part of a lazy conjugate or negative of `{item.name}`",
-                    why="its views cannot be replayed",
-                    suggestion="call resolve_conj() or resolve_neg() first",
-                    argument=item.name,
-                )
-            if views is None and _reads_otherwise(self.values[i], base_value):
-                raise OutputError(
-                    f"`{name}` views `{item.name}` as another dtype, conjugate or negative",
-                    why="its views cannot be replayed",
-                    suggestion="return a clone",
-                    argument=item.name,
-                )
+            views = with_detach(views_between(self.tape, base_value, self.values[i]), output, item.wrapper)
+            lazy = views is not None and len(views) > 1 and any(step.target in _LAZY for step in views)
+            if lazy or (views is None and _reads_otherwise(self.values[i], base_value)):
+                raise RunEagerly(f"the views from `{item.name}` to `{name}` cannot be made again", suggestion=_CLONE)
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
     # --- intermediates
@@ -277,18 +247,8 @@ class OutputReader:
             if i == owner:
                 continue
             views = views_between(self.tape, base, values[i])
-            if views is None and leaves[i].requires_grad:
-                raise OutputError(
-                    f"`{names[i]}` is a view of an intermediate that changed its sizes or strides in place",
-                    why="its views cannot be replayed",
-                    suggestion="use the out-of-place form, as t() for t_()",
-                )
-            if views is None and _reads_otherwise(values[i], base):
-                raise OutputError(
-                    f"`{names[i]}` views an intermediate as another dtype, conjugate or negative",
-                    why="its views cannot be replayed",
-                    suggestion="return a clone",
-                )
+            if views is None and (leaves[i].requires_grad or _reads_otherwise(values[i], base)):
+                raise RunEagerly(f"the views to `{names[i]}` cannot be made again", suggestion=_CLONE)
             if self.chronicle.is_made_again(leaves[i]):
                 raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
             self._info(i, first, where, with_detach(views, leaves[i], root))
@@ -318,7 +278,7 @@ class OutputReader:
         if output.requires_grad:
             by_function = internals.is_view_by_custom_function(output)
             several = internals.is_one_of_several_views(output)
-            return output.is_leaf or several or (base is not None and (not by_function or _ends_nowhere(output)))
+            return output.is_leaf or several or (base is not None and (not by_function or ends_nowhere(output)))
         if base is None or output.is_inference():
             return False
         top, value = canonical_base(self.tape, value_of(base, "a base")), self.values[i]
@@ -330,13 +290,13 @@ class OutputReader:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
         leaves, values, names = self.leaves, self.values, self.names
         differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and not is_new_leaf(leaves[i])]
-        root = next((_owner(output) for output in differentiable), None)
+        root = next((owner_of(output) for output in differentiable), None)
         if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
             raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")
         for i in distinct:
-            if leaves[i].requires_grad and internals.base_of(leaves[i]) is not None and _ends_nowhere(leaves[i]):
+            if leaves[i].requires_grad and internals.base_of(leaves[i]) is not None and ends_nowhere(leaves[i]):
                 raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad")
-        starts = [canonical_base(self.tape, value_of(_owner(leaves[i]), f"`{names[i]}`")) for i in distinct]
+        starts = [canonical_base(self.tape, value_of(owner_of(leaves[i]), f"`{names[i]}`")) for i in distinct]
         base = common_base(self.tape, starts)
         top = None if root is None else value_of(root, "a base")
         if (
@@ -347,43 +307,17 @@ class OutputReader:
             base = top  # also where it is an alias of something else, or was made a part of its memory in place
         connected = root is None or all(is_view_of(output, root) for output in differentiable)
         if base is None or not connected or (top is not None and top is not base):
-            raise OutputError(
-                f"the outputs {', '.join(f'`{names[i]}`' for i in distinct)} share memory",
-                why="they do so in a way that cannot be made again from one tensor",
-                suggestion="return clones",
+            raise RunEagerly(
+                f"the outputs {', '.join(f'`{names[i]}`' for i in distinct)} share memory in a way that cannot be made "
+                "again from one tensor",
+                suggestion="return clones, to have it compiled",
             )
         return base, root
 
 
-def _owner(tensor: Tensor) -> Tensor:
-    return or_else(internals.base_of(tensor), tensor)
-
-
-def _name_of(node: Any) -> str:
-    """Return the name by which autograd's errors call what made a node."""
-    return str(node.name()).rsplit("::", 1)[-1].split("Backward")[0]
-
-
 def _contains(tensor: Tensor, other: Tensor) -> bool:
-    if tensor.dtype != other.dtype or not internals.is_dense(tensor):
-        return False
-
-    def span(t: Tensor) -> tuple[int, int]:
-        start = int(t.storage_offset()) * t.element_size()
-        return start, start + extent_bytes(tuple(t.shape), tuple(t.stride()), t.element_size())
-
     (a, b), (c, d) = span(tensor), span(other)
-    return a <= c and d <= b
-
-
-def _ends_nowhere(output: Tensor) -> bool:
-    """Tell whether the gradient of ``output`` ends at a view that was made under ``no_grad``."""
-    node = output.grad_fn
-    while node is not None and len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-        if node is None:
-            return True
-    return False
+    return tensor.dtype == other.dtype and internals.is_dense(tensor) and a <= c and d <= b
 
 
 def _reads_otherwise(value: Tensor, base: Tensor) -> bool:

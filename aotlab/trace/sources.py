@@ -7,12 +7,14 @@ function's own hooks there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from aotlab.capture.signals import RunEagerly
-from aotlab.ir.metadata import OutputType, TangentSource
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.trace.function import Findings
@@ -81,7 +83,7 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
     found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
-        if leaf is None or not info.is_made_by_views or info.under_no_grad or leaf.grad_fn is None:
+        if leaf is None or not info.is_made_by_views or leaf.grad_fn is None:
             continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
@@ -138,3 +140,65 @@ def place_hooks(
         if source is not None:
             found.append((hook.kind, source, hook.function))
     return found
+
+
+def check_passed(findings: Findings, through: Mapping[int, int]) -> None:
+    """Leave to eager views that are the caller's or not, and that gradients pass otherwise than in eager.
+
+        def f(x):
+            v, w = x.unbind(0)
+            return v.exp(), w
+
+    A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node
+    in common. And an output that is a view of one made by sizes and strides, whose gradient passes that, has to be made
+    ``through`` it.
+    """
+    outputs, inputs, several = findings.outputs, findings.inputs, findings.chronicle.several
+    if several:
+        known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+        views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
+        nodes = {edge_of(view)[0] for view in views}
+        hidden = [view for group in several for view in group if not any(view is tensor for tensor in known)]
+        passed = edges_behind([edge_of(tensor) for tensor in known if tensor.grad_fn is not None])
+        if any(view.grad_fn in nodes and edge_of(view) in passed for view in hidden):
+            raise RunEagerly(
+                "an output is one of several views that were made together, and gradients pass another one",
+                suggestion="return all of them or none, to have it compiled",
+            )
+    by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if is_made_by_strides(info, outputs)}
+    for i, edge in ways_back(outputs, inputs) if by_strides else ():
+        if edge in by_strides and not is_made_through(i, edge, outputs, through):
+            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view that is made by sizes and strides")
+
+
+def is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
+    """Tell whether an output has a history and is made by sizes and strides, so that no other is made from it."""
+    return info.is_made_by_views and info.views is None and outputs.tensors[info.index].grad_fn is not None
+
+
+def is_made_through(i: int, edge: Edge, outputs: Outputs, through: Mapping[int, int]) -> bool:
+    """Tell whether an output is made from the one at an edge, perhaps by others in between."""
+    j: int | None = i
+    while j is not None and edge_of(outputs.tensors[j]) != edge:
+        j = through.get(j)
+    return j is not None
+
+
+def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
+    """Go through the outputs that are made by views, each with the edges that its gradient passes on its way back."""
+    ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
+    ends.update(item.edge for item in inputs if item.edge is not None)
+    roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
+    ends.update(edge_of(root) for root in roots if root is not None)
+    for i, tensor in outputs.tensors.items():
+        info = outputs.infos[i]
+        if info.is_made_by_views and tensor.grad_fn is not None:
+            yield from ((i, edge) for edge in _way_back(tensor, ends))
+
+
+def _way_back(tensor: Tensor, ends: Collection[Edge]) -> Iterator[Edge]:
+    """Go from a view to what it is a view of, along the edges that its gradient goes."""
+    edges = next_edges(edge_of(tensor)[0])
+    while len(edges) == 1 and edges[0] not in ends:
+        yield edges[0]
+        edges = next_edges(edges[0][0])

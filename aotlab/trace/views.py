@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.ir.metadata import ViewStep
+from aotlab.trace.inputs import owner_of
 from aotlab.trace.tape import Tape
 
 _view_ops: dict[OpOverload, bool] = {}
@@ -63,66 +64,27 @@ def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ..
     while below is not base:
         parent = view_parent(tape, below)
         if parent is None:
-            return views_from_window(tape, base, value)
+            return _views_from_window(tape, base, value)
         below, step = parent
         steps.append(step)
     return tuple(reversed(steps))
 
 
-def views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+def _views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
 
     After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
-    on the way to ``value``; but the steps to the window may be the first of those to ``value``.
+    on the way to ``value``; but the steps to the window, but for aliases, may be the first of those to ``value``.
     """
     to_window, top = _steps_from_top(tape, window)
     to_value, other_top = _steps_from_top(tape, value)
     if top is not other_top:
-        return _same_past_unsafe(tape, (to_window, top), (to_value, other_top))
-    if to_value[: len(to_window)] == to_window:
-        return tuple(to_value[len(to_window) :])
-    # windows with other histories go by other aliases of the base; what is detached behind the window says so itself
+        return None
     wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
     for count in range(len(to_value), -1, -1):
         if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
             return tuple(to_value[count:])
     return None
-
-
-def _same_past_unsafe(
-    tape: Tape, window: tuple[list[ViewStep], Tensor], value: tuple[list[ViewStep], Tensor]
-) -> tuple[ViewStep, ...] | None:
-    """Return the views between two, by their steps and tops, where `_unsafe_view` made these of the same.
-
-    It does so for products of several matrices at once. To functionalization it is a view, which after a write is made
-    anew for each alias.
-    """
-    (to_window, top), (to_value, other_top) = window, value
-    ways = [tape.producer(each) for each in (top, other_top)]
-    if None in ways or any(way[0].target is not internals.UNSAFE_VIEW for way in ways if way is not None):
-        return None
-    (first, _), (second, _) = (way for way in ways if way is not None)
-    if first.args[0] is not second.args[0] or first.args[1:] != second.args[1:] or first.kwargs != second.kwargs:
-        return None
-    return tuple(to_value[len(to_window) :]) if to_value[: len(to_window)] == to_window else None
-
-
-def views_past_detaches(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the same as `views_from_window` also where a write left another number of detaches on the two ways."""
-    (to_window, top), (to_value, other_top) = _steps_from_top(tape, window), _steps_from_top(tape, value)
-    if top is not other_top:
-        return None
-    rest = list(to_value)
-    for step in (step for step in to_window if not _changes_nothing(step)):
-        while rest and _changes_nothing(rest[0]):
-            rest.pop(0)
-        if not rest or rest.pop(0) != step:
-            return None
-    return tuple(step for step in rest if not _changes_nothing(step))
-
-
-def _changes_nothing(step: ViewStep) -> bool:
-    return step.target in _ALIAS_NAMES
 
 
 def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
@@ -157,111 +119,56 @@ _ALIAS = ViewStep(target="aten.alias.default")
 
 def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...] | None:
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
-    if views and torch.is_inference_mode_enabled():
-        return views  # there they mirror it whatever the trace's own tensors say, and nothing is swallowed
-    lost = base is not None and base.requires_grad and not output.requires_grad and views is not None
-    ends = any(step.target == "aten.view.dtype" for step in views or ())  # where gradients end by themselves
-    is_view = internals.base_of(output) is not None
-    if views == () and (output.requires_grad or is_view) and not is_new_leaf(output):
-        return (_DETACH, _ALIAS) if lost else (_ALIAS,)
-    if views and lost and not ends and _DETACH not in views and is_view:
-        return (_DETACH, *views)  # a view of what was detached, where a detached view is none
-    if views == () or (lost and not ends and _DETACH not in views):  # type: ignore[operator]  # not None where lost
-        return (*(views or ()), _DETACH)
-    # a compiler may have asked for an alias in its place, and what moved in place is none: what was detached is no view
-    if not views or output.requires_grad or is_view or views[-1].target in ("aten.detach.default", "aten.view.dtype"):
-        return views
-    return (*views, _DETACH)
+    if views is None or (views and torch.is_inference_mode_enabled()) or output.is_inference():
+        return (_ALIAS,) if views == () else views  # they mirror it by themselves, and nothing is swallowed
+    if internals.base_of(output) is None and (not output.requires_grad or is_new_leaf(output)):  # it is no view
+        ends = views and views[-1].target in (_DETACH.target, "aten.view.dtype")
+        return views if ends else (*views, _DETACH)
+    lost = base is not None and base.requires_grad and not output.requires_grad
+    ends = any(step.target in (_DETACH.target, "aten.view.dtype") for step in views)
+    return (*([_DETACH] if lost and not ends else []), *(views or (_ALIAS,)))
 
 
-_PARTS = ("aten.slice.Tensor", "aten.select.int")
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """Go through the autograd nodes from a tensor on, as long as each goes on to a single one."""
+    node = output.grad_fn
+    while node is not None:
+        yield node
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        node = following[0] if len(following) == 1 else None
 
 
-def with_several(views: tuple[ViewStep, ...] | None, output: Tensor) -> tuple[ViewStep, ...] | None:
-    """Write a view that was made together with others as autograd knows it, which forbids to write it in place.
-
-    Functionalization of torch 2.15 makes such views anew, after a write, by a `slice` or a `select` each.
-    """
-    if not views or not output.requires_grad or not internals.is_one_of_several_views(output):
-        return views
-    node, number = output.grad_fn, output.output_nr
-    for at in reversed(range(len(views))):
-        if node is None:
-            break
-        call = internals.call_of_several_views(node)
-        if call is not None:
-            if views[at].target not in _PARTS:
-                break
-            target, args = call
-            return (*views[:at], ViewStep(target=target, args=args, item=number), *views[at + 1 :])
-        if len(node.next_functions) != 1:
-            break
-        node, number = node.next_functions[0]
-    return views
+def ends_nowhere(output: Tensor) -> bool:
+    """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
+    *_, last = (None, *_nodes(output))
+    return last is not None and [edge for edge, _ in last.next_functions] == [None]
 
 
 def call_of_several(output: Tensor) -> Any:
     """Return the autograd node of the call that made a view together with others; None for other tensors."""
     if not output.requires_grad or not internals.is_one_of_several_views(output):
         return None
-    node = output.grad_fn
-    while node is not None and internals.call_of_several_views(node) is None:
-        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-    return node
-
-
-def _ends_on_the_way(output: Tensor) -> bool:
-    """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
-    node = output.grad_fn
-    while node is not None and not internals.is_custom_function_node(node) and not hasattr(node, "variable"):
-        following = [edge for edge, _ in node.next_functions if edge is not None]
-        if not following:
-            return True
-        node = following[0] if len(following) == 1 else None
-    return False
+    return next((node for node in _nodes(output) if internals.is_call_of_several_views(node)), None)
 
 
 def is_view_of(output: Tensor, base: Tensor) -> bool:
     """Tell whether autograd takes ``output`` for a view of ``base`` and leads its gradient straight there.
 
-    A view made under ``no_grad`` counts: it has no gradient function. A view of such a view does not count: its
-    gradient ends at the former.
+    Two views of one tensor count, as what is made from the one by the steps to the other is a view of that too; so
+    does a view that was made under ``no_grad``, which has no gradient function.
     """
-    if output is base:
-        return True
-    owner = internals.base_of(base)
-    if owner is not None and internals.base_of(output) is owner:
-        # both are views of one tensor, and so will be what is made from the one by the steps to the other
-        return not _passes_custom_function(output, (base.grad_fn, owner.grad_fn)) and not _ends_on_the_way(output)
-    if internals.base_of(output) is not base:
-        return False
-    node = output.grad_fn
-    if node is None:
-        return True
-    while node is not base.grad_fn:
+    top = owner_of(base)
+    if output is base or internals.base_of(output) is not top:
+        return output is base
+    for node in _nodes(output):
+        if node in (base.grad_fn, top.grad_fn):
+            return True
         if internals.is_custom_function_node(node):
             return False  # its backward is the user's, not a view's
         variable = getattr(node, "variable", None)  # of the node that accumulates into a leaf
         if variable is not None:
-            return variable is base
-        following = [edge for edge, _ in node.next_functions if edge is not None]
-        if len(following) != 1:
-            return False
-        node = following[0]
-    return True
-
-
-def _passes_custom_function(output: Tensor, ends: Sequence[Any]) -> bool:
-    """Tell whether a custom function's backward stands on the way from a view to where its history begins."""
-    node = output.grad_fn
-    while node is not None and node not in ends:
-        if internals.is_custom_function_node(node):
-            return True
-        following = [edge for edge, _ in node.next_functions if edge is not None]
-        if len(following) != 1:
-            return False
-        node = following[0]
-    return False
+            return variable is base or variable is top
+    return output.grad_fn is None
 
 
 def is_new_leaf(output: Tensor) -> bool:
@@ -284,19 +191,10 @@ def reaches(root: Tensor, leaf: Tensor) -> bool:
     return False
 
 
-def or_else(a: Tensor | None, b: Tensor) -> Tensor:
-    """Return ``a`` unless it is None."""
-    return b if a is None else a
-
-
 def common_base(tape: Tape, candidates: list[Tensor]) -> Tensor | None:
     """Find the candidate of which all others are views; None if there is none."""
     for candidate in candidates:
         if all(views_between(tape, candidate, other) is not None for other in candidates):
             return candidate
-    tops = []
-    for value in candidates:
-        while (parent := view_parent(tape, value)) is not None:
-            value = parent[0]
-        tops.append(value)
+    tops = [_steps_from_top(tape, value)[1] for value in candidates]
     return tops[0] if all(top is tops[0] for top in tops) else None

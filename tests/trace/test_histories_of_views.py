@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from aotlab.errors import OutputError
 from aotlab.verification.fuzz.compare import differences
 from tests.engine_helpers import compiled, leaf, nonleaf, refusing, same, traced
 from tests.functions import Viewed
@@ -109,7 +108,7 @@ def test_parts_of_several_results_are_refused():
         def backward(ctx, a, b):
             return torch.cat([a, b])
 
-    with refusing(OutputError, match="history of its own"):
+    with refusing(match="history of its own"):
         traced(lambda a: Both.apply(a)[0], leaf(2))
 
 
@@ -316,7 +315,8 @@ def test_a_view_that_eager_takes_for_a_leaf(base):
     for function in (program, compiled(program)):
         with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
             function(nonleaf(3, 2), looks=False)
-    same(program, nonleaf(3, 2), kwargs={"looks": True})
+    x = nonleaf(3, 2)
+    same(program, x, kwargs={"looks": True}, eagerly=base(x).data_ptr() == x.data_ptr())
 
 
 def test_what_is_kept_by_way_of_data():

@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import aotlab
-from aotlab.ir.metadata import ViewStep
-from aotlab.trace.views import with_several
 from tests.engine_helpers import compiled, nonleaf, same
-
-SLICE = ViewStep(target="aten.slice.Tensor", args=(1, 2, 4))
-
-
-@pytest.mark.parametrize(
-    ("make", "views", "expected"),
-    [
-        (lambda x: x.split(2, -1)[1], (SLICE,), ("aten.split.Tensor", (2, -1), 1)),
-        (lambda x: x.split([1, 3], 1)[1], (SLICE,), ("aten.split_with_sizes.default", ([1, 3], 1), 1)),
-        (
-            lambda x: x.unbind(0)[2],
-            (ViewStep(target="aten.select.int", args=(0, 2)),),
-            ("aten.unbind.int", (0,), 2),
-        ),
-    ],
-    ids=["split", "sizes", "unbind"],
-)
-def test_the_call_that_made_it(make: Any, views: tuple[ViewStep, ...], expected: tuple[Any, ...]) -> None:
-    """A slice or select that autograd knows as one of several views becomes the call that made all of them."""
-    after = (ViewStep(target="aten.unsqueeze.default", args=(0,)),)
-    output = make(nonleaf(3, 4))
-    target, args, item = expected
-    step = ViewStep(target=target, args=args, item=item)
-    assert with_several(views, output) == (step,)
-    assert with_several((*views, *after), output.unsqueeze(0)) == (step, *after)
-
-
-def test_what_stays() -> None:
-    """Slices of one's own, and calls that are known, stay what they are."""
-    x = nonleaf(3, 4)
-    known = (ViewStep(target="aten.split.Tensor", args=(2, 1), item=1),)
-    assert with_several((SLICE,), x[:, 2:4]) == (SLICE,)
-    assert with_several((SLICE,), x.detach().split(2, 1)[1]) == (SLICE,)
-    assert with_several(known, x.split(2, 1)[1]) == known
-    assert with_several(None, x.split(2, 1)[1]) is None
 
 
 def split(x: Tensor) -> Tensor:
