@@ -40,7 +40,7 @@ from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Call, Target
 from aotlab.capture.dedupe import Strategy
-from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
@@ -144,7 +144,7 @@ def _through_all_stages(
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
 
-    mutates = any(info.must_not_overlap for info in traced.metadata.input_info)
+    mutates = any(info.mutates_data for info in traced.metadata.input_info)
     journal.end(mutates=mutates)
     return Entry(
         number=journal.number,
@@ -165,7 +165,7 @@ def _trace(
     """Trace the call; once more where random ops turn out to have to take states of generators."""
     decompositions = options.backend.decompositions()
 
-    def run(chosen: Sequence[Base], functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
+    def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
         with printed:
             return trace.run(
                 call,
@@ -173,28 +173,16 @@ def _trace(
                 decompositions=decompositions,
                 keep_input_mutations=options.keep_inference_input_mutations,
                 static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
-                bases=chosen,
+                bases=bases,
                 exact=options.backend.exact,
                 functional_draws=functional,
                 quirks=quirks.chosen(),
             )
 
-    def run_apart_if_needed(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
-        """Take inputs apart that share memory as no base can express, if the function then changes none of them."""
-        try:
-            return run(bases, functional)
-        except NeedsInputsApart:
-            if not synthetic_bases.may_be_parted(bases, [call.values[position] for position in deduped.kept]):
-                raise
-            record, live = run((), functional)
-            if not synthetic_bases.are_unchanged(bases, record.metadata.input_info):
-                raise
-            return record, live
-
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-    traced, live = run_apart_if_needed(functional)
+    traced, live = run(functional)
     if not functional and options.backend.needs_states(traced.module):
-        traced, live = run_apart_if_needed(True)
+        traced, live = run(True)
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
     return traced, live

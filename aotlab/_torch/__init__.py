@@ -60,9 +60,9 @@ from aotlab._torch.guards import (
     restore_settings, tensor_guards,
 )
 from aotlab._torch.views import (
-    BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_hooked_view, is_leaf_by_its_base,
+    BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_leaf_by_its_base,
     is_one_of_several_views, is_over_another, is_view_by_custom_function, keeps_through_writes, may_be_written,
-    may_be_written_with_base, set_version, share_version, version_of, versions_of, viewing_function,
+    set_version, share_version, version_of, versions_of, viewing_function,
     was_made_under_no_grad,
 )
 from aotlab._torch.saved import (

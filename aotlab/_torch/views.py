@@ -39,12 +39,6 @@ def may_be_written(view: Tensor) -> bool:
     return base is None or (not base.is_leaf and keeps_through_writes(view))
 
 
-def may_be_written_with_base(view: Tensor) -> bool:
-    """Tell whether autograd lets ``view`` be written in grad mode, if its gradient is led to its base as eager does."""
-    base = _base_with_grad(view)
-    return base is None or (not base.is_leaf and _is_plain_view(view))
-
-
 def is_hooked(tensor: Tensor) -> bool:
     """Tell whether something is called, or kept, when a gradient comes to a tensor."""
     return bool(tensor._backward_hooks) or tensor.retains_grad
@@ -53,11 +47,6 @@ def is_hooked(tensor: Tensor) -> bool:
 def is_leaf_by_its_base(tensor: Tensor) -> bool:
     """Tell whether a tensor is a leaf that requires grad because what it is a view of does: a view of ``no_grad``."""
     return tensor.is_leaf and tensor.requires_grad and _base_with_grad(tensor) is not None
-
-
-def is_hooked_view(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a view with a history and hooks on it, which that history made anew goes past."""
-    return bool(tensor._backward_hooks) and tensor._base is not None and not tensor.is_leaf
 
 
 def keeps_through_writes(view: Tensor) -> bool:

@@ -17,10 +17,3 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
         super().__init__(reason)
         self.passing = passing
         self.suggestion = suggestion
-
-
-class NeedsInputsApart(RunEagerly):
-    """Raised where inputs that share memory cannot be windows of one base.
-
-    If the function changes none of them, it can be traced with each on its own.
-    """

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.ir.extents import byte_interval
@@ -130,21 +129,7 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
     return [sorted(members) for members in {id(members): members for members in group.values()}.values()]
 
 
-def may_be_parted(groups: Sequence[Base], tensors: Sequence[Tensor]) -> bool:
-    """Tell whether inputs that share memory can be traced as if they did not, as long as the function changes none.
-
-    Not if one is a view of another one that requires grad: a function that differentiates inside can tell.
-    """
-    for base in groups:
-        members = [tensors[k] for k in base.members]
-        for tensor in members:
-            owner = internals.base_of(tensor)
-            if owner is not None and owner.requires_grad and any(owner is other for other in members):
-                return False
-    return bool(groups)
-
-
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
-    """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
+    """Tell whether the function left the members of all groups as they were, so that it is nothing what they share."""
     members = [infos[k] for base in groups for k in base.members]
     return not any(i.requires_grad_set is not None or i.moves_version or i.mutates_data for i in members)

@@ -45,11 +45,6 @@ class InputAliasInfo:
     requires_grad_set: bool | None = None
 
     @property
-    def must_not_overlap(self) -> bool:
-        """Whether what the function did to it would show in another input on the same memory, if only to autograd."""
-        return self.mutates_data or (self.requires_grad and self.moves_version)
-
-    @property
     def is_written_unseen(self) -> bool:
         """Whether autograd sees none of the writes."""
         return self.mutations_under_no_grad_or_inference_mode or self.mutations_hidden_from_autograd
@@ -58,11 +53,6 @@ class InputAliasInfo:
     def may_write_a_view(self) -> bool:
         """Whether it has a `grad_fn` and is written: autograd regenerates that of a view from its base."""
         return self.requires_grad and not self.is_leaf and self.moves_version
-
-    @property
-    def counts_unwritten(self) -> bool:
-        """Whether it has a history and counts a change that is none of its own."""
-        return self.may_write_a_view and not self.mutates_data
 
     @property
     def mutation_type(self) -> MutationType:
@@ -115,7 +105,7 @@ class OutputAliasInfo:
     where only ``as_strided`` can say it; ``same_as`` the index of an earlier output that is the same object.
 
     ``made_under_no_grad``: it is a view that was made so, and autograd does not connect it to its base. (Such a view of
-    a tensor that requires grad says that it requires grad and is a leaf.) ``is_detached``: autograd does not take it for a view.
+    a tensor that requires grad says that it requires grad and is a leaf.) ``is_detached``: autograd takes it for none.
     ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
     as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later: the epilogue
     makes it before its writes. ``made_together`` is a number shared by views by one call of a function such as

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.capture.signals import RunEagerly
 from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.storage_looks import Ground, span
@@ -68,7 +68,7 @@ def _ground(guard: EscapeGuard, tensor: Tensor, what: str) -> Ground | None:
     if ground is None:
         return None
     if ground.is_base:
-        raise NeedsInputsApart(f"{what} of an input that shares memory is asked for, at {user_line()}")
+        raise RunEagerly(f"{what} of an input that shares memory is asked for, at {user_line()}")
     if internals.has_data_mutation(ground.wrapper) or internals.has_metadata_mutation(ground.wrapper):
         raise RunEagerly(f"{what} of `{ground.name}`, which is written, is asked for, at {user_line()}")
     guard.looks.offsets_read.update(ground.members)

@@ -51,8 +51,7 @@ class Edges:
     def keep_old_histories(self) -> None:
         """Write what keeps the history that an input has before a segment's write, for the segments after it."""
         draft, trace = self._draft, self._draft.trace
-        # writes that autograd does not see come before all segments; they too give views another edge
-        done = set(range(len(trace.writes))) - set(trace.roots)
+        done: set[int] = set()
         for number, part in enumerate(trace.segments):
             for way, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if way is None or not connected:
@@ -88,11 +87,5 @@ class Edges:
 
     def _is_written(self, source: Source, done: Collection[int]) -> bool:
         """Tell whether one of the visible writes ``done`` gives the tensor another history."""
-        draft = self._draft
-        writes = [draft.trace.writes[n] for n in done]
-        base = draft.base_with(source.index)
-        return any(
-            (write.visible and write.index == source.index)
-            or ((write.visible or write.counts) and base is not None and write.index in base.members)
-            for write in writes
-        )
+        writes = [self._draft.trace.writes[n] for n in done]
+        return any(write.visible and write.index == source.index for write in writes)

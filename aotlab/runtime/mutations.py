@@ -92,9 +92,6 @@ class Mutations:
         if not write.counts:
             self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
         elif write.visible:
-            if self.draft.base_with(info.index) is not None:
-                # after a write to another window autograd makes the history anew when it is looked at, not before
-                self.w.add(f"{target}.grad_fn")
             self.draft.with_grad(line)
         else:
             quiet = self.draft.grad_on and (info.requires_grad or info.requires_grad_after)

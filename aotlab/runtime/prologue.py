@@ -148,12 +148,8 @@ class Prologue:
             return
         if info.may_write_a_view and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
-        if info.counts_unwritten:
-            draft.miss([w.call("is_hooked_view", internals.is_hooked_view, tensor)])
         if info.mutates_data and info.requires_grad and not info.is_written_unseen:
-            based = draft.base_with(info.index) is not None
-            may = internals.may_be_written_with_base if based else internals.may_be_written
-            draft.miss([f"not {w.call('may_be_written', may, tensor)}"])
+            draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
 
     def _offsets(self) -> None:
         for k in self.draft.trace.inputs.offsets_read:
@@ -165,17 +161,13 @@ class Prologue:
 
     def _overlaps(self) -> None:
         """Write the check that written inputs share memory exactly as they did."""
-        written = [i.index for i in self.draft.meta.input_info if i.must_not_overlap]
+        written = [i.index for i in self.draft.meta.input_info if i.mutates_data]
         if not written:
             self._counters()  # a step that changes no values moves a version as well
             return
-        bases = [source for source in self.draft.trace.inputs.sources if isinstance(source, Base)]
-        several = len(self.parts.dedupe.kept) > 1
-        if bases:  # such an entry is for calls that share memory in the very same way
-            if several:
-                self._same_pattern()
-            self._same_owners(bases)
-        elif several:
+        if any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
+            self._same_pattern()  # such an entry is for calls that share memory in the very same way
+        elif len(self.parts.dedupe.kept) > 1:
             self._apart(written)
         self._counters()
 
@@ -199,20 +191,12 @@ class Prologue:
         kept = self.draft.star(self.draft.all_kept())
         self.draft.miss([self.w.call("shares_memory_otherwise", pattern_checker(expected), kept)])
 
-    def _same_owners(self, bases: Sequence[Base]) -> None:
-        for base in bases:
-            values, kept, infos = self.parts.call.values, self.parts.dedupe.kept, self.draft.meta.input_info
-            with_history = [k for k in base.members if infos[k].requires_grad and not infos[k].is_leaf]
-            alone = [k for k in with_history if internals.base_of(values[kept[k]]) is None]
-            if alone:  # a write to an alias would give a view another history
-                self.draft.miss([f"{self.draft.kept(k)}._base is not None" for k in alone])
-
     def _takes_no_view(self, info: InputAliasInfo) -> bool:
         """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
         if info.requires_grad_set is not None:
             return True
         grad_mode = self.draft.grad_on or self.draft.trace.training
-        return info.may_write_a_view and self.draft.base_with(info.index) is None and grad_mode
+        return info.may_write_a_view and grad_mode
 
     def _apart(self, written: Sequence[int]) -> None:
         kept = self.draft.all_kept()

@@ -6,83 +6,71 @@ Inputs that share memory are entered as windows of one synthetic base::
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
 The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
-traced *base*, whose memory covers theirs. They share memory and a version counter only: each has a history of its own,
-whatever it is a view of. So a write that autograd sees runs eagerly; it would give the other inputs a new history.
+traced *base*, whose memory covers theirs. Where there can be none (they require grad, say), each is entered by itself,
+and the call runs eagerly if the function changes one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
-from aotlab.capture.signals import NeedsInputsApart
 from aotlab.capture.synthetic_bases import Base
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, enter, entered, non_leaf
+from aotlab.trace.inputs import Entered, enter, entered
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
 
 
 def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
-    """Make the traced stand-ins of all inputs."""
+    """Make the traced stand-ins of all inputs; a base that cannot be made has no ``wrapper`` afterwards."""
     tape, fake_mode = recorder.tape, recorder.fake_mode
     tensors = [call.values[position] for position in dedupe.kept]
     found: dict[int, Entered] = {}
     for base in bases:
-        members = [(dedupe.names[k], tensors[k]) for k in base.members]
-        found.update(zip(base.members, _enter_windows(recorder, base, members), strict=True))
+        for k, wrapper in zip(base.members, _windows(recorder, base, [tensors[k] for k in base.members]), strict=False):
+            internals.sync(wrapper)
+            found[k] = entered(dedupe.names[k], tensors[k], internals.from_functional(wrapper), wrapper, base)
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
         if k not in found:
             found[k] = enter(tape, fake_mode, name, real)
     return [found[k] for k in range(len(tensors))]
 
 
-def _enter_windows(recorder: Recorder, base: Base, members: Sequence[tuple[str, Tensor]]) -> list[Entered]:
-    """Make the traced form of a base, and the stand-ins of the inputs that share it, whose views are recorded."""
-    first = members[0][1]
+def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
+    """Make the traced form of a base and its windows, whose views are recorded; none if there can be no such base.
+
+    They share memory and a version counter, and no history: so none of them may require grad.
+    """
+    first = members[0]
     origin = first.data_ptr() + base.shift
-    for _, real in members:
+    for real in members:
         aligned = (real.data_ptr() - origin) % real.element_size() == 0
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
-        if real.dtype != base.dtype or not aligned or not together:
-            raise NeedsInputsApart("inputs share memory and differ in dtype, alignment or version counter")
+        if real.dtype != base.dtype or real.requires_grad or not aligned or not together:
+            return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
-    base.wrapper = internals.to_functional(base.fake)
-    result = []
-    with tracing(recorder), torch.enable_grad():
-        for name, real in members:
-            wrapper = _placed(base.wrapper, real, (real.data_ptr() - origin) // real.element_size())
-            internals.sync(wrapper)
-            result.append(entered(name, real, internals.from_functional(wrapper), wrapper, base))
-    return result
+    wrapper = internals.to_functional(base.fake)
+    with tracing(recorder):
+        made = [_window(wrapper, (real.data_ptr() - origin) // real.element_size(), real) for real in members]
+        found = [window.detach() for window in made if window is not None]
+    if len(found) < len(members):
+        return []
+    base.wrapper = wrapper
+    return found
 
 
-def _placed(flat: Tensor, real: Tensor, offset: int) -> Tensor:
-    """Make the window of ``real``, which requires grad as that does: a leaf, or something that was computed."""
-
-    def make() -> Tensor:
-        return _window(flat, offset, real).detach()
-
-    if not real.requires_grad:
-        return make()
-    if real.is_leaf:
-        leaf: Tensor = make().requires_grad_(True)
-        return leaf
-    leaf = internals.to_functional(internals.from_functional(make())).requires_grad_(True)
-    return non_leaf(leaf, make)
-
-
-def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor | None:
     """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor, by ordinary view ops.
 
-    Functionalization can write through any chain of those, but not through ``as_strided`` behind another view.
+    Functionalization can write through any chain of those, but not through ``as_strided`` behind another view. None if
+    there is no such chain.
     """
     shape, stride = tuple(like.shape), tuple(like.stride())
     dims = [d for d in range(len(shape)) if shape[d] > 1 and stride[d] > 0]
@@ -99,7 +87,7 @@ def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor:
         if offset - first + inner > step or first + count * step > length:
             first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
         if first < 0 or offset - first + inner > step:
-            raise NeedsInputsApart("inputs share memory in windows that ordinary view ops do not make")
+            return None
         result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
         offset -= first
     if offset >= 0:

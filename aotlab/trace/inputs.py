@@ -199,13 +199,11 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     # under inference_mode around the call the wrapper counts nothing, where the caller's ordinary tensor does
     moved = moved or (mutated and item.counts_unseen)
     in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
-    may = internals.may_be_written if item.base is None else internals.may_be_written_with_base
-    allowed = may(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
+    allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    if moved and not mutated and internals.is_hooked_view(item.real):
-        # what was viewed before leads past the hooks when the version has moved, but for what moved it
-        raise RunEagerly(f"`{item.name}` is a view with hooks, and a view of it is moved")
+    if moved and not mutated and requires_grad:
+        raise RunEagerly(f"the version of `{item.name}` moves, and nothing is written")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
     under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
@@ -266,15 +264,10 @@ def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo
         if is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
             written.update(base.members)
     return tuple(
-        replace(
-            info,
-            mutates_data=True,
-            mutations_hidden_from_autograd=info.requires_grad and not inputs[info.index].counts_unseen,
-            moves_version=info.moves_version or inputs[info.index].counts_unseen,
-        )
+        replace(info, mutates_data=True, moves_version=info.moves_version or item.counts_unseen)
         if info.index in written
         else info
-        for info in infos
+        for info, item in zip(infos, inputs, strict=True)
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import OutputError, SymbolicShapeError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
@@ -180,7 +180,7 @@ class OutputReader:
                 return k
             if not output.requires_grad and _contains(origin, output):
                 return k
-        raise NeedsInputsApart(
+        raise RunEagerly(
             "an output shares memory with several inputs and is an ordinary view of none of them",
             suggestion=_CLONE,
         )

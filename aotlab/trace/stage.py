@@ -27,7 +27,7 @@ The autograd graph of the wrappers is kept: when later a backward starts from so
 derived in the same way, and an input that those do not reach gets None, as in eager.
 
 In order: `entering` and `inputs` (the wrappers), `function` (the run, inside `surroundings`) under `recorder` and
-`escapes`, `outputs` with `views`, `writes` and `forward_outputs` (what the forward graph returns), `sources` and
+`escapes`, `outputs` with `views`, and `forward_outputs` (what the forward graph returns), `sources` and
 `segments` (where gradients leave the graph), `joint` with `deriver` (the joint graph). `records` and `live` hold what
 is handed on. The other files are about one thing each, and can be left for later.
 """
@@ -40,7 +40,8 @@ from typing import Any
 from aotlab._torch import FakeTensorMode, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
-from aotlab.capture.synthetic_bases import Base
+from aotlab.capture.signals import RunEagerly
+from aotlab.capture.synthetic_bases import Base, are_unchanged
 from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
@@ -83,4 +84,6 @@ def run(
     recorder.exact = exact
     inputs = enter_inputs(recorder, call, dedupe, bases)
     findings = run_function(call, dedupe, recorder, inputs)
+    if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):
+        raise RunEagerly("inputs share memory as no synthetic base can express, and are changed")
     return make_joint(findings, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs, exact=exact)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import NeedsInputsApart, RunEagerly
+from aotlab.capture.signals import RunEagerly
 from aotlab.trace.places import user_line
 
 
@@ -64,7 +64,7 @@ class StorageLooks:
         ground = self.grounds.get(internals.storage_key(tensor))
         if ground is not None and view.element_size() > tensor.element_size():
             if ground.is_base or ground.span[0] % view.element_size():
-                raise NeedsInputsApart(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
+                raise RunEagerly(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
             self.offsets_read.update(ground.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
             self.fix(view, "is seen as bool and as another dtype")
