@@ -13,7 +13,7 @@ This stage finds the groups, on byte intervals, so that two storages over one bu
 requires grad belong together also where their bytes do not overlap: a write to one gives the others a new history.
 Inside trace the windows are made (`aotlab.trace.entering`). If it turns out that none of a group is written, its
 windows become inputs of their own again, and there is no base. They are inputs of their own from the beginning where
-no base can be made (of several dtypes, say), or where the function does what cannot be done to windows.
+no base can be made, or where the function does what cannot be done to windows.
 
 At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
 into the windows that were written.
@@ -38,7 +38,7 @@ class Base:
     """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
 
     It begins ``shift`` bytes (zero or negative) after the first byte of the first member, and has ``nbytes``, seen as
-    the ``dtype`` of that. ``fake`` and ``wrapper`` are its traced form.
+    ``dtype`` (bytes where the windows have several). ``fake`` and ``wrapper`` are its traced form.
     """
 
     members: tuple[int, ...]
@@ -68,7 +68,8 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
     storages = [t.untyped_storage() for t in tensors]
     stop += max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
-    dtype = tensors[0].dtype
+    dtypes = {t.dtype for t in tensors}
+    dtype = tensors[0].dtype if len(dtypes) == 1 else torch.uint8
     nbytes = stop - start - (stop - start) % dtype.itemsize
     return Base(members=tuple(members), shift=start - tensors[0].data_ptr(), nbytes=nbytes, dtype=dtype)
 
@@ -130,6 +131,7 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
-    """Tell whether the function left the members of all groups as they were, so that it is nothing what they share."""
+    """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
     members = [infos[k] for base in groups for k in base.members]
-    return not any(i.requires_grad_set is not None or i.moves_version or i.mutates_data for i in members)
+    written = any(i.moves_version or i.mutates_data or i.mutates_metadata for i in members)
+    return not written and all(i.requires_grad_set is None for i in members)

@@ -24,7 +24,8 @@ class MutationType(Enum):
 class InputAliasInfo:
     """What the function did to one tensor input, the ``index``-th when duplicates were dropped.
 
-    Upstream's ``mutates_metadata`` and ``mutates_storage_metadata`` are missing: such functions run eagerly. ``spec``,
+    Upstream's ``mutates_storage_metadata`` is missing: such functions run eagerly. ``metadata_steps`` are the calls
+    that changed its sizes or strides, as the epilogue repeats them. ``spec``,
     ``is_leaf`` and ``requires_grad`` are as at the call. ``mutations_hidden_from_autograd``: every write went through
     ``detach()`` or the like. ``keep_input_mutations``: the compiled graph itself writes the new value.
     ``moves_version``: its version counter moved, which it does not for writes through ``.data`` and by kernels such as
@@ -37,12 +38,14 @@ class InputAliasInfo:
     is_leaf: bool
     requires_grad: bool
     mutates_data: bool = False
+    mutates_metadata: bool = False
     mutations_hidden_from_autograd: bool = False
     mutations_under_no_grad_or_inference_mode: bool = False
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
     requires_grad_set: bool | None = None
+    metadata_steps: tuple[str, ...] = ()
 
     @property
     def is_written_unseen(self) -> bool:
@@ -57,9 +60,10 @@ class InputAliasInfo:
     @property
     def mutation_type(self) -> MutationType:
         """Decide where the new value is written: the one rule."""
-        if not self.mutates_data:
+        if not (self.mutates_data or self.mutates_metadata):
             return MutationType.NOT_MUTATED
-        return MutationType.MUTATED_IN_GRAPH if self.keep_input_mutations else MutationType.MUTATED_OUT_GRAPH
+        in_graph = self.keep_input_mutations and not self.mutates_metadata
+        return MutationType.MUTATED_IN_GRAPH if in_graph else MutationType.MUTATED_OUT_GRAPH
 
 
 class OutputType(Enum):

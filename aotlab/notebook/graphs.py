@@ -193,7 +193,7 @@ class CapturedGraph:
         kept = entry.records["dedupe"].kept
         found: list[tuple[Tensor, Tensor]] = []
         for info in entry.records["trace"].metadata.input_info:
-            if info.requires_grad_set is not None:
+            if info.metadata_steps or info.requires_grad_set is not None:
                 return None
             if info.mutates_data:
                 if kept[info.index] not in values:
@@ -234,7 +234,9 @@ class CapturedGraph:
             infos = entry.records["trace"].metadata.input_info
             kept = entry.records["dedupe"].kept
             self._written[entry.number] = [
-                (info.name, weakref.ref(args[kept[info.index]])) for info in infos if info.mutates_data
+                (info.name, weakref.ref(args[kept[info.index]]))
+                for info in infos
+                if info.mutates_data or info.mutates_metadata
             ]
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -403,12 +403,13 @@ def _inputs(
             row = replace(
                 row,
                 mutates_data=info.mutates_data,
-                mutates_metadata=False,  # such functions run eagerly
-                mutates_storage=False,
+                mutates_metadata=info.mutates_metadata,
+                mutates_storage=False,  # such functions run eagerly
                 mutation_hidden_from_autograd=info.mutations_hidden_from_autograd,
                 mutation_under_no_grad=info.mutations_under_no_grad_or_inference_mode,
                 mutation_type=info.mutation_type.value,
                 requires_grad_after=info.requires_grad_after,
+                steps=info.metadata_steps,
                 synthetic_base=next((n for n, members in enumerate(bases) if position in members), None),
             )
         rows[argument] = row

@@ -43,7 +43,8 @@ class Mutations:
         """Change those of the caller's tensors that get no new values."""
         written = {write.index for write in self.draft.trace.writes}
         for info in self.draft.meta.input_info:
-            if info.requires_grad_set is not None and info.index not in written | self.draft.changed:
+            changes = info.metadata_steps or info.requires_grad_set is not None
+            if changes and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
 
     def require_grad(self) -> None:
@@ -56,7 +57,10 @@ class Mutations:
         for info in self.draft.meta.input_info:
             # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            k, counts = info.index, info.moves_version and (in_graph or not info.mutates_data)
+            k, counts = (
+                info.index,
+                info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata,
+            )
             if counts and (in_graph or not self._is_counted_with_another(k)):
                 self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
                 self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
@@ -82,6 +86,8 @@ class Mutations:
         """Change one of the caller's tensors as the function did: its values, and all else."""
         target = self.draft.kept(info.index)
         self.draft.changed.add(info.index)
+        for step in info.metadata_steps:
+            self.w.add(f"{target}.{step}")
         if write is not None:
             self._copy(target, info, write, value)
         if info.requires_grad_set is not None and not self._requires_grad_first(info):

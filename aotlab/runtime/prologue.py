@@ -167,6 +167,9 @@ class Prologue:
             return
         if any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
             self._same_pattern()  # such an entry is for calls that share memory in the very same way
+            for info in self.draft.meta.input_info:
+                if info.requires_grad and self.draft.base_with(info.index) is not None:
+                    self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
         elif len(self.parts.dedupe.kept) > 1:
             self._apart(written)
         self._counters()

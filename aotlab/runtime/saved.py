@@ -258,7 +258,9 @@ class Keeping:
         An output is, lest it keep itself alive; so are inputs if the epilogue changes the sizes of some, since the
         backward needs them as they were.
         """
-        reshapes = any(info.requires_grad_set is not None for info in self._draft.meta.input_info)
+        reshapes = any(
+            info.requires_grad_set is not None or info.mutates_metadata for info in self._draft.meta.input_info
+        )
         return [s.is_returned or (s.is_input and reshapes) for s in self._draft.parts.partition.saved]
 
     def saved_values(self) -> Callable[..., SavedValues]:
@@ -303,7 +305,13 @@ class Keeping:
         draft, found = self._draft, {}
         for write, final in zip(draft.trace.writes, draft.trace.forward_outputs, strict=False):
             real = draft.parts.call.values[draft.parts.dedupe.kept[write.index]]
-            if draft.base_with(write.index) is None and real.device.type == "cpu" and _lie_alike(final, real):
+            moved = draft.meta.input_info[write.index].mutates_metadata
+            if (
+                not moved
+                and draft.base_with(write.index) is None
+                and real.device.type == "cpu"
+                and _lie_alike(final, real)
+            ):
                 values = enumerate(draft.parts.split.graph_values)
                 found.update({n: write.index for n, value in values if value is final})
         return found

@@ -6,14 +6,15 @@ Inputs that share memory are entered as windows of one synthetic base::
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
 The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
-traced *base*, whose memory covers theirs. Where there can be none (they require grad, say), each is entered by itself,
-and the call runs eagerly if the function changes one.
+traced *base*, whose memory covers theirs. Where there can be none (some are views that require grad, say), each is
+entered by itself, and the call runs eagerly if the function changes one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -21,7 +22,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, enter, entered
+from aotlab.trace.inputs import Entered, enter, entered, non_leaf
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
@@ -45,25 +46,36 @@ def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Se
 def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
     """Make the traced form of a base and its windows, whose views are recorded; none if there can be no such base.
 
-    They share memory and a version counter, and no history: so none of them may require grad.
+    They share memory and a version counter, and no history: so none of them may be a view that requires grad.
     """
     first = members[0]
     origin = first.data_ptr() + base.shift
+    dtypes = {real.dtype for real in members}
     for real in members:
         aligned = (real.data_ptr() - origin) % real.element_size() == 0
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
-        if real.dtype != base.dtype or real.requires_grad or not aligned or not together:
+        related = real.requires_grad and (len(dtypes) > 1 or internals.base_of(real) is not None)
+        if related or not aligned or not together or (len(dtypes) > 1 and torch.bool in dtypes):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
     wrapper = internals.to_functional(base.fake)
     with tracing(recorder):
-        made = [_window(wrapper, (real.data_ptr() - origin) // real.element_size(), real) for real in members]
-        found = [window.detach() for window in made if window is not None]
+        offsets = [(real.data_ptr() - origin) // real.element_size() for real in members]
+        made = [_window(wrapper, offset, real) for offset, real in zip(offsets, members, strict=True)]
+        found = [_placed(window, real) for window, real in zip(made, members, strict=True) if window is not None]
     if len(found) < len(members):
         return []
     base.wrapper = wrapper
     return found
+
+
+def _placed(window: Tensor, real: Tensor) -> Tensor:
+    """Make what stands for ``real`` of its window; it requires grad as that does: a leaf, or something computed."""
+    if not real.requires_grad or real.is_leaf:
+        return window.detach().requires_grad_(real.requires_grad)
+    leaf = internals.to_functional(internals.from_functional(window.detach())).requires_grad_(True)
+    return non_leaf(leaf, window.detach)
 
 
 def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor | None:
@@ -72,6 +84,9 @@ def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor | None:
     Functionalization can write through any chain of those, but not through ``as_strided`` behind another view. None if
     there is no such chain.
     """
+    if flat.dtype != like.dtype:  # it is of bytes
+        size = like.element_size()
+        flat = flat.narrow(0, 0, flat.numel() // size * size).view(like.dtype)
     shape, stride = tuple(like.shape), tuple(like.stride())
     dims = [d for d in range(len(shape)) if shape[d] > 1 and stride[d] > 0]
     dims.sort(key=lambda d: -stride[d])

@@ -100,7 +100,7 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
 
 
 def _are_one_window(a: Tensor, b: Tensor) -> bool:
-    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
 
 
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:

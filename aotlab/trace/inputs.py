@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -68,7 +68,8 @@ class Entered:
 
     ``edge`` is where its gradient goes, None if it gets none; ``history`` is the autograd node of the wrapper, or of
     what it is a view of, as it would be without writes; ``version`` and ``storage`` are the wrapper's at the start;
-    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself.
+    ``base`` is the synthetic base that it is a window of, None if it has its memory to itself; ``steps`` are the
+    calls that changed its sizes or strides, as the epilogue repeats them.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Entered:
     storage: int
     attributes: dict[str, Any]
     base: Base | None = None
+    steps: list[str] = field(default_factory=list)
 
     def take_new_edge(self) -> None:
         """Let gradients go to an input that the function made to require grad."""
@@ -202,7 +204,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if in_grad_mode and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    if moved and not mutated and requires_grad:
+    if moved and not mutated and requires_grad and item.base is None:
         raise RunEagerly(f"the version of `{item.name}` moves, and nothing is written")
     # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
     hidden = requires_grad and not visible
@@ -214,6 +216,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         is_leaf=item.real.is_leaf,
         requires_grad=requires_grad,
         mutates_data=mutated,
+        mutates_metadata=bool(item.steps),
+        metadata_steps=tuple(item.steps),
         mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
@@ -225,8 +229,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
 def _check_sizes(item: Entered, final: Tensor, tape: Tape) -> None:
     """Refuse an input that got other sizes, a dtype or memory in a way that nobody noticed before."""
     wrapper, real = item.wrapper, item.real
-    changed = internals.was_storage_changed(wrapper) or internals.has_metadata_mutation(wrapper)
-    if changed or (final.dtype, final.shape) != (real.dtype, real.shape):
+    unknown = not item.steps and (internals.has_metadata_mutation(wrapper) or final.shape != real.shape)
+    if unknown or internals.was_storage_changed(wrapper) or final.dtype != real.dtype:
         made = tape.producer(final)
         raise MetadataMutationError(
             f"`{item.name}` changes its sizes, its strides or its memory in place",
@@ -244,8 +248,8 @@ def _requires_grad_set(item: Entered) -> bool | None:
         return None
     if wrapper.requires_grad == item.real.requires_grad:
         return None
-    if item.base is not None:
-        raise RunEagerly(f"`{item.name}` shares memory with another input, and is made to require grad or not to")
+    if item.base is not None or item.steps:
+        raise RunEagerly(f"`{item.name}` shares memory or was moved, and is made to require grad or not to")
     return wrapper.requires_grad
 
 

@@ -302,25 +302,26 @@ def test_graphs_behind_dynamo(fresh_dynamo: None) -> None:
 def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
     """Which node makes what, where its gradients go, which inputs are one of the graph, and what was done in place."""
 
-    def chained(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def chained(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.mul_(2)
         w.t_()
-        first = y * w
+        first = y * w * v
         return first, (first * 3).sum()
 
     x = torch.arange(6.0)
-    w = torch.ones(3, 2, requires_grad=True) * 1
+    w, v = torch.ones(3, 2), torch.ones(3, requires_grad=True)
     compiled = aotlab.compile(chained, backend="eager")
     with Report.record() as recording:
-        compiled(x, x[:3], w)
+        compiled(x, x[:3], w, v)
     assert rows(recording.autograd, "node", "makes", "goes_to") == [
-        [0, "out[0]", "w as it is afterwards"],
+        [0, "out[0]", "v"],
         [1, "out[1]", "out[0]"],
     ]
     assert rows(recording.inputs, "name", "steps", "synthetic_base") == [
         ["x", None, 0],
         ["y", None, 0],
         ["w", "t_()", None],
+        ["v", None, None],
     ]
     assert Report.from_json(recording.to_json()) == recording.report()
     page = recording.report()._repr_html_()

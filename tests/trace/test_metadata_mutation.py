@@ -12,9 +12,10 @@ from torch import Tensor
 
 import aotlab
 from aotlab.errors import OutputError
+from aotlab.ir.metadata import MutationType
 from aotlab.observe import CompileFailed, GraphBreak, StageFinished
 from aotlab.verification import compare
-from tests.engine_helpers import compiled, events, leaf, nonleaf, refusing, same
+from tests.engine_helpers import compiled, events, leaf, metadata, nonleaf, record, refusing, same
 
 STEPS: dict[str, Callable[[Tensor], Any]] = {
     "t_": lambda x: x.t_(),
@@ -23,6 +24,70 @@ STEPS: dict[str, Callable[[Tensor], Any]] = {
     "two steps": lambda x: x.unsqueeze_(0).transpose_(dim0=1, dim1=-1),
 }
 steps = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+
+
+@steps
+@pytest.mark.parametrize("make_input", [lambda: torch.randn(1, 3), lambda: torch.randn(4, 3)[2:3]])
+def test_a_step_on_an_input(step, make_input):
+    """The caller's tensor has the new sizes, also where it is written, saved, passed twice or returned."""
+
+    def used(x, w):
+        before = x + w
+        step(x)
+        return before, x * w
+
+    def written(x, w):
+        x.mul_(2)
+        step(x)
+        x.add_(1)
+        return (x * w.sum()).sum()
+
+    def returned(x, y):
+        step(x)
+        return x, y + 1
+
+    same(used, make_input(), leaf(1))
+    same(written, make_input(), leaf(1))
+    same(returned, x := make_input(), x)
+    with torch.no_grad():
+        same(used, make_input(), leaf(1))
+
+
+@steps
+def test_a_step_on_an_input_with_more_to_it(step):
+    """With a history, with views that are returned, or in memory that another input has, eager does it."""
+
+    def f(x):
+        step(x)
+        return x * 2
+
+    def viewed(x):
+        step(x)
+        return x[0], x * 2
+
+    same(f, nonleaf(1, 3), eagerly=True)
+    same(viewed, torch.randn(1, 3), eagerly=True)
+    x = torch.randn(1, 3)
+    same(lambda x, y: (step(x), y + 1)[1], x, x.view(3), eagerly=True)
+
+
+def test_metadata_of_a_step():
+    """The records say that the sizes changed, by which steps, and that the epilogue does it."""
+
+    def f(x):
+        x.t_()
+        x.unsqueeze_(dim=0)
+        return x * 2
+
+    g = compiled(f)
+    g(torch.randn(2, 3))
+    info = metadata(g).input_info[0]
+    assert (info.mutates_metadata, info.mutates_data) == (True, False)
+    assert info.mutation_type is MutationType.MUTATED_OUT_GRAPH
+    assert info.metadata_steps == ("t_()", "unsqueeze_(dim=0)")
+    source = record(g, "runtime").source
+    assert "x.t_()\n" in source
+    assert "copy_" not in source
 
 
 @steps
