@@ -127,10 +127,6 @@ class MetadataMutationError(RefusedError):
     """An input changes its sizes, strides or offset in place."""
 
 
-class StorageMutationError(RefusedError):
-    """An input is given another storage, or its storage another size."""
-
-
 class SubclassError(RefusedError):
     """A tensor subclass reaches the engine."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotlab import errors
-from aotlab.errors import AotlabError, RefusedError, StorageMutationError, UsageError, UserLine
+from aotlab.errors import AotlabError, PythonValueError, RefusedError, UsageError, UserLine
 
 ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 REFUSALS = [kind for kind in ALL if issubclass(kind, RefusedError) and kind is not RefusedError]
@@ -33,12 +33,12 @@ def test_every_refusal_says_what_where_why_and_what_to_try(kind):
 
 def test_parts_may_be_missing():
     """Without line, reason or advice nothing dangles."""
-    assert str(StorageMutationError("seen")) == "seen"
-    assert str(StorageMutationError("seen", suggestion="try")) == "seen; try"
-    assert str(StorageMutationError("seen", line=UserLine(file="a.py", line=1))) == "seen, at a.py:1"
-    assert StorageMutationError("seen").argument is None
+    assert str(PythonValueError("seen")) == "seen"
+    assert str(PythonValueError("seen", suggestion="try")) == "seen; try"
+    assert str(PythonValueError("seen", line=UserLine(file="a.py", line=1))) == "seen, at a.py:1"
+    assert PythonValueError("seen").argument is None
 
 
 def test_reason_is_the_key_for_counting():
     """`reason` is the class name without Error."""
-    assert StorageMutationError("x").reason == "StorageMutation"
+    assert PythonValueError("x").reason == "PythonValue"

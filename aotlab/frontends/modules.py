@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -23,8 +24,11 @@ from aotlab._torch import MODULE_DICTIONARIES
 
 #: What every module has in its dictionary: here hooks and the like, which are its own.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}
-#: What keeps its meaning although the original's class defines it.
-_OWN = frozenset(("forward", "extra_repr", "_get_name", "_call_impl", "_wrapped_call_impl"))
+#: The methods of `nn.Module` that do not ask the original, besides those about hooks.
+_OWN = frozenset(
+    ("forward", "extra_repr", "compile", "modules", "named_modules", "_get_name", "_call_impl", "_wrapped_call_impl",
+     "_slow_forward", "_replicate_for_data_parallel")
+)  # fmt: skip
 #: What Python looks up in classes alone.
 _SPECIAL = frozenset(
     ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__", "__reversed__", "__bool__")
@@ -39,8 +43,9 @@ class AotModule(nn.Module):
     """
 
     def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:
-        """Make an object of a class that has the methods of ``module``'s."""
-        made: AotModule = super().__new__(_class_like(type(module)))
+        """Make an object of a class that has those special methods that ``module``'s has."""
+        special = frozenset(name for name in _SPECIAL if hasattr(type(module), name))
+        made: AotModule = super().__new__(_class_with(special))
         return made
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
@@ -70,27 +75,6 @@ class AotModule(nn.Module):
     def training(self, mode: bool) -> None:
         if "compiled" in self.__dict__:  # else nn.Module sets it, which begins in training
             self.orig_module.training = mode
-
-    def train(self, mode: bool = True) -> AotModule:
-        """Set the mode of the original."""
-        self.orig_module.train(mode)
-        return self
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> AotModule:
-        """Call ``fn`` with the original and all that is in it."""
-        self.orig_module.apply(fn)
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the original's."""
-        return self.orig_module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load it into the original."""
-        return self.orig_module.load_state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # asked of it as a part of another module
-        self.orig_module._load_from_state_dict(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -130,23 +114,6 @@ class AotModule(nn.Module):
         self.__dict__.update(state)
 
 
-def _class_like(kind: type[nn.Module]) -> type[AotModule]:
-    """Return a class whose objects do what those of ``kind`` do, by asking the original."""
-    names = set()
-    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
-        for name, value in vars(each).items():
-            is_method = callable(value) or isinstance(value, (staticmethod, classmethod))
-            is_dunder = name.startswith("__") and name.endswith("__")
-            if is_method and (name in _SPECIAL or (hasattr(nn.Module, name) and not is_dunder and name not in _OWN)):
-                names.add(name)
-    return _class_with(frozenset(names)) if names else AotModule
-
-
-@functools.cache
-def _class_with(names: frozenset[str]) -> type[AotModule]:
-    return type("AotModule", (AotModule,), {name: _asking(name) for name in names})
-
-
 def _asking(name: str) -> Callable[..., Any]:
     """Make a method that asks the original, and that returns the compiled module where that returns itself."""
 
@@ -156,3 +123,13 @@ def _asking(name: str) -> Callable[..., Any]:
 
     method.__name__ = name
     return method
+
+
+@functools.cache
+def _class_with(names: frozenset[str]) -> type[AotModule]:
+    return type("AotModule", (AotModule,), {name: _asking(name) for name in names}) if names else AotModule
+
+
+for _name, _value in vars(nn.Module).items():
+    if isinstance(_value, FunctionType) and not (_name.startswith("__") or "_hook" in _name or _name in _OWN):
+        setattr(AotModule, _name, _asking(_name))

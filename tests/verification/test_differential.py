@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.errors import StorageMutationError, UsageError
+from aotlab.errors import PythonValueError, UsageError
 from aotlab.verification import compare, eager, verify
 from aotlab.verification.differential import Verification, judge
 from aotlab.verification.observables import Call, CallerStep, observe
@@ -378,15 +378,15 @@ def test_refusals_are_differences_of_their_own():
     """A refused call is not ok; that it left the arguments alone is checked."""
 
     def refuse(x, y):
-        raise StorageMutationError("x overlaps y")
+        raise PythonValueError("x overlaps y")
 
     def mutate_and_refuse(x, y):
         y.detach().add_(1)
-        raise StorageMutationError("x overlaps y")
+        raise PythonValueError("x overlaps y")
 
     polite, rude = against(refuse, calls=1), against(mutate_and_refuse, calls=1)
     assert [difference.kind for difference in polite.differences] == ["refused"]
-    assert polite.refused == ("the call was refused with StorageMutationError: x overlaps y, eager: no refusal")
+    assert polite.refused == ("the call was refused with PythonValueError: x overlaps y, eager: no refusal")
     assert [(difference.kind, difference.subject) for difference in rude.differences] == [
         ("refused", "call"),
         ("mutated before refusal", "y"),

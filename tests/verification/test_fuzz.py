@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab.errors import StorageMutationError, UsageError
+from aotlab.errors import PythonValueError, UsageError
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz import block as block_module
 from aotlab.verification.fuzz import cell, corpus, drawing, engines, failures, plan, progress, table, workers
@@ -70,7 +70,7 @@ def boom(result):
 
 def refuse(result):
     """Refuse; as Played has run the program before, what it wrote to shows."""
-    raise StorageMutationError("a overlaps b")
+    raise PythonValueError("a overlaps b")
 
 
 def blocks_of(run_plan, shrink=0.0):

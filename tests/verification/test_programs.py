@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
-from aotlab.errors import RandomOpError, StorageMutationError
+from aotlab.errors import PythonValueError, RandomOpError
 from aotlab.verification.observables import observe
 from aotlab.verification.programs import Program, Setup, program_of, programs, run_program, shrink
 from aotlab.verification.programs.choices import RandomChoices, RejectedError
@@ -458,12 +458,12 @@ def test_refusals_are_counted_by_reason():
 
     def refuse(function):
         def call(a):
-            raise StorageMutationError("a overlaps b")
+            raise PythonValueError("a overlaps b")
 
         return call
 
     outcome = run_program(example(result="a", calls=2), refuse)
-    assert (outcome.status, outcome.refusals) == ("refused", ("StorageMutation", "StorageMutation"))
+    assert (outcome.status, outcome.refusals) == ("refused", ("PythonValue", "PythonValue"))
 
 
 def test_a_refusal_after_a_mutation_fails():
