@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from aotlab import pipeline
 from aotlab._torch import OpOverload
 from aotlab.backends import CallableBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
@@ -26,6 +25,7 @@ from aotlab.frontends.dynamo import compile_by_dynamo
 from aotlab.frontends.modules import AotModule
 from aotlab.partition.default import default_partition
 from aotlab.partition.stage import Partitioner
+from aotlab.pipeline import Options, function_for
 
 __all__ = [
     "AotModule",
@@ -89,25 +89,6 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
     compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))
     return compile_boxed
-
-
-def _compiled(
-    target: Any,
-    backend: Backend,
-    partitioner: Partitioner,
-    *,
-    keep_mutations: bool = False,
-    duplicates: Literal["drop", "keep"] = "drop",
-    static_inputs: int | None = None,
-) -> CompiledFunction:
-    options = pipeline.Options(
-        backend=backend,
-        partitioner=partitioner,
-        duplicates=duplicates,
-        keep_inference_input_mutations=keep_mutations,
-        static_inputs=static_inputs,
-    )
-    return CompiledFunction(target, partial(pipeline.compile_call, options), backend_name=backend.name)
 
 
 #: Further parameters of upstream's functions, torch 2.11 to 2.15, that change nothing here ...
@@ -206,8 +187,13 @@ def aot_function(
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
-    keep = keep_inference_input_mutations
-    return _compiled(FunctionTarget(fn), backend, partition_fn, keep_mutations=keep, static_inputs=num_params_buffers)
+    options = Options(
+        backend=backend,
+        partitioner=partition_fn,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+        static_inputs=num_params_buffers,
+    )
+    return function_for(FunctionTarget(fn), options)
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
@@ -262,9 +248,13 @@ def _module_function(
     _check_static(dynamic, static_argnums)
     _check_upstream("aot_module", upstream)
     backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
-    return _compiled(
-        ModuleTarget(mod), backend, partition_fn, keep_mutations=keep_inference_input_mutations, duplicates=duplicates
+    options = Options(
+        backend=backend,
+        partitioner=partition_fn,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+        duplicates=duplicates,
     )
+    return function_for(ModuleTarget(mod), options)
 
 
 def aot_module_simplified(
@@ -414,7 +404,7 @@ def compile(
         made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
     _check_static(dynamic, None)
-    resolved = resolve(backend)
+    options = Options(backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True)
     if isinstance(fn_or_module, nn.Module):
-        return AotModule(fn_or_module, _compiled(ModuleTarget(fn_or_module), resolved, chosen, keep_mutations=True))
-    return _compiled(FunctionTarget(fn_or_module), resolved, chosen, keep_mutations=True)
+        return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options))
+    return function_for(FunctionTarget(fn_or_module), options)

@@ -52,8 +52,7 @@ _Eagerly = tuple[str | None, tuple[CallState, str] | None]
 class Entry:
     """One compiled form of a function: the generated function ``run``, and the calls that it is for.
 
-    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call; overlaps among
-    inputs matter if it ``mutates`` one, and so do the ``offsets`` of some arguments in their storage. ``records`` are
+    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call. ``records`` are
     the stages', by name, with graphs that a compiler may have changed. ``reason`` says why it was compiled although
     there were others; None for the first. ``printed`` is what the function printed while it was traced, until that is
     written; ``calls`` counts those that it served.
@@ -63,8 +62,6 @@ class Entry:
     run: Run
     state: CallState
     settings: SettingsGuard
-    mutates: bool
-    offsets: tuple[int, ...]
     records: dict[str, Any]
     reason: str | None
     printed: Printed
@@ -73,12 +70,11 @@ class Entry:
     def distance(self, state: CallState) -> tuple[bool, int]:
         """Say how far a call is from what the entry assumes: in nesting, and in how many facts."""
         nested = self.state.nesting != state.nesting or len(self.state.leaves) != len(state.leaves)
-        found = differences(self.state, state, mutates=self.mutates, offsets=self.offsets)
-        return nested, sum(1 for _ in found)
+        return nested, sum(1 for _ in differences(self.state, state))
 
     def miss(self, state: CallState) -> observe.Miss:
         """Say why the entry does not serve a call."""
-        found = difference(self.state, state, mutates=self.mutates, offsets=self.offsets)
+        found = difference(self.state, state)
         changed = self.settings.reason()
         if found is None and changed is not None:
             found = f"a global setting of torch changed: {changed}"
@@ -364,7 +360,7 @@ class CompiledFunction:
     def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
         """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
         for refused, text in self._refused if config.fallback == "eager" else ():
-            if difference(refused, state, mutates=True) is None:
+            if difference(refused, state) is None:
                 raise Declined(RefusedError(text), known=True)
         misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda entry: entry.distance(state)))
         if len(self._entries) >= config.recompile_limit:

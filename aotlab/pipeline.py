@@ -27,7 +27,8 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -35,7 +36,7 @@ from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend
-from aotlab.cache import Declined, Entry
+from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Call, Target
@@ -51,6 +52,9 @@ from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
 from aotlab.trace import stage as trace
 from aotlab.trace.surroundings import Printed
+
+#: Says why no entry serves a call of this state.
+Explain = Callable[[CallState], tuple[observe.Miss, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +72,25 @@ class Options:
     static_inputs: int | None = None
 
 
+def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
+    """Make the function that compiles ``target`` as it is called; ``settings`` are those of `CompiledFunction`."""
+    return CompiledFunction(target, partial(compile_call, options), backend_name=options.backend.name, **settings)
+
+
 def compile_call(
     options: Options,
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    explain: Callable[[CallState], tuple[observe.Miss, ...]],
+    explain: Explain,
     number: int,
     function_id: int,
 ) -> Entry:
     """Take one call through all stages and return the entry that serves it; raise `Declined` if none can."""
-    journal = _Journal(options.backend.name, target, number, function_id)
+    journal = _Journal(options.backend.name, target, explain, number, function_id)
     surroundings = internals.Surroundings()
     try:
-        return _through_all_stages(options, target, args, kwargs, explain, journal)
+        return _through_all_stages(options, target, args, kwargs, journal)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         raised = isinstance(error, trace.TraceFailed)
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
@@ -93,17 +102,12 @@ def compile_call(
 
 
 def _through_all_stages(
-    options: Options,
-    target: Target,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    explain: Callable[[CallState], tuple[observe.Miss, ...]],
-    journal: _Journal,
+    options: Options, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], journal: _Journal
 ) -> Entry:
     backend = options.backend
     with _garbage_pause():
         captured, call = capture.run(target, args, kwargs)
-        journal.begin(call.state, explain)
+        journal.begin(call.state)
         journal.finish("capture", captured)
         capture.check_anomaly_mode()
 
@@ -145,14 +149,14 @@ def _through_all_stages(
     journal.finish("runtime", generated)
 
     mutates = any(info.mutates_data for info in traced.metadata.input_info)
-    journal.end(mutates=mutates)
+    offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
+    state = replace(call.state, mutates=mutates, offsets=offsets)
+    journal.end(state)
     return Entry(
         number=journal.number,
         run=run,
-        state=call.state,
+        state=state,
         settings=settings,
-        mutates=mutates,
-        offsets=tuple(deduped.kept[k] for k in live.inputs.offsets_read),
         records=journal.records,
         reason=next((miss.sentence for miss in journal.misses), None),
         printed=journal.printed,
@@ -233,9 +237,10 @@ def _garbage_pause() -> Iterator[None]:
 class _Journal:
     """Keeps the records of one compilation, times its stages and announces them."""
 
-    def __init__(self, backend_name: str, target: Target, number: int, function_id: int) -> None:
+    def __init__(self, backend_name: str, target: Target, explain: Explain, number: int, function_id: int) -> None:
         self._backend_name = backend_name
         self._target = target
+        self._explain = explain
         self._function_id = function_id
         self.number = number
         self.state: CallState | None = None
@@ -244,10 +249,10 @@ class _Journal:
         self.printed = Printed()
         self._started = self._since = time.perf_counter_ns()
 
-    def begin(self, state: CallState, explain: Callable[[CallState], tuple[observe.Miss, ...]]) -> None:
+    def begin(self, state: CallState) -> None:
         """Note what was called, and announce why it is compiled."""
         self.state = state
-        self.misses = explain(state)
+        self.misses = self._explain(state)
         observe.emit(
             observe.CompileStarted(
                 function=self._target.name,
@@ -268,8 +273,8 @@ class _Journal:
         )
         self._since = time.perf_counter_ns()
 
-    def end(self, *, mutates: bool) -> None:
+    def end(self, state: CallState) -> None:
         """Announce that the entry is ready, with its guards."""
-        if observe.listening() and self.state is not None:
-            duration, guards = time.perf_counter_ns() - self._started, sentences(self.state, mutates=mutates)
+        if observe.listening():
+            duration, guards = time.perf_counter_ns() - self._started, sentences(state)
             observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards))

@@ -240,9 +240,7 @@ def compile_graph(
         where = next((f"{frame.filename}:{frame.lineno}" for frame in reversed(reason.user_stack)), "")
         observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    function = CompiledFunction(
-        target, partial(pipeline.compile_call, made), backend_name=compiler.name, number=number, **settings
-    )
+    function = pipeline.function_for(target, made, number=number, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function
     return function
 

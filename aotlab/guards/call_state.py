@@ -171,7 +171,8 @@ class CallState:
     ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared. Each flat argument
     has a name, its facts, and in ``same_as`` the position of the first one that is the same tensor (or its own).
     ``reached`` is what the function reads besides, ``mentioned`` names the attributes of tensors that it may read;
-    ``function_modes`` counts the default devices that are set.
+    ``function_modes`` counts the default devices that are set. An entry that ``mutates`` an input takes notice of what
+    overlaps, and of where in their storage those tensors begin whose positions are ``offsets``.
     """
 
     structure: str
@@ -185,6 +186,8 @@ class CallState:
     function_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
+    mutates: bool = True
+    offsets: tuple[int, ...] = ()
 
 
 def transform_around() -> str | None:
@@ -276,11 +279,8 @@ def _unchecked(state: CallState) -> set[str]:
     return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
 
 
-def differences(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> Iterator[str]:
-    """Say in a sentence each in what the call ``now`` differs from the traced call ``then``.
-
-    Overlaps count if the entry ``mutates`` an input; ``offsets`` are the positions of tensors whose offset counts.
-    """
+def differences(then: CallState, now: CallState) -> Iterator[str]:
+    """Say in a sentence each in what the call ``now`` differs from the traced call ``then``."""
     unchecked = _unchecked(then)
     for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
         if before != after and name not in unchecked:
@@ -294,7 +294,7 @@ def differences(then: CallState, now: CallState, *, mutates: bool, offsets: Sequ
         return
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         yield from _of_argument(name, before, after)
-    yield from _of_tensors_together(then, now, mutates=mutates, offsets=offsets)
+    yield from _of_tensors_together(then, now)
 
 
 def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
@@ -313,9 +313,9 @@ def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
     yield f"the arguments are nested as {now.structure} {expected}"
 
 
-def difference(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int] = ()) -> str | None:
+def difference(then: CallState, now: CallState) -> str | None:
     """Return the first of the `differences`, None if there is none."""
-    return next(differences(then, now, mutates=mutates, offsets=offsets), None)
+    return next(differences(then, now), None)
 
 
 def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts | ValueFacts) -> Iterator[str]:
@@ -342,10 +342,10 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
         yield types
 
 
-def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offsets: Sequence[int]) -> Iterator[str]:
+def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     """Compare what counts of some tensors only, and what tensors have in common."""
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
-        if mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+        if then.mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
                 yield f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             elif before.may_be_written != after.may_be_written:
@@ -354,7 +354,7 @@ def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offs
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
-    for i in offsets:
+    for i in then.offsets:
         before, after = then.leaves[i], now.leaves[i]
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
             begins = f"`{now.names[i]}` begins at element {after.offset} of its storage"
@@ -364,7 +364,7 @@ def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offs
             yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
         elif was_same != is_same:
             yield f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
-    if mutates and then.overlapping != now.overlapping:
+    if then.mutates and then.overlapping != now.overlapping:
         began = [pair for pair in now.overlapping if pair not in then.overlapping]
         a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
         verb = "share" if began else "no longer share"
@@ -378,7 +378,7 @@ def _of_tensors_together(then: CallState, now: CallState, *, mutates: bool, offs
         yield f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
 
 
-def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str], ...]:
+def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
     """List what an entry assumes as (kind, subject, sentence), for the report."""
     rows: list[tuple[str, str, str]] = [("structure", "arguments", f"the arguments are nested as {state.structure}")]
     for i, (name, facts) in enumerate(zip(state.names, state.leaves, strict=True)):
@@ -396,7 +396,7 @@ def sentences(state: CallState, *, mutates: bool) -> tuple[tuple[str, str, str],
     tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]
     if len(tensors) > 1:
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
-    if mutates and len(tensors) > 1:
+    if state.mutates and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     unchecked = _unchecked(state)
     rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in unchecked]

@@ -700,8 +700,8 @@ def test_sentences_and_facts_agree():
     """`difference` of a state with itself is nothing; `sentences` lists every argument, setting and reached value."""
     f = traced(lambda x, y, z: (x.mul_(SCALE), y, z), torch.ones(2), leaf(3), 5)
     entry = entry_of(f)
-    assert difference(entry.state, entry.state, mutates=True) is None
-    rows = sentences(entry.state, mutates=entry.mutates)
+    assert difference(entry.state, entry.state) is None
+    rows = sentences(entry.state)
     kinds = {kind for kind, _, _ in rows}
     assert {"structure", "tensor", "value", "identity", "overlap", "setting", "reached"} <= kinds
     by_subject = {subject: text for kind, subject, text in rows if kind in ("tensor", "value")}

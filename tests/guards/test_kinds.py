@@ -171,7 +171,7 @@ def test_device_is_named():
     state = behind(f).entries[0].state
     (facts,) = state.leaves
     elsewhere = dataclasses.replace(state, leaves=(dataclasses.replace(facts, device=torch.device("cuda", 0)),))
-    said = difference(state, elsewhere, mutates=False)
+    said = difference(state, elsewhere)
     assert said == "`x` is on cuda:0 where the compiled entry expects cpu"
     with refusing(RefusedError, match=r"`x` is .*meta"):
         f(torch.ones(2, device="meta"))
