@@ -46,7 +46,7 @@ from aotlab.guards.objects import (
     slots_of,
     static_member,
 )
-from aotlab.guards.reached import Absent, Attribute, Held, How, Item, Place, Reached, Size
+from aotlab.guards.reached import How, Place, Reached
 from aotlab.guards.values import (
     CONTAINERS,
     MISSING,
@@ -143,7 +143,7 @@ class _Walk:
         for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
-                self._guard(f"{label or 'self'}.…", Absent(thing, missing, by_name=True), MISSING, "absent")
+                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), MISSING, "absent")
         found = {(item.place.identity(), item.how): item for item in reversed(self.found[:count])}
         return (*reversed(found.values()), *self.found[count:])
 
@@ -262,7 +262,7 @@ class _Walk:
         elif isinstance(value, (functools.partial, functools.partialmethod)):
             self._todo.append((label, value.func, False))
             for name in ("args", "keywords"):
-                self._visit(f"{label or 'partial'}.{name}", getattr(value, name), Attribute(value, name))
+                self._visit(f"{label or 'partial'}.{name}", getattr(value, name), Place("attribute", value, name))
         elif isinstance(value, types.FunctionType) and not is_library(value):
             self._function(value)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
@@ -270,7 +270,7 @@ class _Walk:
                 self._names.add(value.__name__)
             owner = getattr(value, "__self__", None)
             if not (owner is None or isinstance(owner, (type, types.ModuleType)) or is_random(owner)):
-                self._visit(f"{label}.__self__", owner, Attribute(value, "__self__"), chance=chance)
+                self._visit(f"{label}.__self__", owner, Place("attribute", value, "__self__"), chance=chance)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
             self._todo.append((label, value.__wrapped__, chance))
@@ -298,26 +298,28 @@ class _Walk:
                 where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
                 self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
         is_root = code is self._root_code
-        self._guard(f"the code of {name}", Attribute(function, "__code__"), code, "identity", inline=is_root)
+        self._guard(f"the code of {name}", Place("attribute", function, "__code__"), code, "identity", inline=is_root)
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._visit_held(label, Attribute(cell, "cell_contents"), chance=installed)
+            self._visit_held(label, Place("attribute", cell, "cell_contents"), chance=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
             if defaults := getattr(function, attribute):
-                self._visit(f"the {word} of {name}", defaults, Attribute(function, attribute), chance=installed)
+                self._visit(
+                    f"the {word} of {name}", defaults, Place("attribute", function, attribute), chance=installed
+                )
         missing, nowhere = [], []
         for label in names.globals:
             if label in function.__globals__:
-                found = Item(function.__globals__, label)
+                found = Place("item", function.__globals__, label)
                 self._visit(label, function.__globals__[label], found, chance=installed)
                 continue
             missing.append(label)
             if hasattr(builtins, label):
-                self._guard(label, Item(vars(builtins), label), getattr(builtins, label), "identity")
+                self._guard(label, Place("item", vars(builtins), label), getattr(builtins, label), "identity")
             else:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
             if absent:
-                self._guard("…", Absent(namespace, frozenset(absent)), MISSING, "absent")
+                self._guard("…", Place("absent", namespace, frozenset(absent)), MISSING, "absent")
         for label in names.imports:
             module = sys.modules.get(label)
             if module is not None and not is_library_module(module):
@@ -350,7 +352,7 @@ class _Walk:
                 # `dataclasses` write some, too
                 written = isinstance(member, types.FunctionType) and member.__code__.co_filename != "<string>"
                 if written or isinstance(member, (staticmethod, classmethod)):
-                    self._visit(f"{each.__name__}.{name}", member, Held(each, name))
+                    self._visit(f"{each.__name__}.{name}", member, Place("held", each, name))
 
     def _object(self, label: str, value: Any, chance: bool) -> None:
         kind = type(value)
@@ -358,7 +360,7 @@ class _Walk:
             return
         self.objects.append((label or "self", value))
         if not is_library(kind):
-            self._guard(f"the class of {label or 'self'}", Attribute(value, "__class__"), kind, "identity")
+            self._guard(f"the class of {label or 'self'}", Place("attribute", value, "__class__"), kind, "identity")
         self._thing(label or "self", value, chance)
 
     def _module(self, label: str, module: nn.Module, chance: bool) -> None:
@@ -369,27 +371,27 @@ class _Walk:
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
         if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
-            self._guard(f"{dot}training", Item(attributes, "training"), module.training, "value")
-        self._visit_held(f"{dot}forward", Item(attributes, "forward"))
+            self._guard(f"{dot}training", Place("item", attributes, "training"), module.training, "value")
+        self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
         children = internals.children_held(module)
-        self._guard(f"the number of submodules of {own}", Size(children), len(children), "value")
+        self._guard(f"the number of submodules of {own}", Place("size", children), len(children), "value")
         for key, child in children.items():
-            self._guard(f"{dot}{key}", Item(children, key), child, "identity", child)
+            self._guard(f"{dot}{key}", Place("item", children, key), child, "identity", child)
         for whose, both in ((own, internals.hooks_held(module)), ("all modules", internals.global_hooks_held())):
             for kind, held in zip(("forward hooks", "forward pre-hooks"), both, strict=True):
-                self._guard(f"the number of {kind} of {whose}", Size(held), len(held), "value")
+                self._guard(f"the number of {kind} of {whose}", Place("size", held), len(held), "value")
                 for number, hook in held.items():
-                    self._visit(f"one of the {kind} of {whose}", hook, Item(held, number))
+                    self._visit(f"one of the {kind} of {whose}", hook, Place("item", held, number))
         cache = internals.parametrization_cache(module)
         if cache is not None:
-            self._guard("torch.nn.utils.parametrize.cached()", Item(*cache), cache[0][cache[1]], "value")
+            self._guard("torch.nn.utils.parametrize.cached()", Place("item", *cache), cache[0][cache[1]], "value")
             if cache[0][cache[1]]:
                 self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps its tensors"
         for kind, of in (("parameters", internals.parameters_held), ("buffers", internals.buffers_held)):
             tensors = of(module)
-            self._guard(f"the number of {kind} of {own}", Size(tensors), len(tensors), "value")
+            self._guard(f"the number of {kind} of {own}", Place("size", tensors), len(tensors), "value")
             for key, tensor in tensors.items():
-                self._guard(f"{dot}{key}", Item(tensors, key), tensor is None, "optional")
+                self._guard(f"{dot}{key}", Place("item", tensors, key), tensor is None, "optional")
         if not is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module, chance)
@@ -401,12 +403,12 @@ class _Walk:
         graph = type(module)
         if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":  # else made later
             self._names |= names_in(graph.forward.__code__).attributes
-            self._guard(f"{dot}forward", Held(graph, "forward"), graph.forward, "identity", graph.forward)
+            self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward, "identity", graph.forward)
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
                 self._is_new((id(module), name))
-                self._visit(f"{dot}{name}", value, Item(attributes, name))
+                self._visit(f"{dot}{name}", value, Place("item", attributes, name))
         self._things.setdefault(id(module), (own, module, False))
 
     def _thing(self, label: str, value: Any, chance: bool) -> None:
@@ -426,13 +428,13 @@ class _Walk:
                 if not self._is_new((id(thing), name), by_chance):
                     continue
                 held = vars(thing)
-                place = Item(held, name) if isinstance(thing, types.ModuleType) else Held(thing, name)
+                place = Place("item", held, name) if isinstance(thing, types.ModuleType) else Place("held", thing, name)
                 self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
         if isinstance(thing, type):
             return
         for name in sorted(self._once(slots_of, type(thing)) & self._names):
             if self._is_new((id(thing), name), chance):
-                self._visit_held(f"{label}.{name}", Attribute(thing, name), chance=chance)
+                self._visit_held(f"{label}.{name}", Place("attribute", thing, name), chance=chance)
 
     def _wanted(self, label: str, thing: Any) -> set[str]:
         """Return the names in the dictionary of an object, a class or a module that count."""
@@ -446,7 +448,7 @@ class _Walk:
             return wanted | {name for name in public if _is_simple(held[name])}
         if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
             if is_object and self._is_new((id(thing), "")):
-                self._guard(f"the number of attributes of {label}", Size(held), len(held), "value")
+                self._guard(f"the number of attributes of {label}", Place("size", held), len(held), "value")
             wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
         if root_of(type(thing).__module__) == "logging":
             wanted = {name for name in wanted if is_plain(held[name])}

@@ -4,7 +4,6 @@
 makes one function of the comparisons of an entry.
 """
 
-# ruff: noqa: D102  # what the methods of each kind of place do is said once, at `Place`
 from __future__ import annotations
 
 import builtins
@@ -28,129 +27,62 @@ How = Literal["value", "contents", "identity", "absent", "optional"]
 class Place:
     """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
 
-    ``read`` returns `MISSING` where nothing is, and never runs the user's code; ``text`` may raise there; ``write``
-    deletes what is `MISSING`.
+    An *item* of a dictionary; what an object or a class *held* in its ``__dict__``, whichever that is; an *attribute*
+    that C code provides, of a cell, a function or a slot; the *size* of a dictionary. Or nothing: ``key`` are names
+    that the code mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
     """
 
+    kind: Literal["item", "held", "attribute", "size", "absent", "unheld"]
     owner: Any
     key: Any = None
 
+    def _dictionary(self) -> Any:
+        return self.owner if self.kind in ("item", "absent") else self.owner.__dict__
+
     def read(self) -> Any:
-        """Return what is there."""
-        raise NotImplementedError
+        """Return what is there, of absent names the first that is, or `MISSING`; runs no code of the user's."""
+        if self.kind == "size":
+            return len(self.owner)
+        if self.kind == "attribute":
+            try:
+                return getattr(self.owner, self.key)
+            except (AttributeError, ValueError):  # an empty slot, an empty cell
+                return MISSING
+        held = self._dictionary()
+        if self.kind in ("item", "held"):
+            return held.get(self.key, MISSING)
+        return next((name for name in sorted(self.key) if name in held), MISSING)
 
     def write(self, value: Any) -> None:
-        """Put a value back, where that can be done."""
+        """Put a value back, where that can be done; delete what is to be `MISSING`."""
+        if self.kind == "size":
+            return
+        is_one = self.kind in ("item", "held", "attribute")
+        for name in (self.key,) if is_one else [each for each in self.key if each in self._dictionary()]:
+            if self.kind == "attribute" or isinstance(self.owner, type):
+                with contextlib.suppress(AttributeError):  # what a function of C belongs to never changes
+                    delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
+            elif value is MISSING:
+                self._dictionary().pop(name, None)
+            else:
+                self._dictionary()[name] = value
 
     def text(self, constant: Constant) -> str:
-        """Write an expression that reads."""
-        raise NotImplementedError
+        """Write an expression that reads; it may raise where nothing is."""
+        owner = constant(self.owner)
+        if self.kind == "attribute":
+            return f"{owner}.{self.key}"
+        if self.kind == "size":
+            return f"len({owner})"
+        held = owner if self.kind in ("item", "absent") else f"{owner}.__dict__"
+        if self.kind in ("absent", "unheld"):
+            return f"{held}.keys()"
+        key = repr(self.key) if type(self.key) is str else constant(self.key)
+        return f"{held}.get({key}, MISSING)" if self.read() is MISSING else f"{held}[{key}]"
 
     def identity(self) -> tuple[Any, ...]:
         """Return what tells this place from others, as long as its owner lives."""
-        return (type(self), id(self.owner), self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Item(Place):
-    """An item of a dictionary."""
-
-    def read(self) -> Any:
-        return self.owner.get(self.key, MISSING)
-
-    def write(self, value: Any) -> None:
-        if isinstance(self.owner, dict) and value is MISSING:
-            self.owner.pop(self.key, None)
-        elif isinstance(self.owner, dict):
-            self.owner[self.key] = value
-
-    def text(self, constant: Constant) -> str:
-        key = repr(self.key) if type(self.key) is str else constant(self.key)
-        owner = constant(self.owner)
-        return f"{owner}.get({key}, MISSING)" if self.read() is MISSING else f"{owner}[{key}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Held(Place):
-    """What an object or a class holds by name in its ``__dict__``, whichever that is."""
-
-    def read(self) -> Any:
-        return self.owner.__dict__.get(self.key, MISSING)
-
-    def write(self, value: Any) -> None:
-        if isinstance(self.owner, type):
-            _assign(self.owner, self.key, value)
-        else:
-            Item(self.owner.__dict__, self.key).write(value)
-
-    def text(self, constant: Constant) -> str:
-        held = f"{constant(self.owner)}.__dict__"
-        return f"{held}.get({self.key!r}, MISSING)" if self.read() is MISSING else f"{held}[{self.key!r}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute(Place):
-    """An attribute that C code provides: of a cell, a function, or a slot."""
-
-    def read(self) -> Any:
-        try:
-            return getattr(self.owner, self.key)
-        except (AttributeError, ValueError):  # an empty slot, an empty cell
-            return MISSING
-
-    def write(self, value: Any) -> None:
-        with contextlib.suppress(AttributeError):  # what a function of C belongs to never changes
-            _assign(self.owner, self.key, value)
-
-    def text(self, constant: Constant) -> str:
-        return f"{constant(self.owner)}.{self.key}"
-
-
-@dataclass(frozen=True, slots=True)
-class Size(Place):
-    """How many items a dictionary has."""
-
-    def read(self) -> Any:
-        return len(self.owner)
-
-    def text(self, constant: Constant) -> str:
-        return f"len({constant(self.owner)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Absent(Place):
-    """Names that a namespace does not have, though the code mentions them; reads as the first that it has by now.
-
-    The names are ``key``. The namespace is ``owner`` itself, as globals are, or what ``owner`` holds ``by_name``,
-    whatever else it is.
-    """
-
-    by_name: bool = False
-
-    def _namespace(self) -> Any:
-        return vars(self.owner) if self.by_name else self.owner
-
-    def read(self) -> Any:
-        return next((name for name in sorted(self.key) if name in self._namespace()), MISSING)
-
-    def write(self, value: Any) -> None:
-        for name in self.key:
-            if name in self._namespace():
-                if self.by_name:
-                    delattr(self.owner, name)
-                else:
-                    del self.owner[name]
-
-    def text(self, constant: Constant) -> str:
-        owner = constant(self.owner)
-        return f"{owner + '.__dict__' if self.by_name else owner}.keys()"
-
-
-def _assign(owner: Any, name: str, value: Any) -> None:
-    if value is MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)
+        return self.kind, id(self.owner), self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +131,8 @@ class Reached:
 
     def is_outside(self, function: Any) -> bool:
         """Tell whether this is anything else than the function's own code, or a builtin."""
-        of_builtins = isinstance(self.place, Item) and self.place.owner is vars(builtins)
-        own = self.place.identity() == Attribute(function, "__code__").identity()
+        of_builtins = self.place.kind == "item" and self.place.owner is vars(builtins)
+        own = self.place.identity() == Place("attribute", function, "__code__").identity()
         return not (self.how == "absent" or of_builtins or own)
 
     def present_name(self) -> str:
@@ -270,9 +202,9 @@ def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
 
 def _form(item: Reached) -> str:
     """Say by which loop a place can be read; empty if by none."""
-    if isinstance(item.place, Size) and item.how == "value":
+    if item.place.kind == "size" and item.how == "value":
         return "size"
-    if not isinstance(item.place, Item):
+    if item.place.kind != "item":
         return ""
     if item.how == "optional":
         return "optional"
