@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CodeType
 from typing import Any
 
 from aotlab import _torch as internals
@@ -47,6 +46,7 @@ from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState, sentences
 from aotlab.guards.code import definition, line_like
+from aotlab.guards.reached import codes_in
 from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
@@ -207,8 +207,7 @@ def _refusal(
         if error.line is None:
             line = None
             if error.pattern is not None and state is not None:  # it cannot name the line, but describe it
-                codes = (item.expected for item in state.reached if isinstance(item.expected, CodeType))
-                line = line_like(codes, error.pattern)
+                line = line_like(codes_in(state.reached), error.pattern)
             error.reword(line=line or _definition(target))
         if target.frontend == "dynamo":
             error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))

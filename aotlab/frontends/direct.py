@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, 
 from aotlab.guards.code import line_that_changes
 from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
-from aotlab.guards.reached import Reached, fast_check
+from aotlab.guards.reached import Reached, codes_in, fast_check
 from aotlab.guards.values import Mentioned
 from aotlab.trace.running import modules_named
 from aotlab.trace.tape import Untraceable
@@ -173,8 +173,8 @@ def _changed(reached: Sequence[Reached]) -> str | None:
 
 def _leak(text: str, name: str, reached: Sequence[Reached], suggestion: str, why: str = _WHY) -> LeakedTensorError:
     """Make the error that says in which line ``name`` was changed; ``reached`` has the code, the function's first."""
-    codes = [item.expected for item in reached if isinstance(item.expected, CodeType)]
-    return LeakedTensorError(text.format(name), why=why, suggestion=suggestion, line=line_that_changes(codes, name))
+    line = line_that_changes(codes_in(reached), name)
+    return LeakedTensorError(text.format(name), why=why, suggestion=suggestion, line=line)
 
 
 def _undo(reached: Sequence[Reached], watch: Watch) -> None:

@@ -46,14 +46,14 @@ from aotlab.guards.objects import (
     slots_of,
     static_member,
 )
-from aotlab.guards.reached import How, Place, Reached
+from aotlab.guards.reached import Place, Reached
 from aotlab.guards.values import (
     CONTAINERS,
     MISSING,
     CannotBeWatched,
     Mentioned,
+    Value,
     attributes_that_count,
-    is_array,
     is_of_its_own_kind,
     is_plain,
     snapshot,
@@ -143,8 +143,8 @@ class _Walk:
         for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
-                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), MISSING, "absent")
-        found = {(item.place.identity(), item.how): item for item in reversed(self.found[:count])}
+                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), MISSING)
+        found = {(item.place.identity(), item.optional): item for item in reversed(self.found[:count])}
         return (*reversed(found.values()), *self.found[count:])
 
     def unseen(self) -> str | None:
@@ -199,10 +199,9 @@ class _Walk:
             self._seen[key] = chance
         return is_new
 
-    def _guard(
-        self, name: str, place: Place, expected: Any, how: How, value: Any = None, *, inline: bool = False
-    ) -> None:
-        self.found.append(Reached(name=name, place=place, expected=expected, how=how, value=value, inline=inline))
+    def _guard(self, name: str, place: Place, value: Any, **more: Any) -> None:
+        """Have a plain value compared by value, and anything else as an object."""
+        self.found.append(Reached(name=name, place=place, expected=Value(value, is_plain(value)), **more))
 
     def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
         """Guard one value, and go on to what it leads to."""
@@ -212,25 +211,21 @@ class _Walk:
             return  # modules are not rebound
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
-        if is_plain(value):
-            self._guard(label, place, value, "value")
+        try:
+            known = snapshot(value, label, self.mentioned)
+        except CannotBeWatched as what:
+            self._cannot_watch(str(what))
             return
-        if isinstance(value, (Tensor, *CONTAINERS)) or is_array(value):
-            try:
-                known = snapshot(value, label, self.mentioned)
-            except CannotBeWatched as what:
-                self._cannot_watch(str(what))
-                return
-            self._guard(label, place, known, "contents", None if isinstance(value, Tensor) else value)
-        else:
-            self._guard(label, place, value, "identity", value)
-        self._todo.append((label, value, chance))
+        kept = None if isinstance(value, Tensor) else value
+        self.found.append(Reached(name=label, place=place, expected=known, value=kept))
+        if not (isinstance(known, Value) and known.is_plain):
+            self._todo.append((label, value, chance))
 
     def _visit_held(self, label: str, place: Place, *, chance: bool = False) -> None:
         """Visit what is in a place; if nothing is, guard that."""
         value = place.read()
         if value is MISSING:
-            self._guard(label, place, MISSING, "identity")
+            self._guard(label, place, MISSING)
         else:
             self._visit(label, value, place, chance=chance)
 
@@ -298,7 +293,7 @@ class _Walk:
                 where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
                 self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
         is_root = code is self._root_code
-        self._guard(f"the code of {name}", Place("attribute", function, "__code__"), code, "identity", inline=is_root)
+        self._guard(f"the code of {name}", Place("attribute", function, "__code__"), code, inline=is_root)
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._visit_held(label, Place("attribute", cell, "cell_contents"), chance=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
@@ -314,12 +309,12 @@ class _Walk:
                 continue
             missing.append(label)
             if hasattr(builtins, label):
-                self._guard(label, Place("item", vars(builtins), label), getattr(builtins, label), "identity")
+                self._guard(label, Place("item", vars(builtins), label), getattr(builtins, label))
             else:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
             if absent:
-                self._guard("…", Place("absent", namespace, frozenset(absent)), MISSING, "absent")
+                self._guard("…", Place("absent", namespace, frozenset(absent)), MISSING)
         for label in names.imports:
             module = sys.modules.get(label)
             if module is not None and not is_library_module(module):
@@ -360,7 +355,7 @@ class _Walk:
             return
         self.objects.append((label or "self", value))
         if not is_library(kind):
-            self._guard(f"the class of {label or 'self'}", Place("attribute", value, "__class__"), kind, "identity")
+            self._guard(f"the class of {label or 'self'}", Place("attribute", value, "__class__"), kind)
         self._thing(label or "self", value, chance)
 
     def _module(self, label: str, module: nn.Module, chance: bool) -> None:
@@ -371,27 +366,28 @@ class _Walk:
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
         if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
-            self._guard(f"{dot}training", Place("item", attributes, "training"), module.training, "value")
+            self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
         self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
         children = internals.children_held(module)
-        self._guard(f"the number of submodules of {own}", Place("size", children), len(children), "value")
+        self._guard(f"the number of submodules of {own}", Place("size", children), len(children))
         for key, child in children.items():
-            self._guard(f"{dot}{key}", Place("item", children, key), child, "identity", child)
+            self._guard(f"{dot}{key}", Place("item", children, key), child)
         for whose, both in ((own, internals.hooks_held(module)), ("all modules", internals.global_hooks_held())):
             for kind, held in zip(("forward hooks", "forward pre-hooks"), both, strict=True):
-                self._guard(f"the number of {kind} of {whose}", Place("size", held), len(held), "value")
+                self._guard(f"the number of {kind} of {whose}", Place("size", held), len(held))
                 for number, hook in held.items():
                     self._visit(f"one of the {kind} of {whose}", hook, Place("item", held, number))
         cache = internals.parametrization_cache(module)
         if cache is not None:
-            self._guard("torch.nn.utils.parametrize.cached()", Place("item", *cache), cache[0][cache[1]], "value")
+            self._guard("torch.nn.utils.parametrize.cached()", Place("item", *cache), cache[0][cache[1]])
             if cache[0][cache[1]]:
                 self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps its tensors"
         for kind, of in (("parameters", internals.parameters_held), ("buffers", internals.buffers_held)):
             tensors = of(module)
-            self._guard(f"the number of {kind} of {own}", Place("size", tensors), len(tensors), "value")
+            self._guard(f"the number of {kind} of {own}", Place("size", tensors), len(tensors))
             for key, tensor in tensors.items():
-                self._guard(f"{dot}{key}", Place("item", tensors, key), tensor is None, "optional")
+                place = Place("item", tensors, key)
+                self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, optional=True))
         if not is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module, chance)
@@ -403,7 +399,7 @@ class _Walk:
         graph = type(module)
         if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":  # else made later
             self._names |= names_in(graph.forward.__code__).attributes
-            self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward, "identity", graph.forward)
+            self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
             if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
@@ -448,7 +444,7 @@ class _Walk:
             return wanted | {name for name in public if _is_simple(held[name])}
         if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
             if is_object and self._is_new((id(thing), "")):
-                self._guard(f"the number of attributes of {label}", Place("size", held), len(held), "value")
+                self._guard(f"the number of attributes of {label}", Place("size", held), len(held))
             wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
         if root_of(type(thing).__module__) == "logging":
             wanted = {name for name in wanted if is_plain(held[name])}

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import contains, getitem, is_
+from types import CodeType
 from typing import Any, Literal
 
-from aotlab.guards.values import MISSING, ArraySnapshot, same_value, shown
+from aotlab.guards.values import MISSING, ArraySnapshot, Value, same_value, shown
 
 #: Gives a value a name in generated source.
 Constant = Callable[[Any], str]
-#: How what is in a place is compared with what was there: see `Reached`.
-How = Literal["value", "contents", "identity", "absent", "optional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +88,22 @@ class Place:
 class Reached:
     """One value outside the arguments that the traced code may read, where it hangs, and how a sentence calls it.
 
-    ``expected`` is what was there: the value itself, or its `Snapshot`. It is to be there again: of the same type and
-    value, with the same contents, as the same object; or there is to be nothing (``"absent"``), or something or nothing
-    as there was (``"optional"``). ``value`` is the object itself, kept alive, so that no other one gets its identity
+    ``expected`` is a snapshot of what was there, which is to be there again; of an ``optional`` one, whether it was
+    None, which is all that counts. ``value`` is the object itself, kept alive, so that no other one gets its identity
     (tensors are not kept). ``inline`` says that the generated function checks it itself.
     """
 
     name: str
     place: Place
     expected: Any
-    how: How
+    optional: bool = False
     value: Any = field(default=None, repr=False)
     inline: bool = False
+
+    @property
+    def is_absence(self) -> bool:
+        """Whether names are to be missing."""
+        return self.place.kind in ("absent", "unheld")
 
     def read(self) -> Any:
         """Fetch the value again."""
@@ -108,67 +111,60 @@ class Reached:
 
     def put_back(self) -> None:
         """Undo an assignment that a trace made, where that is possible."""
-        if self.how in ("value", "identity"):
-            self.place.write(self.expected)
-        elif self.how == "absent":
-            self.place.write(MISSING)
-        elif isinstance(self.expected, ArraySnapshot):
-            self.place.write(self.value)
-            self.expected.restore()
+        if isinstance(self.expected, Value):
+            self.place.write(self.expected.value)
         elif self.value is not None:
             self.place.write(self.value)
+            if isinstance(self.expected, ArraySnapshot):
+                self.expected.restore()
 
     def holds(self) -> bool:
         """Tell whether the value is still what the trace saw."""
         now = self.read()
-        if self.how == "value":
-            return now is self.expected or same_value(now, self.expected)
-        if self.how == "contents":
-            return bool(self.expected.holds(now))
-        if self.how == "optional":
+        if self.optional:
             return now is not MISSING and (now is None) is self.expected
-        return now is self.expected
+        return bool(self.expected.holds(now))
 
     def is_outside(self, function: Any) -> bool:
         """Tell whether this is anything else than the function's own code, or a builtin."""
         of_builtins = self.place.kind == "item" and self.place.owner is vars(builtins)
         own = self.place.identity() == Place("attribute", function, "__code__").identity()
-        return not (self.how == "absent" or of_builtins or own)
+        return not (self.is_absence or of_builtins or own)
 
     def present_name(self) -> str:
         """Return the name; of what was absent, the name of what is there now."""
-        return self.name.replace("…", str(self.read())) if self.how == "absent" else self.name
+        return self.name.replace("…", str(self.read())) if self.is_absence else self.name
 
     def change(self) -> str:
         """Say what is otherwise now: a clause about what the function reads."""
         now = self.read()
-        if self.how == "absent":
+        if self.is_absence:
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
-        where, text = self.name, "is another object"
-        if self.expected is MISSING:
-            text = f"is {shown(now)} where the compiled entry expects nothing"
-        elif self.how == "value":
-            text = f"is {shown(now)} where the compiled entry expects {shown(self.expected)}"
-        elif self.how == "optional":
+        if self.optional:
             words = "is None", "is there"
-            text = f"{words[now is not None]} where the compiled entry expects that it {words[not self.expected]}"
-        elif self.how == "contents":
+            where, text = self.name, words[now is not None]
+            text = f"{text} where the compiled entry expects that it {words[not self.expected]}"
+        else:
             where, text = self.expected.difference(now, self.name)
-        elif now is MISSING:
-            text = "is missing"
         return f"{_quoted(where)}, which the function reads, {text}"
 
     def sentence(self) -> str:
         """Say what the entry assumes."""
-        if self.how == "value":
-            return f"{_quoted(self.name)} is {shown(self.expected)}"
-        if self.how == "absent":
+        if self.is_absence:
             return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
-        if self.how == "optional":
+        if self.optional:
             return f"`{self.name}` is {'None' if self.expected else 'there'}"
-        contents = " with the same contents" if self.how == "contents" else ""
+        if isinstance(self.expected, Value) and self.expected.is_plain:
+            return f"{_quoted(self.name)} is {shown(self.expected.value)}"
+        contents = "" if isinstance(self.expected, Value) else " with the same contents"
         return f"{_quoted(self.name)} is the same object{contents}"
+
+
+def codes_in(reached: Sequence[Reached]) -> list[CodeType]:
+    """Return the code that was found, the function's own first."""
+    values = [item.expected.value for item in reached if isinstance(item.expected, Value)]
+    return [value for value in values if isinstance(value, CodeType)]
 
 
 def _quoted(name: str) -> str:
@@ -202,21 +198,22 @@ def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
 
 def _form(item: Reached) -> str:
     """Say by which loop a place can be read; empty if by none."""
-    if item.place.kind == "size" and item.how == "value":
+    if item.place.kind == "size":
         return "size"
     if item.place.kind != "item":
         return ""
-    if item.how == "optional":
+    if item.optional:
         return "optional"
-    if item.expected is MISSING:
-        return "absent" if item.how == "identity" else ""
-    return "same" if _is_one_of_a_kind(item) else ""
+    if isinstance(item.expected, Value) and item.expected.value is MISSING:
+        return "absent"
+    return "same" if _is_one_of_a_kind(item.expected) else ""
 
 
-def _is_one_of_a_kind(item: Reached) -> bool:
+def _is_one_of_a_kind(expected: Any) -> bool:
     """Tell whether only one object will do."""
-    single = item.expected is None or isinstance(item.expected, (bool, enum.Enum))
-    return item.how == "identity" or (item.how == "value" and single)
+    if not isinstance(expected, Value):
+        return False
+    return not expected.is_plain or expected.value is None or isinstance(expected.value, (bool, enum.Enum))
 
 
 #: By form, what makes a loop of the dictionaries, the keys and the expected values.
@@ -233,7 +230,7 @@ _LOOPS: dict[str, Callable[[list[Any], list[Any], list[Any]], Callable[[], bool]
 def _loop(form: str, group: Sequence[Reached]) -> Callable[[], bool]:
     places = [item.place for item in group]
     owners, keys = [place.owner for place in places], [place.key for place in places]
-    return _LOOPS[form](owners, keys, [item.expected for item in group])
+    return _LOOPS[form](owners, keys, [item.expected if item.optional else item.expected.value for item in group])
 
 
 def _written(
@@ -252,18 +249,17 @@ def _written(
 
     lines = [f"if not {constant(loop)}(): return False" for loop in loops]
     for item in items:
-        text = item.place.text(constant)
-        if item.how == "absent":
+        text, known = item.place.text(constant), item.expected
+        if item.is_absence:
             lines.append(f"if not {text}.isdisjoint({constant(item.place.key)}): return False")
-        elif item.how == "optional":
-            lines.append(f"if {text} is {'not ' if item.expected else ''}None: return False")
-        elif item.how == "contents":
-            lines.append(f"if not {constant(item.expected)}.holds({text}): return False")
-        elif _is_one_of_a_kind(item):
-            lines.append(f"if {text} is not {constant(item.expected)}: return False")
+        elif item.optional:
+            lines.append(f"if {text} is {'not ' if known else ''}None: return False")
+        elif not isinstance(known, Value):
+            lines.append(f"if not {constant(known)}.holds({text}): return False")
+        elif _is_one_of_a_kind(known):
+            lines.append(f"if {text} is not {constant(known.value)}: return False")
         else:
-            expected = constant(item.expected)
-            different = f"now is not {expected} and not same_value(now, {expected})"
+            different = "now is not {0} and not same_value(now, {0})".format(constant(known.value))
             lines += [f"now = {text}", f"if {different}: return False"]
     body = ["    try:", *("        " + line for line in lines), "        return True"]
     source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])

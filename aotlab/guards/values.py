@@ -118,18 +118,21 @@ class Snapshot(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Value:
+class Value:
     """A plain value, to be equal; or an object, to be the same."""
 
     value: Any
     is_plain: bool
 
     def holds(self, now: Any) -> bool:
+        """Compare by value or by identity."""
         return now is self.value or (self.is_plain and same_value(now, self.value))
 
     def difference(self, now: Any, path: str) -> tuple[str, str]:
-        if self.is_plain:
-            return path, f"is {shown(now)} where the compiled entry expects {shown(self.value)}"
+        """Say what it is now."""
+        if self.is_plain or self.value is MISSING:
+            expected = "nothing" if self.value is MISSING else shown(self.value)
+            return path, f"is {shown(now)} where the compiled entry expects {expected}"
         return path, "is missing" if now is MISSING else "is another object"
 
 
@@ -285,7 +288,7 @@ def snapshot(
         return ArraySnapshot(value)
     plain = is_plain(value)
     if plain or not isinstance(value, CONTAINERS):
-        return _Value(value, plain)
+        return Value(value, plain)
     items = items_in(value)
     if len(items) > MOST_ITEMS:
         raise CannotBeWatched(f"`{name}`, a `{type(value).__qualname__}` of {len(items)} items")

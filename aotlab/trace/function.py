@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import LeakedTensorError
 from aotlab.guards.code import line_that_changes
+from aotlab.guards.reached import codes_in
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
 from aotlab.trace.chronicle import Chronicle
@@ -182,7 +182,7 @@ def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> 
     _, given, named = call.rebuild(values)
     heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))
     parts = zip(heads, [*given, *named.values()], [*args, *kwargs.values()], strict=True)
-    codes = [item.expected for item in call.state.reached if isinstance(item.expected, CodeType)]
+    codes = codes_in(call.state.reached)
     changes = ((head, _first_change(head, was, is_)) for head, was, is_ in parts)
     head, path = next((head, path) for head, path in changes if path is not None)
     raise LeakedTensorError(

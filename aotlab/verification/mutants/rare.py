@@ -83,7 +83,7 @@ RARE: tuple[Mutant, ...] = (
     Mutant(
         name="objects known by address",
         breaks="An object that got the address of one that is gone passes for that one.",
-        changes=((values._Value, "__init__", _know_by_address), (values._Value, "holds", _compare_addresses)),
+        changes=((values.Value, "__init__", _know_by_address), (values.Value, "holds", _compare_addresses)),
     ),
     Mutant(
         name="views unseen",
