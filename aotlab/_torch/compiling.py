@@ -39,13 +39,7 @@ _PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Trace, differentiate or compile inside of this; what another thread may have made meanwhile is looked up in it.
-
-    Examples
-    --------
-    >>> with compiling(), compiling():  # a compilation may lead to another one, in the same thread
-    ...     pass
-    """
+    """Trace, differentiate or compile inside of this; what another thread made meanwhile is looked up in it."""
     lock = _lock
     with lock:
         yield

@@ -17,9 +17,12 @@ user's `torch.autograd.Function` is one again, which saves what the user's saves
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +30,12 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from aotlab import _torch as internals
-from aotlab.errors import UserLine
-from aotlab.frontends.custom_backwards import is_once_differentiable, switches_around
+from aotlab.errors import DoubleBackwardError, UserLine
 from aotlab.trace.running import locate
 
+_FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in ')
+_TORCH = str(Path(torch.__file__).parent)
+_GRAD_MODE = {"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "_set_grad_enabled"}
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
 
 
@@ -90,14 +95,67 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
     ``called_at`` is the stack trace of the call of the user's function; ``kept`` is what that kept, of which
     `once_differentiable` does not ask whether it requires grad.
     """
-    if not is_once_differentiable(graph):
-        return partial(_run, graph, kept, without=switches_around(graph, called_at))
+    if not _is_once_differentiable(graph):
+        return partial(_run, graph, kept, without=_switches_around(graph, called_at))
 
     def run_once(_: Any, *gradients: Any) -> tuple[Any, ...]:
         found = _run(graph, kept, *gradients)
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
     return partial(internals.once_differentiable(run_once), None)
+
+
+def _is_once_differentiable(graph: fx.GraphModule) -> bool:
+    """Tell whether the user's backward is marked with `torch.autograd.function.once_differentiable`."""
+    return any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes)
+
+
+def _switches_around(graph: fx.GraphModule, called_at: str) -> list[fx.Node]:
+    """Return the nodes by which Dynamo runs a backward without grad mode; ``called_at`` is the stack trace of the call.
+
+    Without those two nodes the graph is the user's backward, unless that switches grad mode itself, of which nothing is
+    left in the graph. Then, as the traces of the nodes lead to its source, `DoubleBackwardError` is raised.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
+    around = [(calls[0], False), (calls[-1], True)] if len(calls) > 1 else []
+    known = not switches or switches == [node for node, is_on in around if node.args == (is_on,)]
+    frames = {frame for node in graph.graph.nodes for frame in _frames_inside(node, called_at)}
+    if not known or any(_may_switch(file, line) for file, line in frames):
+        raise DoubleBackwardError(
+            "the backward of a torch.autograd.Function is to be differentiated, and has a `with` statement or may "
+            "switch grad mode",
+            why="Dynamo writes it as if grad mode were off around it",
+            suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
+        )
+    return switches
+
+
+def _frames_inside(node: fx.Node, called_at: str) -> Iterator[tuple[str, int]]:
+    """List the frames of a node that lie within the user's backward."""
+    outer = len(_FRAME.findall(called_at))
+    for found in _FRAME.findall(node.meta.get("stack_trace") or "")[outer:]:
+        yield found[0], int(found[1])
+
+
+@cache
+def _may_switch(file: str, line: int) -> bool:
+    """Tell whether the function at a line of code may switch grad mode; torch's own do so in one place."""
+    if file.startswith(_TORCH):
+        return file.endswith("_contextlib.py")
+    lines = linecache.getlines(file)
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return True
+    functions = (part for part in ast.walk(tree) if isinstance(part, (ast.FunctionDef, ast.Lambda)))
+    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
+    innermost = max(around, key=lambda each: each.lineno, default=None)
+    if innermost is None:
+        return True
+    parts = list(ast.walk(innermost))
+    names = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}
+    return bool(names & _GRAD_MODE) or any(isinstance(part, (ast.With, ast.AsyncWith)) for part in parts)
 
 
 class GraphRun(fx.Interpreter):

@@ -129,19 +129,13 @@ def value_facts(value: Any, name: str) -> ValueFacts:
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
         found = reach(value)
-        outside = [item.name for item in found.state if item.is_outside(value)]
-        if outside:
+        outside = next((item.name for item in found.state if item.is_outside(value)), None)
+        if outside is not None or found.unseen is not None:
+            what = "no guard can watch" if outside is None else f"reads `{outside}` from outside"
             raise PythonValueError(
-                f"`{name}` is a function that reads `{outside[0]}` from outside",
-                why="a compiled entry could not tell when that changes",
-                suggestion="call it by name inside the function, where what it reads is guarded",
-                argument=name,
-            )
-        if found.unseen is not None:
-            raise PythonValueError(
-                f"`{name}` is a function that no guard can watch",
-                why=found.unseen,
-                suggestion="call it by name inside the function, which then runs eagerly",
+                f"`{name}` is a function that {what}",
+                why=found.unseen or "a compiled entry could not tell when that changes",
+                suggestion="call it by name inside the function, where what it reads is looked at",
                 argument=name,
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
