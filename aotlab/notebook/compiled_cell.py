@@ -34,7 +34,7 @@ from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Span, Storage, TimingRow
-from aotlab.report.text import dynamo_clause
+from aotlab.report.text import why_dynamo_stopped
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
 
@@ -384,7 +384,7 @@ class CompiledCell(Views):
             self._names = None  # it holds the notebook's tensors
             for reason, count in internals.dynamo_reasons().items():
                 if count > before.get(reason, 0) and not (_BREAK in reason and "graph_break" not in self.source):
-                    part.reasons[dynamo_clause(reason)] = None
+                    part.reasons[why_dynamo_stopped(reason)] = None
             live.changed(self.identifier)
 
     def part_of(self, name: str) -> _Part:
@@ -579,8 +579,21 @@ class CompiledCell(Views):
             parts.append(
                 CellPart(first_line=part.first_line, last_line=part.last_line, how=how, frames=used, reason=reason)
             )
-        parts += [_python_part(each, self._finished_lines) for each in self.code.python if not self._is_function(each)]
+        captured = self._captured_lines(frames)
+        for each in self.code.python:
+            if not self._is_function(each):
+                parts.append(_python_part(each, self._finished_lines, captured))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
+
+    def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:
+        """Return the lines of the cell of which graphs hold something, with the names of their frames."""
+        found: dict[int, set[str]] = {}
+        for frame in frames:
+            for graph in frame.graphs:
+                for node in graph.nodes if graph.status == "compiled" else ():
+                    if node.line is not None and node.line.file == self.file:
+                        found.setdefault(node.line.line, set()).add(frame.name)
+        return found
 
     def _is_function(self, lines: PythonLines) -> bool:
         return any(part.function is not None and part.first_line == lines.first_line for part in self._parts.values())
@@ -627,8 +640,16 @@ class _Progress:
         self._cell._finished_lines = max(self._cell._finished_lines, line)
 
 
-def _python_part(lines: PythonLines, reached: int) -> CellPart:
+def _python_part(lines: PythonLines, reached: int, captured: Mapping[int, set[str]]) -> CellPart:
     run = lines.first_line <= reached
+    inside = [captured[line] for line in range(lines.first_line, lines.last_line + 1) if line in captured]
+    if run and inside and lines.reason == "defines a function":  # which compiled lines call
+        return CellPart(
+            first_line=lines.first_line,
+            last_line=lines.last_line,
+            how="compiled",
+            frames=tuple(dict.fromkeys(sorted(set().union(*inside)))),
+        )
     return CellPart(
         first_line=lines.first_line,
         last_line=lines.last_line,

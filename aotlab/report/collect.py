@@ -43,7 +43,7 @@ from aotlab.report.model import (
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
-from aotlab.report.text import dynamo_clause
+from aotlab.report.text import place_in, why_dynamo_stopped
 from aotlab.report.views import Views
 
 #: How many calls a report remembers one by one, per frame; the counters count all.
@@ -220,16 +220,16 @@ class Recording(Views):
                 self._spent.add(event.kind, event.at_ns, event.duration_ns)
             case observe.GraphBreak():
                 at_ns = event.at_ns - self._begin_ns
-                self._breaks.append(GraphBreakRow(frame=event.frame, reason=event.reason, at_ns=at_ns))
+                self._breaks.append(graph_break(event.frame, event.reason, at_ns))
 
     def _note_dynamo(self, reasons: Iterable[str]) -> None:
         """Take note of why Dynamo handed over nothing, which no graph tells: it skipped a frame, or failed at it."""
         with self._lock:
-            told = {dynamo_clause(each.reason) for each in self._breaks}
+            told = {each.words for each in self._breaks}
             at_ns = time.perf_counter_ns() - self._begin_ns
-            for reason in dict.fromkeys(map(dynamo_clause, reasons)):
-                if reason not in told:
-                    self._breaks.append(GraphBreakRow(frame="", reason=reason, at_ns=at_ns))
+            for words, reason in {why_dynamo_stopped(reason): reason for reason in reasons}.items():
+                if words not in told:
+                    self._breaks.append(graph_break("", reason, at_ns))
 
     def _frame(self, function_id: int, function: str) -> _FrameLog:
         key = (function_id, function)
@@ -341,6 +341,13 @@ class Recording(Views):
         with self._lock:
             self._end_ns = time.perf_counter_ns()
             self._built = None
+
+
+def graph_break(frame: str, reason: str, at_ns: int) -> GraphBreakRow:
+    """Describe a graph break, which Dynamo explains in ``reason``."""
+    return GraphBreakRow(
+        frame=frame, where=place_in(frame), words=why_dynamo_stopped(reason), reason=reason, at_ns=at_ns
+    )
 
 
 @contextmanager

@@ -16,12 +16,12 @@ from importlib import resources
 from aotlab.report.counts import summary
 from aotlab.report.legend import legend
 from aotlab.report.markup import Markup, element, join
-from aotlab.report.model import Call, Frame, Miss, Report, TimingRow
+from aotlab.report.model import Call, Frame, GraphBreakRow, Miss, Report, TimingRow
 from aotlab.report.parts import cell, fold, grid, heading, mark, track, words
 from aotlab.report.sections import graph_section
 from aotlab.report.spent import KINDS, REST
 from aotlab.report.story import cell_section
-from aotlab.report.text import amount, duration, explanation, listed, place, place_in
+from aotlab.report.text import amount, duration, listed, place
 
 #: How many calls the strip shows.
 MOST_CALLS = 150
@@ -101,12 +101,12 @@ def _header(report: Report) -> Markup:
         element(
             "p",
             element("b", f"{_SYMBOLS[found.state]} "),
-            element("span", found.sentence),
+            element("span", words(found.sentence)),
             kind=f"verdict {found.state}",
         ),
-        *[element("p", element("b", fact.title), f" {fact.sentence}", kind="happened") for fact in found.facts],
+        *[element("p", element("b", fact.title), " ", words(fact.sentence), kind="happened") for fact in found.facts],
         element("p", " · ".join(fact for fact in facts if fact), kind="facts"),
-        *[element("p", note, kind="note") for note in report.notes],
+        *[element("p", words(note), kind="note") for note in report.notes],
     )
 
 
@@ -224,13 +224,17 @@ def _miss(miss: Miss) -> Markup:
     return element("div", earlier, words(miss.sentence), element("span", f".{where}{hint}", kind="soft"))
 
 
+def _in_dynamos_words(row: GraphBreakRow) -> Markup | None:
+    return None if row.words == row.reason else fold("in Dynamo’s words", "", element("pre", row.reason))
+
+
 def _graph_breaks(report: Report) -> Markup | None:
     if not report.graph_break_rows:
         return None
     rows = [
         [
-            cell(place_in(row.frame), kind="name"),
-            cell(explanation(row.reason), kind="words"),
+            cell(row.where, kind="name"),
+            cell(words(row.words), _in_dynamos_words(row), kind="words"),
             cell(duration(row.at_ns), kind="number"),
         ]
         for row in report.graph_break_rows

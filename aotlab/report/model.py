@@ -879,6 +879,10 @@ class GraphBreakRow:
     ----------
     frame
         Where, as Dynamo says it; empty if it captured nothing there.
+    where
+        The same as a reader knows it: a notebook's cell by its number.
+    words
+        Why, in a clause.
     reason
         As Dynamo words it.
     at_ns
@@ -886,6 +890,8 @@ class GraphBreakRow:
     """
 
     frame: str
+    where: str = ""
+    words: str = ""
     reason: str
     at_ns: int = 0
 

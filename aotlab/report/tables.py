@@ -191,8 +191,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_LINE,
     },
     "graph_breaks": {
-        "frame": (_TEXT, "the function, as Dynamo names it"),
-        "reason": (_TEXT, "as Dynamo words it"),
+        "frame": (_TEXT, "the line, as Dynamo names it"),
+        "reason": (_TEXT, "why, in a clause"),
+        "where": (_TEXT, "the line, as a reader knows it"),
+        "dynamo": (_TEXT, "why, as Dynamo words it"),
         "at_ns": (_COUNT, "when, in ns since the recording began"),
     },
     "time": {
@@ -462,7 +464,13 @@ def _refusal_rows(report: Report) -> Iterator[Row]:
 
 def _graph_break_rows(report: Report) -> Iterator[Row]:
     for row in report.graph_break_rows:
-        yield {"frame": row.frame, "reason": row.reason, "at_ns": row.at_ns}
+        yield {
+            "frame": row.frame,
+            "reason": row.words,
+            "where": row.where,
+            "dynamo": row.reason,
+            "at_ns": row.at_ns,
+        }
 
 
 def _time_rows(report: Report) -> Iterator[Row]:

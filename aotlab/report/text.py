@@ -60,19 +60,6 @@ def first_line(text: str, most: int) -> str:
     return f"{whole if len(rest) < most // 4 else line[: most - 2]} …"
 
 
-def explanation(reason: str) -> str:
-    """Return the gist of a reason that Dynamo gives in paragraphs: what it met, and the explanation.
-
-    Variables, which Dynamo writes as items of its dictionaries, are written as the user does.
-    """
-    reason = re.sub(r"\b[GL]\['(\w+)'\]", r"\1", reason)
-    if reason.startswith("generic_jump"):
-        return "a branch depends on the value of a tensor"
-    met = next((line.strip() for line in reason.splitlines() if line.strip()), "")
-    found = re.search(r"^\s*Explanation: (.*)$", reason, re.MULTILINE)
-    return met if found is None else f"{met}: {found[1].strip()}"
-
-
 def place(line: UserLine) -> str:
     """Name a line; of a long path the last two parts say enough, of a notebook's cell its number."""
     cell = _CELL_FILE.search(line.file)
@@ -115,8 +102,31 @@ def plain_names(text: str) -> str:
     return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
 
 
-def dynamo_clause(reason: str) -> str:
-    """Take the gist from a text in which Dynamo explains itself over several lines."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return plain_names(f"{lines[0]}: {explanation}" if explanation else (lines[0] if lines else reason))
+#: Why Dynamo stops, by what its text says; the rest is told in its own words.
+_STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
+    (r"^generic_jump|^Data-dependent branching", "a branch depends on the value of a tensor"),
+    (r"builtin operator `(\w+)`", r"`\1()` is called"),
+    (r"^Unsupported Tensor\.item\(\)", "`.item()` asks for the value of a tensor"),
+    (r"^Unsupported Tensor\.(\w+)\(\)", r"`.\1()` of a tensor is called"),
+    (r"Call to `(torch\._dynamo\.\w+)\(\)`", r"`\1()` is called"),
+    (r"^Dynamic slicing with Tensor", "a slice has a tensor as its bound"),
+    (r"^Dynamic shape operator.*?Explanation: Operator `(.+?)`", r"the size of what `\1` returns depends on values"),
+    (r"^Data dependent operator.*?Explanation: Operator `(.+?)`", r"`\1` returns a number that depends on values"),
+    (r"^Attempted to \w+ function marked as skipped.*?qualname: ([\w.]+)", r"Dynamo does not look into `\1`"),
+    (r"^logging\.Logger", "it logs"),
+    (r"^Attempted to wrap RNN", "Dynamo captures no LSTM, GRU or RNN"),
+    (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
+    (r"^Dynamo recompile limit", "it was compiled too often"),
+    (r"^aotlab: .*?Explanation: (.+?)\n", r"\1"),
+)]  # fmt: skip
+
+
+def why_dynamo_stopped(text: str) -> str:
+    """Say in a clause why Dynamo ended a graph, which it explains over several lines."""
+    for pattern, words in _STOPS:
+        found = pattern.search(text)
+        if found is not None:
+            return plain_names(found.expand(words)).rstrip(".")
+    met = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    found = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
+    return plain_names(met if found is None else f"{met}: {found[1].strip()}").rstrip(".")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from aotlab.report.text import amount, duration, explanation, first_line, lines_of, listed, place_in
+from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
 
 if TYPE_CHECKING:
     from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report
@@ -166,7 +166,7 @@ def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
     if any(frame.graphs for frame in report.frames):
         return "the recording ended before a compilation did."
     if report.graph_break_rows:
-        return f"Dynamo handed over nothing ({_gist(report.graph_break_rows[0].reason)})."
+        return f"Dynamo handed over nothing ({_gist(report.graph_break_rows[0].words)})."
     eager = sum(frame.calls.eager for frame in report.frames)
     if eager:
         return f"{amount(eager, 'call')} ran eagerly."
@@ -237,7 +237,7 @@ def breaks_of(report: Report) -> list[Break]:
         file, _, number = row.frame.rpartition(":")
         line = int(number) if file in own and number.isdecimal() else None
         place = place_in(row.frame) if line is None else f"line {line}"
-        found.append(Break(place=place, line=line, reason=explanation(row.reason)))
+        found.append(Break(place=place, line=line, reason=row.words))
     return found
 
 

@@ -180,12 +180,12 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   show(sample(2));
   tab('calls');
   const reasons = all('table[data-table=recompiles] td[data-column=reason]').map(each => each.textContent);
-  assert.deepEqual(reasons, ['the first', 'graph 0: `x` has another shape. To avoid it: pad.']);
+  assert.deepEqual(reasons, ['the first', 'graph 0: x has another shape. To avoid it: pad.']);
   assert.deepEqual(all('td[data-column=reused]').map(each => each.textContent), ['yes', 'no']);
   assert.equal(text('table[data-table=refusals] td[data-column=outcome]'), 'ran eagerly');
   assert.deepEqual(all('[data-count]').map(each => each.textContent), ['3 in all', '2 compiled', '1 eager']);
   assert.equal(all('[data-call]').length, 3);
-  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'a print');
+  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
 test('timings stand beside eager, with the ratio', () => {

@@ -23,8 +23,8 @@ def sparse(x):
 
 
 CALLS = {
-    "LSTM": (nn.LSTM(3, 4), lambda: torch.randn(2, 1, 3), "does not support RNN, GRU, or LSTM"),
-    "sparse": (sparse, lambda: torch.eye(3).to_sparse(), "does not support sparse Tensors"),
+    "LSTM": (nn.LSTM(3, 4), lambda: torch.randn(2, 1, 3), "Dynamo captures no LSTM, GRU or RNN"),
+    "sparse": (sparse, lambda: torch.eye(3).to_sparse(), "Dynamo takes no sparse tensors"),
 }
 
 

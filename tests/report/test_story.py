@@ -12,10 +12,11 @@ import pytest
 from aotlab.errors import UserLine
 from aotlab.ir.metadata import MutationType, OutputType
 from aotlab.report import Report
+from aotlab.report.collect import graph_break
 from aotlab.report.html import fragment
 from aotlab.report.legend import MUTATIONS, OUTPUTS, WAYS
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
-from aotlab.report.model import Cell, CellPart, Frame, Graph, GraphBreakRow, Input, Refusal, TensorInfo
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Input, Refusal, TensorInfo
 from aotlab.report.story import MOST_MUTATED
 from aotlab.report.verdict import DIFFERS
 
@@ -44,7 +45,7 @@ class Tables(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("h3", "summary"):
+        if tag in ("h3", "summary") and self._cell is None:
             self._title, self._in_title = "", True
         elif tag == "tr":
             self.rows.setdefault(self._title.partition(" ")[0], []).append([])
@@ -145,9 +146,9 @@ def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
     line = UserLine(file="/tmp/ipykernel_7/8.py", line=6, function="", code="y = x @ weight")
     frame = replace(told.frames[0], line=line, refusals=())
     rows = (
-        GraphBreakRow(frame="/tmp/ipykernel_7/8.py:6", reason="Unsupported\n  Explanation: calls `G['x'].t_`."),
-        GraphBreakRow(frame="/tmp/ipykernel_7/8.py:8", reason="of other lines"),
-        GraphBreakRow(frame="/tmp/ipykernel_7/9.py:5", reason="elsewhere"),
+        graph_break("/tmp/ipykernel_7/8.py:6", "Unsupported\n  Explanation: calls `G['x'].t_`.", 0),
+        graph_break("/tmp/ipykernel_7/8.py:8", "of other lines", 0),
+        graph_break("/tmp/ipykernel_7/9.py:5", "elsewhere", 0),
     )
     made = replace(told, frames=(frame,), graph_break_rows=rows)
     assert Tables(fragment(made)).of("The")[2][2] == (

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from aotlab.report import Report
-from aotlab.report.model import Cell, CellPart, Frame, Graph, GraphBreakRow, Refusal
+from aotlab.report.collect import graph_break
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal
 from aotlab.report.verdict import DIFFERS, Verdict, verdict
 
 SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
@@ -141,8 +142,8 @@ def test_a_part_that_is_compiled_in_part(one: Report) -> None:
     expected = f"{COMPILED} Not all of lines 2–3 was captured (calls t_ on an input)."
     assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
     rows = (
-        GraphBreakRow(frame="<ipython-input-7-0af>:3", reason="Unsupported call\n  Explanation: t_ of an input.\n\n"),
-        GraphBreakRow(frame="<ipython-input-7-0af>:4", reason="generic_jump TensorVariable()"),
+        graph_break("<ipython-input-7-0af>:3", "Unsupported call\n  Explanation: t_ of an input.\n\n", 0),
+        graph_break("<ipython-input-7-0af>:4", "generic_jump TensorVariable()", 0),
     )
     made = cell(part(2, 3, "compiled", "", "line 2"))
     found = verdict(replace(one.with_cell(made), graph_break_rows=rows))

@@ -3,7 +3,7 @@
 import type { Call, Frame, Miss, Refusal } from '../model/report';
 import { amount, duration, grouped, place, short } from '../model/words';
 import type { Context, Entry } from './context';
-import { h, heading, mark, soft, svg } from './dom';
+import { h, heading, mark, soft, spoken, svg } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 import type { Column } from './table';
@@ -55,8 +55,8 @@ export function callsPanel(context: Context): Child[] {
         name: 'graph_breaks',
         label: 'Graph breaks',
         columns: [
-          { name: 'frame', title: 'where', kind: 'code', cell: row => row.frame },
-          { name: 'reason', title: 'reason', kind: 'words', cell: row => reason(row.reason) },
+          { name: 'frame', title: 'where', kind: 'code', cell: row => row.where },
+          { name: 'reason', title: 'reason', kind: 'words', cell: row => h('span', { title: row.reason }, spoken(row.words)) },
           { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
         ],
         rows: report.graph_break_rows,
@@ -103,7 +103,7 @@ function missed(miss: Miss): Child {
     'div',
     {},
     earlier,
-    miss.sentence,
+    spoken(miss.sentence),
     h('span', { class: 'al-soft', title: miss.line?.code ?? null }, `.${where}${hint}`)
   );
 }
@@ -127,11 +127,6 @@ const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   }
 ];
 
-/** Dynamo's reasons are long: the first line, and the whole text on hover. */
-function reason(text: string): Child {
-  const [first] = text.split('\n', 1);
-  return h('span', { title: text }, first ?? '');
-}
 
 function framesOf(context: Context): Frame[] {
   if (context.chosen.length === context.entries.length) {

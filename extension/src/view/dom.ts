@@ -42,6 +42,14 @@ export function uniqueId(): string {
   return `aotlab-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}-${made}`;
 }
 
+/** A sentence in which names stand in backticks, with these as code. */
+export function spoken(text: string): HTMLElement {
+  const pieces = text.split('`');
+  const even = pieces.length % 2 === 0;
+  const shown = even ? [text] : pieces.map((piece, index) => (index % 2 === 1 ? h('code', {}, piece) : piece));
+  return h('span', {}, ...shown);
+}
+
 /** A pill with a word in it. */
 export function mark(word: string, tone = 'plain'): HTMLElement {
   return h('span', { class: `al-mark al-${tone}` }, word);

@@ -5,7 +5,7 @@ import type { Cell, CellPart, Frame, Report } from '../model/report';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
 import { fold } from './context';
-import { h, heading, mark, soft } from './dom';
+import { h, spoken, heading, mark, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 import type { Column } from './table';
@@ -88,7 +88,7 @@ function happened(report: Report): Child[] {
   return [
     h('dl', { class: 'al-facts' }, ...facts.flatMap(({ key, title, sentence }) => [
         h('dt', {}, title),
-        h('dd', { 'data-fact': key }, sentence)
+        h('dd', { 'data-fact': key }, spoken(sentence))
       ]))
   ];
 }

@@ -1,7 +1,7 @@
 /** Tables: one row per thing, named cells, long ones cut until the reader asks for all. */
 
 import { notHere } from '../model/words';
-import { h } from './dom';
+import { h, spoken } from './dom';
 import type { Child } from './dom';
 
 export interface Column<T> {
@@ -80,7 +80,7 @@ function tableRow<T>(row: T, options: TableOptions<T>): HTMLElement {
     ...options.columns.map((column, index) => {
       const attributes = { class: kindClass(column), 'data-column': column.name };
       // The first cell names the row, for those who hear the table.
-      const cell = h('td', index === 0 ? { ...attributes, role: 'rowheader' } : attributes, column.cell(row));
+      const cell = h('td', index === 0 ? { ...attributes, role: 'rowheader' } : attributes, shown(column, row));
       const text = cell.textContent ?? '';
       if (text.length > LONG) {
         // Where it does not fit, its end is not seen.
@@ -89,6 +89,11 @@ function tableRow<T>(row: T, options: TableOptions<T>): HTMLElement {
       return cell;
     })
   );
+}
+
+function shown<T>(column: Column<T>, row: T): Child {
+  const child = column.cell(row);
+  return column.kind === 'words' && typeof child === 'string' ? spoken(child) : child;
 }
 
 function kindClass<T>(column: Column<T>): string | null {

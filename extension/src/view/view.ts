@@ -8,7 +8,7 @@ import type { Disposable, Source } from '../source';
 import { callsPanel } from './calls';
 import { entriesOf } from './context';
 import type { Context, Entry } from './context';
-import { h, uniqueId } from './dom';
+import { h, spoken, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
 import { inputsPanel } from './inputs';
@@ -156,7 +156,7 @@ class View implements Disposable {
       this.scope = ALL;
     }
     this.root.replaceChildren(
-      h('p', { class: `al-verdict al-state-${found.state}` }, h('b', {}, SYMBOLS[found.state]), h('span', {}, found.sentence)),
+      h('p', { class: `al-verdict al-state-${found.state}` }, h('b', {}, SYMBOLS[found.state]), spoken(found.sentence)),
       this.environmentLine(report),
       ...notes(report, reading.damage, live),
       h('div', { class: 'al-bar' }, this.tabList(), this.graphList(entries)),
