@@ -26,7 +26,7 @@ backward is compiled for the tangents that are defined; saved values are kept by
 does for its own. A call whose kernels raise is run eagerly, from its beginning.
 
 Each part of the text is written by a file of its own, in this order: `prologue` and `arguments`; `forward_call`;
-`mutations`, `outputs` and `view_calls`; `saved`. They share one `draft`. The text is kept in the record, and registered
+`mutations`, `outputs`; `saved`. They share one `draft`. The text is kept in the record, and registered
 with `linecache`, so that tracebacks show it.
 """
 

@@ -11,8 +11,7 @@ from aotlab.ir.metadata import OutputType
 from aotlab.runtime import stage as runtime
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.mutations import Mutations
-from aotlab.runtime.outputs import Outputs
-from aotlab.runtime.view_calls import ViewCalls
+from aotlab.runtime.outputs import Outputs, ViewCalls
 from aotlab.verification.mutants.mutant import Change, Mutant, skip
 
 
