@@ -9,9 +9,8 @@ If ``a`` and ``b`` were two inputs of the graph, the graph would not know that t
 write to the other, and ``a is b`` would be False. So the second is dropped: the function runs with one
 traced tensor in both places, and the entry guards which arguments were the same object.
 
-There are two strategies for the graph's calling convention. ``"drop"`` leaves the duplicate out of the
-graph. ``"keep"`` gives it a placeholder that nothing uses, for callers who rely on one placeholder per
-flat argument (`aot_module_simplified`); the trace is the same.
+The strategy ``"drop"`` leaves the duplicate out of the graph; ``"keep"`` gives it a placeholder that nothing uses, for
+callers who rely on one for each flat argument (`aot_module_simplified`).
 """
 
 from __future__ import annotations

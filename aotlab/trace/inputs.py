@@ -100,13 +100,7 @@ class Entered:
         return self.wrapper.is_inference() and not self.real.is_inference()
 
     def check_attributes(self) -> None:
-        """Refuse a function that hangs something on its argument, or swaps it for another tensor.
-
-        Raises
-        ------
-        LeakedTensorError, EscapeError
-            With the argument's name.
-        """
+        """Refuse a function that hangs something on its argument, or swaps it for another tensor."""
         if type(self.wrapper) is not Tensor:
             raise LeakedTensorError(
                 f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",

@@ -268,9 +268,7 @@ class OutputReader:
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
 
-        What the caller's later write makes of its history and hooks is another thing for a view. One that may not be
-        written in place is made by the very view, so that autograd says so again; nor can a view be detached in place,
-        or one that was made under ``no_grad`` be written.
+        The caller's later write makes another thing of a view's history and hooks, and may not be allowed.
         """
         output, base = self.leaves[i], internals.base_of(self.leaves[i])
         if is_new_leaf(output):

@@ -52,12 +52,8 @@ class StorageLooks:
     def as_dtype(self, tensor: Tensor, view: Any) -> None:
         """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
 
-        A write through the one would put bytes other than 0 and 1 into a bool tensor, and copies of it take them for 1.
-
-        Raises
-        ------
-        RunEagerly
-            The elements of the other dtype are larger, and do not begin where eager wants them to.
+        Larger elements have to begin where eager wants them to. A write through the one would put bytes other than 0
+        and 1 into a bool tensor, and copies of it take them for 1.
         """
         if not isinstance(view, Tensor):
             return
@@ -70,13 +66,7 @@ class StorageLooks:
             self.fix(view, "is seen as bool and as another dtype")
 
     def check_writes(self, written: Sequence[Tensor]) -> None:
-        """Leave to eager a write after which a window would not be what it was.
-
-        Raises
-        ------
-        RunEagerly
-            It would not.
-        """
+        """Leave to eager a write after which a window would not be what it was."""
         for tensor in filter(internals.is_functional, written):
             for way in ("expand", "unfold"):
                 if internals.is_seen_through(tensor, way):
