@@ -7,8 +7,8 @@ same graph gets the same code. Around these it changes graphs where Inductor wou
 draws one seed for each random op, and its kernels make numbers of the seeds, others than eager's. With
 ``torch._inductor.config.fallback_random = True``, read when a graph is compiled, random ops take eager's numbers from
 torch's generators, in eager's order. So they do in notebooks' cells and in `aotlab.verify`; under
-`config.functionalize_rng_ops`; in a graph with a checkpoint that draws, whose second run draws from the state that the
-first one found; and in a backward that draws by itself.
+`config.functionalize_rng_ops`; and in a graph with a checkpoint that draws, whose second run draws from the state that
+the first one found.
 """
 
 from __future__ import annotations

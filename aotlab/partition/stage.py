@@ -271,53 +271,36 @@ def derive_backward(
 
 
 def write_backward(
-    trace: Trace,
-    split: Split,
-    outputs: Sequence[Tensor | None],
-    defined: Sequence[tuple[str, Tensor]],
+    trace: Trace, split: Split, outputs: Sequence[Tensor | None], defined: Sequence[tuple[str, Tensor]]
 ) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
     """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
 
     Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
     saved nor can be computed again.
     """
-    for by_copies in (False, True) if split.copies else (False,):
-        found = _write_backward(trace, split, outputs, defined, by_copies=by_copies)
-        if found is not None:
-            return found
-    return None
-
-
-def _write_backward(
-    trace: Trace,
-    split: Split,
-    outputs: Sequence[Tensor | None],
-    defined: Sequence[tuple[str, Tensor]],
-    *,
-    by_copies: bool,
-) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
-    """Do so; with ``by_copies``, what is computed again begins at copies of results, and not only of inputs."""
-    # each value by one name first; then what is computed again uses copies
-    first: dict[int, tuple[str, Tensor]] = {}
-    named = list(zip(split.saved_names, split.saved_values, strict=True))
-    for n, (name, value) in enumerate(named):
-        if value is not None and n not in split.copies:
-            first[id(value)] = name, value
-    results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
-    for name, value in (*(results if by_copies else ()), *(trace.inputs.placeholders if split.copies else ())):
-        first.setdefault(id(value), (f"{name}{_MISSING}", value))
-    same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
-    stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
     operations = trace.tape.operations
-    wanted, outside = trace.tape.needed(outputs, stop)
-    if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
-        return None
-    module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
-    numbers = take_from_saved(module.graph, named, split.copies)
-    if any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
-        return None
-    module.recompile()
-    return module, numbers
+    named = list(zip(split.saved_names, split.saved_values, strict=True))
+    results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
+    # what is computed again begins at copies of inputs or, if that does not do, at copies of results, too
+    for begins in ((), results) if split.copies else ((),):
+        # each value by one name first; then what is computed again uses copies
+        first: dict[int, tuple[str, Tensor]] = {}
+        for n, (name, value) in enumerate(named):
+            if value is not None and n not in split.copies:
+                first[id(value)] = name, value
+        for name, value in (*begins, *(trace.inputs.placeholders if split.copies else ())):
+            first.setdefault(id(value), (f"{name}{_MISSING}", value))
+        same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
+        stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
+        wanted, outside = trace.tape.needed(outputs, stop)
+        if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
+            continue
+        module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
+        numbers = take_from_saved(module.graph, named, split.copies)
+        if not any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
+            module.recompile()
+            return module, numbers
+    return None
 
 
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:

@@ -17,8 +17,8 @@ twister, 16 for a GPU's Philox, its seed and its offset.
 
 Before it runs its body a checkpoint takes the generator's state, and sets it again before it runs the body once more
 for the backward: so the second run draws the first one's numbers. In a graph that state is a value: the forward reads
-and saves it, and the backward's draws take it as an argument and hand on the next one. What a backward draws besides
-comes from the generator as it is by then, as in eager.
+and saves it, and the backward's draws take it as an argument and hand on the next one. A backward that draws besides
+runs eagerly.
 
 A trace draws nothing, so all states that are taken in it are equal. They are told apart by which tensors they are.
 
@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -207,15 +207,6 @@ _CPU = torch.device("cpu")
 Write = Callable[[OpOverload, tuple[Any, ...]], Tensor]
 
 
-class _Taken(NamedTuple):
-    """A state that was taken: the real tensor, what stands for it, and where that was."""
-
-    real: Tensor
-    states: dict[torch.device, Tensor]
-    replays: bool
-    draws: int | None
-
-
 class States:
     """The states that the next draws take; ``functional`` says that no draw is live."""
 
@@ -225,8 +216,8 @@ class States:
         self._states: dict[torch.device, Tensor] = {}
         self._first: dict[torch.device, Tensor] = {}
         self._replays = False
-        self._draws = 0  # live ones so far
-        self._taken: dict[int, _Taken] = {}
+        # of real tensors that hold a state what stands for it; None where a backward took that of the live generator
+        self._taken: dict[int, tuple[Tensor, dict[torch.device, Tensor] | None]] = {}
 
     def begin(self) -> None:
         """Start a forward or a backward, which draws from the generators as they are."""
@@ -241,27 +232,17 @@ class States:
 
     def taken(self, real: Tensor, *, in_forward: bool) -> None:
         """Note that the CPU's generator was asked for its state."""
-        if in_forward or (not self._replays and not self._functional):
-            state = self._states.get(_CPU)
-            states = {**self._states, _CPU: self._read(_CPU) if state is None else state}
-        else:
-            states = dict(self._states)
-        draws = None if in_forward else self._draws
-        self._taken[id(real)] = _Taken(real, states, self._replays, draws)  # which is kept: no other gets its number
+        states = dict(self._states) if in_forward or self._replays else None
+        if in_forward and states is not None and _CPU not in states:
+            states[_CPU] = self._read(_CPU)
+        self._taken[id(real)] = real, states  # which is kept: no other gets its number
 
     def set(self, real: Tensor) -> None:
-        """Let the next draws be from a state that was taken."""
-        taken = self._taken.get(id(real))
-        if taken is None:
-            self.begin()
-        elif taken.replays or taken.draws is None:
-            self._states, self._replays = dict(taken.states), True
-        elif self._functional:
-            self._states, self._replays = dict(taken.states), False
-        elif taken.draws == self._draws:  # nothing was drawn since but by replays: the generator is there still
-            self._states, self._replays = {}, False
-        else:
-            self._states, self._replays = dict(taken.states), True
+        """Let the next draws of a backward be from a state that was taken; but for replays, no backward draws."""
+        self.begin()
+        _, states = self._taken.get(id(real), (real, None))
+        if states is not None:
+            self._states, self._replays = dict(states), True
 
     def _read(self, device: torch.device) -> Tensor:
         state = self._write(STATE_OF, (device,))
@@ -282,7 +263,6 @@ class States:
         if state is None and self._functional:
             state = self._read(device)
         if state is None:
-            self._draws += 1
             return None
         args, kwargs = without_generator(func, args, kwargs)
         return drawn(func), (state, *args), kwargs, state
