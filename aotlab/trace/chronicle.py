@@ -105,8 +105,10 @@ class Chronicle:
     def uses(self, given: Any) -> None:
         """Look for views of inputs that were made before a write and are used after it."""
         for tensor in tensors_in(given) if self._made else ():
+            if not self.is_older(tensor) or not tensor.requires_grad:
+                continue
             key = internals.storage_key(tensor)
-            if key in self._storages and tensor.requires_grad and self.is_older(tensor):
+            if key in self._storages:
                 if torch.is_grad_enabled():
                     raise RunEagerly(f"a view of an argument is used after a write to that, at {user_line()}")
                 self.viewed_unseen.add(key)

@@ -150,7 +150,7 @@ def test_overlapping_slices_of_a_buffer(kind):
         f,
         a,
         b,
-        eagerly="`a` shares memory with another input, and a write gives it a history" if kind == "nonleaf" else None,
+        eagerly="`a` and `b` count writes together, as parts of one buffer" if kind == "nonleaf" else None,
     )
 
 

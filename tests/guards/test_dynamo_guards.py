@@ -7,13 +7,12 @@ and our guards behind its graph do. Both are asserted: which of the two noticed,
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 
 from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
-from tests.guards.test_overlap import EXTERNAL, OVERLAPS, from_memory, write_first, write_second
+from tests.guards.test_overlap import OVERLAPS, write_first, write_second
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -50,31 +49,6 @@ def test_overlap(pattern, function):
     """Two windows of a buffer begin or cease to overlap, or one of them moves; the code is the same for Dynamo."""
     first, second = OVERLAPS[pattern]
     noticed(function, first, second, by="us", reason="memory, and the function writes to an input")
-
-
-@pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
-@pytest.mark.parametrize("pattern", EXTERNAL)
-def test_overlap_in_external_memory(pattern, kind):
-    """Two tensors over one buffer that torch does not own: their storage objects differ, their bytes do not."""
-    a, b, c, d = EXTERNAL[pattern]
-    first = from_memory(kind, a, b)
-    x, y = first()
-    assert x.untyped_storage()._cdata != y.untyped_storage()._cdata
-    noticed(write_first, first, from_memory(kind, c, d), by="us", reason="memory")
-
-
-def test_the_same_external_memory_twice():
-    """One array, given to `torch.from_numpy` twice."""
-
-    def once():
-        return torch.from_numpy(np.arange(1, 5, dtype="f4")), torch.from_numpy(np.arange(1, 5, dtype="f4"))
-
-    def twice():
-        array = np.arange(1, 5, dtype="f4")
-        return torch.from_numpy(array), torch.from_numpy(array)
-
-    noticed(write_first, once, twice, by="us", reason="`x` and `y` share memory")
-    noticed(write_first, twice, once, by="us", reason="`x` and `y` no longer share memory")
 
 
 def test_overlap_among_three():

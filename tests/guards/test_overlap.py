@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine_helpers import compiled
-from tests.guards.test_kinds import MODES, ROOTS, dynamo_two_calls, observed, two_calls
+from tests.engine_helpers import behind, compiled
+from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, dynamo_two_calls, observed, two_calls
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -96,19 +96,22 @@ def test_overlap_behind_dynamo(pattern):
     dynamo_two_calls(write_first, first, second)
 
 
+@pytest.mark.filterwarnings("ignore:.*inputs share memory as no synthetic base can express")
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
 @pytest.mark.parametrize("pattern", EXTERNAL)
-def test_overlap_in_external_memory(pattern, kind):
-    """Two tensors over one external buffer: their storages are two objects, their bytes are the same."""
+def test_overlap_in_external_memory(pattern, kind, frontend):
+    """Tensors over one external buffer have two storages: a call that writes where their bytes overlap runs eagerly."""
     a, b, c, d = EXTERNAL[pattern]
-    two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d), reason="memory")
-
-
-@pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
-def test_overlap_in_external_memory_behind_dynamo(kind):
-    """The same behind Dynamo."""
-    a, b, c, d = EXTERNAL["begins"]
-    dynamo_two_calls(write_first, from_memory(kind, a, b), from_memory(kind, c, d))
+    makes = [from_memory(kind, a, b), from_memory(kind, c, d)]
+    made = []
+    f = by_dynamo(made)(write_first) if frontend == "dynamo" else compiled(write_first)
+    for make in (*makes, makes[0]):
+        assert observed(write_first, make) == observed(f, make)
+    behind_it = made if frontend == "dynamo" else [behind(f)]
+    apart = {"begins": 2, "ceases": 1, "moves": 0}[pattern]
+    assert sum(each.calls.compiled for each in behind_it) == apart
+    assert sum(each.calls.eager for each in behind_it) == 3 - apart
 
 
 def test_overlap_among_three():

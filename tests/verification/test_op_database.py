@@ -23,8 +23,8 @@ _OWN_OUT = (Outcome.EAGERLY, "writes its `out` in a way of its own")
 _LAYOUT = (Outcome.EAGERLY, "MetadataMutationError")
 #: What of the sample is not compiled, and why: the outcome, and words of its reason.
 NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
-    "mode out float32": (Outcome.EAGERLY, "writes its `out` in a way of its own"),
-    "kron out float32": (Outcome.EAGERLY, "writes its `out` in a way of its own"),
+    "mode out float32": _OWN_OUT,
+    "kron out float32": _OWN_OUT,
     "linalg.eigh call complex64": (Outcome.EAGERLY, "complex vectors with a gradient"),
     "cauchy in-place float32": _RANDOM,
     "normal.in_place call float32": _RANDOM,
@@ -32,20 +32,29 @@ NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
     "baddbmm in-place complex64": (Outcome.EAGERLY, "a lazy conjugate"),
     "addbmm in-place complex64": (Outcome.EAGERLY, "the requested shape has too few dimensions"),
     "combinations call complex64": _VALUES,
-    "as_strided in-place complex64": _LAYOUT,
+    **dict.fromkeys(
+        ("as_strided in-place complex64", "resize_ in-place float32", "resize_as_ call int64"),
+        (Outcome.EAGERLY, "gives a tensor other elements or other memory in place"),
+    ),
     "nn.functional.gelu out float32": (Outcome.EAGERLY, "takes tensors with gaps for contiguous ones"),
     "tensor_split call complex64": (Outcome.EAGERLY, "reads the values of a traced tensor"),
-    "svd out float32": _OWN_OUT,
+    **dict.fromkeys(
+        (
+            "svd out float32", "cummin out int64", "max.reduction_with_dim out int64", "sort out int64",
+            "linalg.cholesky_ex out complex64", "linalg.eig out float32", "linalg.inv_ex out complex64",
+        ),
+        _OWN_OUT,
+    ),
+    "polygamma.polygamma_n_0 in-place float32": (Outcome.EAGERLY, "is no op to a trace"),
     "empty out int64": _OWN_OUT,
     "squeeze in-place int64": _LAYOUT,
-    "resize_ in-place float32": (Outcome.EAGERLY, "has gaps and is narrowed"),
-    "H call complex64": (Outcome.EAGERLY, "a part of a lazy conjugate or negative"),
+    "H call complex64": (Outcome.EAGERLY, "cannot be made again"),
     "to_sparse call int64": (Outcome.EAGERLY, "makes a sparse, quantized, opaque or meta tensor"),
     "nonzero call float32": _VALUES,
     "nn.functional.ctc_loss call float32": _VALUES,
     "nn.LazyConv3d eval float32": (Outcome.EAGERLY, "UninitializedParameter"),
     "nn.GaussianNLLLoss train float32": _VALUES,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
