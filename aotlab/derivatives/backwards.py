@@ -17,6 +17,7 @@ from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.derivatives.batches import by_samples
+from aotlab.derivatives.graphs import derive_backward
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
@@ -106,7 +107,7 @@ class Backward:
             module, needs = record.backward, tuple(range(len(self._split.saved_names)))
         else:
             with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                module, needs = partition.derive_backward(live, self._split, self._segment, pattern)
+                module, needs = derive_backward(live, self._split, self._segment, pattern)
         return self.compile_module(module, pattern, started), needs
 
     def compile_module(self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:

@@ -25,9 +25,10 @@ from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
 from aotlab.derivatives.batches import by_samples
+from aotlab.derivatives.graphs import write_backward
 from aotlab.derivatives.levels import Derived, Kind, Level
 from aotlab.errors import DoubleBackwardError
-from aotlab.partition.stage import Split, write_backward
+from aotlab.partition.stage import Split
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.trace.edges import Edge, edges_behind
 from aotlab.trace.views import root_among
