@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -114,9 +114,10 @@ class Deriver:
         full = is_full(pattern) and not autocast
         if full and segment in self.full and not again:
             return self.full[segment]
+        given = self.given(segment, pattern)
         with self.recording(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
-            found = differentiate(part, self.given(segment, pattern), arrived)
+            found = differentiate(part, given, arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         self.arrived += arrived or ()
         gradients = [None if way is None else values.get(way) for way in slots]
@@ -202,7 +203,7 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
     counter = len(buffers)
     while ready:
         _, _, node = heapq.heappop(ready)
-        found = _run(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
+        found = run_node(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
         targets: dict[Any, None] = {}
         for i, edge in enumerate(node.next_functions):
             gradient = found.get(i)
@@ -221,10 +222,10 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
     return arrived
 
 
-def _run(
-    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge], *, create_graph: bool = False
+def run_node(
+    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: Collection[Edge], *, create_graph: bool = False
 ) -> dict[int, Tensor]:
-    """Run one node; return its gradients by their place in ``next_functions``."""
+    """Run one node of a segment; return its gradients by their place in ``next_functions``."""
     wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
     if not buffer or not wanted:
         return {}
@@ -232,11 +233,6 @@ def _run(
     returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
     found = {i: (returned[i], edge) for i, edge in wanted}
     return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
-
-
-def run_one(node: Any, buffer: dict[int, Tensor], segment: Segment) -> dict[int, Tensor]:
-    """Run one node of a segment by itself; return its gradients by their place in ``next_functions``."""
-    return _run(node, buffer, segment, set(segment.stops))
 
 
 def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
