@@ -98,15 +98,11 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     return bits
 
 
-def nodes_of(part: Segment, starts: Sequence[Edge] | None = None, *, lost: bool = True) -> list[Any]:
-    """Return the autograd nodes of a segment behind some edges, those of its entries if none are given.
-
-    With ``lost`` those from which gradients get nowhere are among them.
-    """
+def nodes_of(part: Segment, starts: Sequence[Edge] | None = None) -> list[Any]:
+    """Return the autograd nodes of a segment behind some edges, those of its entries if none are given."""
     stops = set(part.stops)
-    belongs = part.runs if lost else part.has
-    first = [node for node, _ in (part.entries if starts is None else starts) if belongs(node)]
-    return walk(first, lambda node: [e[0] for e in next_edges(node) if e not in stops and belongs(e[0])])
+    first = [node for node, _ in (part.entries if starts is None else starts) if part.has(node)]
+    return walk(first, lambda node: [e[0] for e in next_edges(node) if e not in stops and part.has(e[0])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +134,13 @@ def survey(parts: Sequence[Segment]) -> Survey:
 
 def reachable(part: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
-    passed = {*part.entries, *(edge for node in nodes_of(part, lost=False) for edge in next_edges(node))}
+    passed = {*part.entries, *(edge for node in nodes_of(part) for edge in next_edges(node))}
     return passed.intersection(part.stops)
 
 
 def nodes_before(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     """Return the nodes of a segment through which a gradient gets to some of its exits."""
-    nodes = nodes_of(part, lost=False)
+    nodes = nodes_of(part)
     ends = {edge for edge, sender, _ in ways if sender is None}
     senders = [node for node in nodes if not ends.isdisjoint(next_edges(node))]
     return leading_to(nodes, [*senders, *(sender for _, sender, _ in ways if sender is not None)], set(part.stops))
