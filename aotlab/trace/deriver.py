@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,30 +55,23 @@ def stand_in(
     return recorder.tape.enter(fake)
 
 
+@dataclass(eq=False)
 class Deriver:
     """Runs the backwards of a trace under its recorder, and remembers what came of it.
 
     ``holder`` puts the traced parameters in their place again, where a checkpoint runs its function for a backward.
+    ``full`` are the gradients for each segment with all its tangents; ``arrived`` the edges of leaves in the order in
+    which autograd came to them, if the graph is one segment.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        segments: Sequence[Segment],
-        slots: Sequence[Sequence[Exit | None]],
-        tangents: Tangents,
-        holder: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.recorder = recorder
-        self.segments = segments
-        self.slots = slots
-        self.tangents = tangents
-        self.holder = holder
-        #: The gradients for each segment with all its tangents.
-        self.full: dict[int, list[Tensor | None]] = {}
-        #: The edges of leaves in the order in which autograd came to them, if the graph is one segment.
-        self.arrived: list[Edge] = []
-        self._restrided: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+    recorder: Recorder
+    segments: Sequence[Segment]
+    slots: Sequence[Sequence[Exit | None]]
+    tangents: Tangents
+    holder: Callable[[], AbstractContextManager[None]]
+    full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
+    arrived: list[Edge] = field(default_factory=list, init=False)
+    _restrided: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False)
 
     def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
         """Return the wrappers for the tangents of a pattern; None for those not defined."""
@@ -97,32 +90,24 @@ class Deriver:
             self._restrided[n, strides] = internals.to_functional(fake)
         return self._restrided[n, strides]
 
-    def derive(
-        self,
-        segment: int,
-        pattern: Pattern,
-        *,
-        autocast: bool = False,
-        again: bool = False,
-    ) -> list[Tensor | None]:
+    def derive(self, segment: int, pattern: Pattern, *, autocast: bool = False) -> list[Tensor | None]:
         """Run a segment's backward for the tangents of a pattern; None for a slot that they do not reach.
 
-        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes; with
-        ``again``, also where the result is known. What the backward of the traced program raises is raised.
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. What
+        the backward of the traced program raises is raised.
         """
-        part, slots = self.segments[segment], self.slots[segment]
         full = is_full(pattern) and not autocast
-        if full and segment in self.full and not again:
+        if full and segment in self.full:
             return self.full[segment]
         given = self.given(segment, pattern)
         with self.recording(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
-            found = differentiate(part, given, arrived)
+            found = differentiate(self.segments[segment], given, arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         self.arrived += arrived or ()
-        gradients = [None if way is None else values.get(way) for way in slots]
-        if full:  # the first ones stay
-            self.full.setdefault(segment, gradients)
+        gradients = [None if way is None else values.get(way) for way in self.slots[segment]]
+        if full:
+            self.full[segment] = gradients
         return gradients
 
     @contextmanager

@@ -20,7 +20,7 @@ from aotlab.trace.edges import Edge
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
-from aotlab.trace.history import Survey, node_bits, reachable, read_by_themselves, state_masks, survey, watches
+from aotlab.trace.history import node_bits, reachable, read_by_themselves, state_masks, survey, watches
 from aotlab.trace.inputs import owner_of, value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.recorder import Recorder
@@ -139,26 +139,26 @@ def _differentiate(
 ) -> tuple[list[list[bool]], dict[Source, int]]:
     """Differentiate all segments; say which slots a gradient can reach, and what nodes keep of the caller's tensors."""
     parts, has_checkpoints = deriver.segments, findings.recorder.has_checkpoints
-    seen = survey(parts)
-    reads_by_itself = forward.training and (bool(seen.custom) or has_checkpoints)
+    custom, hidden, lost = survey(parts)
+    reads_by_itself = forward.training and (bool(custom) or has_checkpoints)
     if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
         raise RunEagerly("a custom Function or a checkpoint may keep an inference tensor, which autograd does not save")
     visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
     visible.update((Source("output", i), tensor) for i, tensor in findings.outputs.tensors.items())
     callers = [*visible.values(), *deriver.tangents.wrappers]
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
-    kept = [tensor for node in seen.custom for tensor in _kept(node)]
+    kept = [tensor for node in custom for tensor in _kept(node)]
     before = [(tensor, _value(tensor)) for tensor in (*callers, *kept)] if reads_by_itself else []
     connected = _differentiate_all(deriver)
     if any(_value(tensor) is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
-    if forward.training:
-        _check_out_of_sight(seen, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
+    if hidden:
+        _check_out_of_sight(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
     for info, item in zip(forward.infos, findings.inputs if forward.training else (), strict=False):
         if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
     if reads_by_itself:
-        read = read_by_themselves(findings.recorder.tape, [*seen.custom, *bits], bits)
+        read = read_by_themselves(findings.recorder.tape, [*custom, *bits], bits)
         for n, tensor in enumerate(visible.values()):
             if internals.is_functional(tensor):
                 masks[n] |= read.get(internals.storage_key(value_of(tensor, "a result")), 0)
@@ -204,7 +204,9 @@ def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
     return connected
 
 
-def _check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool, is_divided: bool) -> None:
+def _check_out_of_sight(
+    hidden: Sequence[Any], lost: Sequence[Any], callers: Sequence[Tensor], *, hooked: bool, is_divided: bool
+) -> None:
     """Leave to eager what happens in a backward on its way to tensors that nobody can see.
 
     Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, raises if
@@ -212,13 +214,13 @@ def _check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool
     one of several segments would know nothing. So does it at an op that has no derivative; of a custom Function's
     backward it is not known what else it does.
     """
-    kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
-    if seen.hidden and (
+    kept = {internals.storage_key(tensor) for node in lost for tensor in internals.saved_tensors_of(node)}
+    if (
         hooked
-        or any(map(internals.kept_is_written, seen.hidden))
-        or any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in seen.lost)
+        or any(map(internals.kept_is_written, hidden))
+        or any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in lost)
         or any(internals.storage_key(tensor) in kept for tensor in callers)
-        or (is_divided and any(map(internals.saves_tensors, seen.lost)))
+        or (is_divided and any(map(internals.saves_tensors, lost)))
     ):
         raise RunEagerly(
             "a gradient that reaches no input calls hooks or a custom Function, or may raise",
@@ -241,7 +243,9 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
     first, raises = len(tape.operations), ""
     try:
         torch.clear_autocast_cache()
-        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries), again=True)
+        kept = deriver.full.pop(segment)
+        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries))
+        deriver.full[segment] = kept
         again = spelled(tape.operations[first:], {}, second, tape)
         is_same = spelled(recorded, {}, gradients, tape) == again
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
