@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
 from aotlab.errors import RandomOpError
-from aotlab.trace.edges import Edge, next_edges, walk
+from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.escapes import guard_of_backward
-from aotlab.trace.history import reachable
+from aotlab.trace.history import nodes_of, reachable
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
@@ -182,7 +182,11 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
             add(buffers.setdefault(edge[0], {}), edge[1], tangent)
         elif tangent is not None:
             add(arrived, (edge, None, 0), tangent)
-    waiting = _dependencies(buffers, segment, stops)
+    waiting = Counter(  # how many others send a node gradients
+        target
+        for node in nodes_of(segment, [(node, 0) for node in buffers])
+        for target in {edge[0] for edge in next_edges(node) if edge not in stops and segment.has(edge[0])}
+    )
     ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(buffers) if not waiting[node]]
     heapq.heapify(ready)
     counter = len(buffers)
@@ -228,12 +232,3 @@ def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
     if dtype.is_complex != gradient.is_complex() and not dtype.is_complex:
         gradient = torch.real(gradient)
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
-
-
-def _dependencies(starts: Iterable[Any], segment: Segment, stops: set[Edge]) -> Counter[Any]:
-    """Count for each node behind ``starts`` how many others send it gradients."""
-
-    def following(node: Any) -> dict[Any, None]:
-        return dict.fromkeys(e[0] for e in next_edges(node) if e not in stops and segment.has(e[0]))
-
-    return Counter(target for node in walk(starts, following) for target in following(node))

@@ -97,14 +97,10 @@ def make_joint(
 
 
 def _check_owners(trace: Trace, findings: Findings) -> None:
-    """Leave to eager changes of views that show in histories which the trace does not have.
+    """Leave to eager writes to a view whose owner has a history.
 
-        def f(v):                        # v = w[1:], and w has a history
-            v.mul_(2)
-            return v.sum()
-
-    After the write autograd leads the gradient of ``v`` to ``w``, which the trace does not have unless it is an input
-    too, and of which the caller may hold other views.
+    After ``v.mul_(2)`` of ``v = w[1:]`` autograd leads the gradient of ``v`` to ``w``, which the trace does not have
+    unless it is an input too, and of which the caller may hold other views.
     """
     hooked = {id(hook.tensor) for hook in findings.hooks}
     tensors = findings.outputs.tensors.values()
@@ -147,8 +143,9 @@ def _differentiate(
     visible.update((Source("output", i), tensor) for i, tensor in findings.outputs.tensors.items())
     callers = [*visible.values(), *deriver.tangents.wrappers]
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
-    kept = [tensor for node in custom for tensor in _kept(node)]
-    before = [(tensor, _value(tensor)) for tensor in (*callers, *kept)] if reads_by_itself else []
+    kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
+    watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
+    before = [(tensor, _value(tensor)) for tensor in watched] if reads_by_itself else []
     connected = _differentiate_all(deriver)
     if any(_value(tensor) is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
@@ -231,10 +228,6 @@ def _check_out_of_sight(
 def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:
     """Leave to eager a checkpoint whose function does not do the same each time that it is run.
 
-        def body(y):
-            runs.append(y)
-            return y.cos() if len(runs) == 2 else y.sin()
-
     Eager runs the body once more in each backward, a compiled backward computes what it did in the trace. So it is
     derived twice; the two have to be the same, op by op, as they are not for a selective checkpoint either, whose cache
     serves one backward. What was ``recorded`` for the ``gradients`` is of the first time.
@@ -260,11 +253,6 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
 def _value(wrapper: Tensor) -> Tensor:
     internals.sync(wrapper)
     return internals.from_functional(wrapper)
-
-
-def _kept(node: Any) -> list[Tensor]:
-    kept = [*internals.saved_tensors_of(node), *vars(node).values()]
-    return [value for value in kept if isinstance(value, Tensor) and internals.is_functional(value)]
 
 
 def _make_tangents(

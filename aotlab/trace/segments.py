@@ -57,9 +57,9 @@ class Segment:
         """The ways out: inputs, and for other stops each node's way there."""
         if self.nodes is None:
             return tuple((edge, None, 0) for edge in self.stops)
-        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if self.sums(edge)}
-        for edge in self.entries:
-            if edge in self.stops and not self.sums(edge) and not self.has(edge[0]):
+        found: dict[Exit, None] = {}
+        for edge in self.stops:
+            if self.sums(edge) or (edge in self.entries and not self.has(edge[0])):
                 found[edge, None, 0] = None
         for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
