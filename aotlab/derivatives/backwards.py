@@ -157,16 +157,15 @@ class Backward:
         None if that cannot be: what it needs may not have been saved for the usual strides.
         """
         left = iter(strides)
-        found: list[bool | tuple[int, ...]] = []
-        for defined, usual in zip(pattern, self.strides, strict=True):
-            own = next(left) if defined else usual
-            found.append(own if own != usual else bool(defined))
+        own = [next(left) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)]
+        ways = zip(pattern, own, self.strides, strict=True)
+        found = tuple([stride if stride != usual else defined for defined, stride, usual in ways])
         with suppress(PartialBackwardError, RuntimeError):  # another error comes again for the usual strides
             with internals.no_dispatch_modes():
                 if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
                     return pattern
             self._compiled[*found, *casting] = self._compile(found)
-            return tuple(found)
+            return found
         return None
 
     def _of_higher_order(self) -> Higher:

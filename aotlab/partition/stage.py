@@ -106,7 +106,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split()
     joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
-    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
+    for placeholder in _standing_for(trace_record.module, trace, trace.overwritten):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     function = _function_of(partitioner)
     if not function.__module__.startswith("aotlab."):
@@ -123,7 +123,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         save_masks(forward, backward, count)
         save_besides(forward, backward, _kept_besides(forward, count, trace), FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
-    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
+    save_clones(forward, _standing_for(forward, trace, trace.overwritten), count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -165,7 +165,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
         nodes.setdefault(id(node.meta.get("val")), node)
     known = {id(saved.meta.get("val")) for saved in output_args(forward.graph)[count:] if saved is not None}
     inputs = {id(fake) for _, fake in trace.inputs.placeholders}
-    written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
+    written = {id(fake) for fake in trace.overwritten}
     more: list[fx.Node] = []
 
     def add(value: Tensor) -> None:
