@@ -79,42 +79,19 @@ def _placed(window: Tensor, real: Tensor) -> Tensor:
 
 
 def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor | None:
-    """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor, by ordinary view ops.
+    """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor; None if it cannot be written.
 
-    Functionalization can write through any chain of those, but not through ``as_strided`` behind another view. None if
-    there is no such chain.
+    Functionalization cannot write through ``as_strided`` behind another view, as a window of bytes would be.
     """
-    if flat.dtype != like.dtype:  # it is of bytes
+    of_bytes = flat.dtype != like.dtype
+    if of_bytes:
         size = like.element_size()
         flat = flat.narrow(0, 0, flat.numel() // size * size).view(like.dtype)
-    shape, stride = tuple(like.shape), tuple(like.stride())
-    dims = [d for d in range(len(shape)) if shape[d] > 1 and stride[d] > 0]
-    dims.sort(key=lambda d: -stride[d])
-    result = flat
-    for position, d in enumerate(dims):
-        length = int(result.shape[-1])
-        inner = 1 + sum((shape[e] - 1) * stride[e] for e in dims[position + 1 :])
-        count, step = shape[d], stride[d]
-        if inner == 1:
-            result, offset = result[..., offset : offset + (count - 1) * step + 1 : step], -1
-            break
-        first = offset - offset % step
-        if offset - first + inner > step or first + count * step > length:
-            first = min(offset, length - count * step)  # rows may begin anywhere if each holds what is wanted of it
-        if first < 0 or offset - first + inner > step:
-            return None
-        result = result.narrow(-1, first, count * step).unflatten(-1, (count, step))
-        offset -= first
-    if offset >= 0:
-        result = result.select(-1, offset)
-    for d in (d for d in range(len(shape)) if shape[d] == 1 and stride[d] > 0):
-        result = result.unsqueeze(-1)[..., :: stride[d]]  # the step to where another element would be can be seen
-        dims.append(d)
-    result = result.permute([dims.index(d) for d in sorted(dims)])
-    for d in range(len(shape)):
-        if d not in dims:
-            result = result.unsqueeze(d)
-    return result.expand(shape) if any(n > 1 and step == 0 for n, step in zip(shape, stride, strict=True)) else result
+    if like.is_contiguous():
+        window = flat.narrow(0, offset, like.numel()).view(like.shape)
+        if window.stride() == like.stride():
+            return window
+    return None if of_bytes else flat.as_strided(like.shape, like.stride(), offset)
 
 
 def placeholders_of(

@@ -9,33 +9,18 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab._torch import OpOverload
+from aotlab.ir.graphs import is_view_op
 from aotlab.ir.metadata import ViewStep
 from aotlab.trace.inputs import owner_of
 from aotlab.trace.tape import Tape
 
-_view_ops: dict[OpOverload, bool] = {}
-_ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
-_ALIAS_NAMES = frozenset(map(str, _ALIAS_OPS))
-
-
-def _is_view_op(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return False
-    known = _view_ops.get(target)
-    if known is None:
-        schema = target._schema
-        first = schema.arguments[0].alias_info if schema.arguments else None
-        result = schema.returns[0].alias_info if schema.returns else None
-        known = first is not None and not first.is_write and result is not None
-        _view_ops[target] = known
-    return known
+_ALIAS_NAMES = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
 
 
 def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
     """Return the tensor of which ``value`` is a view, and the step; None if it is no view."""
     made = tape.producer(value)
-    if made is None or not _is_view_op(made[0].target):
+    if made is None or not is_view_op(made[0].target):
         return None
     operation, path = made
     step = ViewStep(
@@ -49,47 +34,32 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 
 def root_among(tape: Tape, value: Tensor, known: Collection[int]) -> Tensor | None:
     """Return the value, by its ``id`` one of ``known``, that another is or is a view of; None if there is none."""
-    while id(value) not in known:
-        parent = view_parent(tape, value)
-        if parent is None:
-            return None
+    while id(value) not in known and (parent := view_parent(tape, value)) is not None:
         value = parent[0]
-    return value
+    return value if id(value) in known else None
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
-    steps: list[ViewStep] = []
-    below = value
-    while below is not base:
-        parent = view_parent(tape, below)
-        if parent is None:
-            return _views_from_window(tape, base, value)
-        below, step = parent
-        steps.append(step)
-    return tuple(reversed(steps))
-
-
-def _views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
-
-    After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
-    on the way to ``value``; but the steps to the window, but for aliases, may be the first of those to ``value``.
-    """
-    to_window, top = _steps_from_top(tape, window)
-    to_value, other_top = _steps_from_top(tape, value)
+    to_value, top = _steps_from_top(tape, value, base)
+    if top is base:
+        return tuple(to_value)
+    # After a write each alias is made anew from the new value of the top, by all steps from there. So the base, itself
+    # a view, is not on the way; but the steps to it, but for aliases, may be the first of those to the value.
+    to_base, other_top = _steps_from_top(tape, base)
     if top is not other_top:
         return None
-    wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
+    wanted = [step for step in to_base if step.target not in _ALIAS_NAMES]
     for count in range(len(to_value), -1, -1):
         if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
             return tuple(to_value[count:])
     return None
 
 
-def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
+def _steps_from_top(tape: Tape, value: Tensor, base: Tensor | None = None) -> tuple[list[ViewStep], Tensor]:
+    """Return the view ops that lead to ``value``, and from where: from ``base`` if that is on the way."""
     steps: list[ViewStep] = []
-    while (parent := view_parent(tape, value)) is not None:
+    while value is not base and (parent := view_parent(tape, value)) is not None:
         value, step = parent
         steps.append(step)
     return steps[::-1], value
@@ -102,15 +72,12 @@ def covers_storage(value: Tensor) -> bool:
 
 def canonical_base(tape: Tape, value: Tensor) -> Tensor:
     """Walk up from ``value`` to the nearest tensor that is a whole storage, and past mere aliases of it."""
-    while True:
-        parent = view_parent(tape, value)
-        if parent is None:
+    while (parent := view_parent(tape, value)) is not None:
+        above, step = parent
+        if covers_storage(value) and not (step.target in _ALIAS_NAMES and covers_storage(above)):
             return value
-        if covers_storage(value) and not (
-            tape.producer(value)[0].target in _ALIAS_OPS and covers_storage(parent[0])  # type: ignore[index]  # a view has a producer
-        ):
-            return value
-        value = parent[0]
+        value = above
+    return value
 
 
 _DETACH = ViewStep(target="aten.detach.default")
