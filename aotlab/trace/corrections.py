@@ -1,8 +1,4 @@
-"""Where a trace gives something else than eager: functions recorded as other ops, and fake results that are wrong.
-
-Some linear algebra computes less where nothing is to be differentiated, but cannot tell so in a trace; some kernels lay
-out their result otherwise than the ops that are recorded for them. And torch's fake kernels promise strides that the
-real ones do not give::
+"""Where torch's fake kernels give something else than eager's kernels, such as other strides.
 
     x = torch.ones(3, 4).t()
     torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor takes it for a copy of x: (1, 4)
@@ -10,78 +6,21 @@ real ones do not give::
 A wrong promise shows when somebody reads it in the function, when a gradient of that layout is asked for, or in what
 Inductor returns. What is listed was found by `aotlab verify ops`, with ``config.debug_assert`` on, and by the same for
 tensors that do not lie row by row. Decompositions promise values, not strides: where something does not lie row by row,
-the op's own fake is asked. (What cannot be mended runs eagerly by a row in `aotlab.trace.boundary.EAGER_OPS`.)
+the op's own fake is asked. (What cannot be mended runs eagerly by a row in `aotlab.trace.boundary.EAGER_OPS`; what is
+recorded as other ops is in `aotlab.quirks.kernels`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode, OpOverload, pytree
-from aotlab.capture.signals import RunEagerly
-from aotlab.trace.places import user_line
-from aotlab.trace.running import values_only
 from aotlab.trace.tape import tensors_in
-
-# --- functions -----------------------------------------------------------------------------------------------------
-
-#: Calls a function, which it is given, with positional and keyword arguments.
-Correction = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def _are_differentiated(given: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(given))
-
-
-def _row_by_row(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lay out a new result row by row, as eager's kernel does and the ops that stand for it do not."""
-    result = func(*args, **kwargs)
-    is_new = isinstance(result, Tensor) and not any(result is tensor for tensor in tensors_in((args, kwargs)))
-    return result.contiguous() if is_new else result
-
-
-def _max_pool1d(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lay out the result row by row where it has a kernel of its own."""
-    given = tensors_in((args, kwargs))
-    by_own_kernel = not _are_differentiated(given) and all(tensor.device.type == "cpu" for tensor in given)
-    return _row_by_row(func, args, kwargs) if by_own_kernel else func(*args, **kwargs)
-
-
-def _without_vectors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute singular values or eigenvalues without vectors where no gradient needs them.
-
-    Under a transform of ``torch.func`` eager computes them, too.
-    """
-    if internals.transforms_active() or _are_differentiated((args, kwargs)):
-        return func(*args, **kwargs)
-    with values_only():
-        return func(*args, **kwargs)
-
-
-def _without_phase(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Leave complex vectors that are differentiated to eager: its backward looks at values, and may refuse the loss."""
-    result = func(*args, **kwargs)
-    if any(tensor.is_complex() and tensor.requires_grad for tensor in tensors_in(tuple(result))):
-        raise RunEagerly(f"`{func.__name__}` makes complex vectors with a gradient, at {user_line()}")
-    return result
-
-
-_linalg = torch.linalg
-#: What is to be called in the place of a function.
-CORRECTIONS: Mapping[Any, Correction] = {
-    **dict.fromkeys((internals.ONE_HOT, functional.rrelu, torch.rrelu), _row_by_row),
-    **dict.fromkeys((torch.max_pool1d, functional.max_pool1d), _max_pool1d),
-    **dict.fromkeys((_linalg.eig, _linalg.eigh, _linalg.svd, torch.svd, Tensor.svd), _without_phase),
-    **dict.fromkeys((_linalg.svdvals, _linalg.eigvalsh, _linalg.cond, _linalg.matrix_norm), _without_vectors),
-    **dict.fromkeys((_linalg.matrix_rank, _linalg.norm, torch.norm, Tensor.norm), _without_vectors),
-    torch.nuclear_norm: _without_vectors,
-}
 
 # --- fake results --------------------------------------------------------------------------------------------------
 
