@@ -38,6 +38,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
+from aotlab.capture.signals import RunEagerly
 from aotlab.ir.graphs import is_random
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
@@ -77,12 +78,6 @@ SET_STATE: OpOverload = _define(
 )
 
 
-def device_of(results: Any) -> torch.device:
-    """Return the device of what an op drew."""
-    first = results if isinstance(results, Tensor) else results[0]
-    return torch.device(first.device.type, first.device.index)
-
-
 @functools.cache
 def drawn(op: OpOverload) -> OpOverload:
     """Return the op that does what the random ``op`` does with a state; it takes no generator."""
@@ -106,7 +101,6 @@ def drawn(op: OpOverload) -> OpOverload:
         results = _tuple(op(*args, **kwargs))
         return (*results, torch.empty_like(state))
 
-    # a module that is loaded once more finds what the first one defined
     if not hasattr(torch.ops.aotlab, made):
         _define(f"{made}(Tensor state, {arguments}) -> ({', '.join(kinds)}, Tensor)", run, fake)
     found: OpOverload = getattr(torch.ops.aotlab, made).default
@@ -191,26 +185,20 @@ class States:
             self._states[device] = self._first[device] = state
         return state
 
-    def is_unknown(self, results: Any) -> bool:
-        """Tell whether a replay draws on a device whose generator's state was not taken."""
-        return self._replays and device_of(results) not in self._states
+    def before(self, device: torch.device) -> Tensor | None:
+        """Return the state that the next draw on a device takes; None if it draws from the live generator."""
+        if self._replays and device not in self._states:
+            raise RunEagerly(
+                "a checkpoint draws random numbers on a GPU, and to draw them again takes the state of its generator",
+                suggestion="keep that out of the checkpoint, to have it compiled",
+            )
+        if self._functional and device not in self._states:
+            self._read(device)
+        return self._states.get(device)
 
-    def draw(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
-    ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any], Tensor] | None:
-        """Return with what op and arguments to draw, and the state before; None if that is live."""
-        device = device_of(results)
-        state = self._states.get(device)
-        if state is None and self._functional:
-            state = self._read(device)
-        if state is None:
-            return None
-        args, kwargs = without_generator(func, args, kwargs)
-        return drawn(func), (state, *args), kwargs, state
-
-    def drew(self, results: Any, state: Tensor) -> None:
+    def after(self, device: torch.device, state: Tensor) -> None:
         """Note the state after a draw."""
-        self._states[device_of(results)] = state
+        self._states[device] = state
 
 
 def draws(target: Any) -> bool:

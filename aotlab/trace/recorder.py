@@ -27,7 +27,7 @@ from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
-from aotlab.trace.random_state import States, draws, state_size
+from aotlab.trace.random_state import States, drawn, draws, state_size, without_generator
 from aotlab.trace.running import here
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
@@ -242,21 +242,16 @@ class Recorder(TorchDispatchMode):
 
     def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Append a random op, by the form that takes a state if it is not to draw from the generator as it is."""
-        if self.states.is_unknown(result):
-            raise RandomOpError(
-                f"a checkpoint draws random numbers by `{func}` on a GPU",
-                line=self._line(),
-                why="to draw them again takes the state of its generator, which only eager keeps so far",
-                suggestion="keep it out of the checkpoint",
-            )
-        by_state = self.states.draw(func, args, kwargs, result)
-        if by_state is None:
+        results = tensors_in(result)
+        device = results[0].device
+        before = self.states.before(device)
+        if before is None:
             self._append(func, args, kwargs, result)
             return result
-        op, args, kwargs, before = by_state
         state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
-        self._append(op, args, kwargs, (*([result] if isinstance(result, Tensor) else result), state))
-        self.states.drew(result, state)
+        args, kwargs = without_generator(func, args, kwargs)
+        self._append(drawn(func), (before, *args), kwargs, (*results, state))
+        self.states.after(device, state)
         return result
 
     def _by_mask(self, types: Sequence[type], drawn: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -46,47 +46,40 @@ def tracing(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-class WorldUnchanged:
+@contextmanager
+def world_unchanged(recorder: Recorder) -> Iterator[None]:
     """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._settings = internals.global_state()
-        self._random_state = random.getstate()  # torch's own generator is guarded by `EscapeGuard`
-        self._numpy_state = _numpy_state()
-        self._autocast_nesting = internals.autocast_nesting()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    settings, nesting = internals.global_state(), internals.autocast_nesting()
+    random_state, numpy_state = random.getstate(), _numpy_state()  # torch's generator is guarded by `EscapeGuard`
+    try:
+        yield
+    finally:
         # What autocast has kept of traced tensors goes when the region ends, like all that it keeps of the caller's.
         # But a checkpoint, which runs again when the backward is traced, would find it.
-        if internals.any_autocast_enabled() and (self._recorder.has_checkpoints or not self._autocast_nesting):
+        if internals.any_autocast_enabled() and (recorder.has_checkpoints or not nesting):
             torch.clear_autocast_cache()
-        internals.restore_autocast_nesting(self._autocast_nesting)
-        drew = "`numpy.random`" if _numpy_state() != self._numpy_state else None
-        if random.getstate() != self._random_state:
+        internals.restore_autocast_nesting(nesting)
+        drew = "`numpy.random`" if _numpy_state() != numpy_state else None
+        if random.getstate() != random_state:
             drew = "Python's `random`"
-            random.setstate(self._random_state)
+            random.setstate(random_state)
         now = internals.global_state()
-        changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
+        changed = [name for (name, was), (_, is_) in zip(settings, now, strict=True) if was != is_]
         if changed:
-            internals.restore_settings(self._settings)
-        if kind is not None:
-            return
-        if drew is not None:
-            raise RandomOpError(
-                f"the function draws from {drew}",
-                pattern=r"(?<!torch\.)\brandom\.",
-                why="the number would be the same at every call",
-                suggestion="pass it as an argument, or use torch's random ops",
-            )
-        if changed:
-            raise EscapeError(
-                f"the function leaves a global setting changed: {', '.join(changed)}",
-                why="a compiled call would not",
-                suggestion="change it outside of the compiled function",
-            )
+            internals.restore_settings(settings)
+    if drew is not None:
+        raise RandomOpError(
+            f"the function draws from {drew}",
+            pattern=r"(?<!torch\.)\brandom\.",
+            why="the number would be the same at every call",
+            suggestion="pass it as an argument, or use torch's random ops",
+        )
+    if changed:
+        raise EscapeError(
+            f"the function leaves a global setting changed: {', '.join(changed)}",
+            why="a compiled call would not",
+            suggestion="change it outside of the compiled function",
+        )
 
 
 def _numpy_state() -> Any:
@@ -143,28 +136,24 @@ def clocks_watched() -> Iterator[None]:
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
     thread = threading.get_ident()
-    before = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
+    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
 
-    def watched(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(original)
-        def read() -> Any:
-            module = str(sys._getframe(1).f_globals.get("__name__", ""))
-            if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise RunEagerly(
-                    f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
-                    suggestion="pass the time as an argument",
-                )
-            return original()
-
-        return read
+    def read(name: str) -> Any:
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
+            raise RunEagerly(
+                f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
+                suggestion="pass the time as an argument",
+            )
+        return clocks[name]()
 
     try:
-        for name, original in before.items():
-            setattr(time, name, watched(name, original))
+        for name, clock in clocks.items():
+            setattr(time, name, functools.wraps(clock)(functools.partial(read, name)))
         yield
     finally:
-        for name, original in before.items():
-            setattr(time, name, original)
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
 
 
 class Printed:
@@ -212,19 +201,13 @@ class _Stream:
 
 
 class Warned(NamedTuple):
-    """One warning: its text or object, its place, and the module's globals; ``by_caller`` if it names the caller."""
+    """One warning: its text or object, its place, and the module's globals."""
 
     message: Warning | str
     category: type[Warning]
     file: str
     line: int
     scope: dict[str, Any]
-    by_caller: bool
-
-
-def is_engine(scope: dict[str, Any]) -> bool:
-    """Tell by a frame's globals whether it is one of aotlab's."""
-    return str(scope.get("__name__", "")).partition(".")[0] == "aotlab"
 
 
 @contextmanager
@@ -242,8 +225,7 @@ def warnings_noted() -> Iterator[list[Warned]]:
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, lineno):
                 frame = frame.f_back
-            scope = {} if frame is None else frame.f_globals
-            noted.append(Warned(message, category, filename, lineno, scope, is_engine(scope)))
+            noted.append(Warned(message, category, filename, lineno, {} if frame is None else frame.f_globals))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,9 +212,8 @@ class Tape:
         if outside:
             raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
         writer = _GraphWriter(self, inputs, same)
-        items = self._items(wanted, outputs, stop)
         for index in sorted(wanted):
-            writer.write(self.operations[index], items.get(index, {}).values(), stays=index in unused)
+            writer.write(self.operations[index], stays=index in unused)
         return writer.finish(name, outputs, write_back)
 
     def _chosen(
@@ -226,18 +225,6 @@ class Tape:
         more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
         unused = {o.index for o in impure} - more
         return wanted | more | unused, unused, outside + further
-
-    def _items(
-        self, wanted: Collection[int], outputs: Sequence[Tensor | None], stop: Collection[int]
-    ) -> dict[int, dict[int, Tensor]]:
-        """Return the parts that are used of the results of ops, by the ops' indices."""
-        items: dict[int, dict[int, Tensor]] = {}
-        used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
-        for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
-            origin = self._origin[id(fake)]
-            if not isinstance(origin, str) and origin[1] and id(fake) not in stop:
-                items.setdefault(origin[0].index, {})[id(fake)] = fake
-        return items
 
 
 class _GraphWriter:
@@ -257,8 +244,8 @@ class _GraphWriter:
             self._nodes[id(fake)] = node
         self._nodes.update((id(fake), self._nodes[id(standing)]) for fake, standing in same)
 
-    def write(self, operation: Operation, items: Iterable[Tensor], *, stays: bool) -> None:
-        """Write one op and, right behind it, where partitioners look for them, the ``items`` used of its result."""
+    def write(self, operation: Operation, *, stays: bool) -> None:
+        """Write one op and, right behind it, where partitioners look for them, the parts of its result."""
         args = tuple([self._convert(arg) for arg in operation.args])
         kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
         node = self._graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
@@ -271,7 +258,7 @@ class _GraphWriter:
             self._nodes.setdefault(id(operation.result), node)
         else:
             node.meta["val"] = operation.result
-            for fake in items:
+            for fake in tensors_in(operation.result):
                 self._use(fake)
 
     def finish(
@@ -284,6 +271,9 @@ class _GraphWriter:
             node.meta["val"] = target
             node.meta["phase"] = "forward"
         self._graph.output(tuple(returned))
+        for node in reversed(self._graph.nodes):
+            if node.target is operator.getitem and not node.users:
+                self._graph.erase_node(node)
         return internals.graph_module(self._root, self._graph, name)
 
     def _use(self, fake: Tensor) -> fx.Node:
