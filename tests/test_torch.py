@@ -169,7 +169,7 @@ def test_fake_mode():
     fake = mode.from_tensor(real, static_shapes=True)
     assert isinstance(fake, FakeTensor)
     assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (real.shape, real.stride(), real.dtype, real.device)
-    result = internals.call_by_fake_mode(mode, torch.ops.aten.mm.default, (FakeTensor,), (fake, fake.t()), {})
+    result = internals.call_by_fake_mode(mode, torch.ops.aten.mm.default, (fake, fake.t()), {})
     assert isinstance(result, FakeTensor)
     assert tuple(result.shape) == (4, 4)
 
@@ -184,7 +184,7 @@ def test_fake_mode_says_what_depends_on_data():
         (torch.ops.aten.equal.default, (fake, fake)),
     ):
         with pytest.raises((internals.DataDependentOutputException, internals.DynamicOutputShapeException)):
-            internals.call_by_fake_mode(mode, op, (FakeTensor,), args, {})
+            internals.call_by_fake_mode(mode, op, args, {})
 
 
 def test_new_fake_and_enter_fake():

@@ -64,9 +64,7 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
     fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
 
 
-def call_by_fake_mode(
-    mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
         return op(*args, **kwargs)

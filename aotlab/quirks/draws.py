@@ -39,7 +39,7 @@ class Draws(Quirk):
         return {_BERNOULLI: _draw}
 
 
-def _draw(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: Tensor = args[0]
     if tensor.is_contiguous() or tensor.device.type != "cpu":
         return NotImplemented
@@ -49,9 +49,9 @@ def _draw(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[st
     if order is None or not certain or not _goes_along_memory(tensor.dtype):
         return NotImplemented
     permute = torch.ops.aten.permute.default
-    first = recorder.record(permute, types, (tensor, list(order)), {})
-    drawn = recorder.record(_BERNOULLI, types, (first, *args[1:]), kwargs)
-    return recorder.record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
+    first = recorder.record(permute, (tensor, list(order)), {})
+    drawn = recorder.record(_BERNOULLI, (first, *args[1:]), kwargs)
+    return recorder.record(permute, (drawn, [order.index(d) for d in range(len(order))]), {})
 
 
 @functools.cache

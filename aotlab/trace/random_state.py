@@ -5,12 +5,8 @@
 
 What draws so is a function of its arguments: it may run twice, not at all, and in any order that its arguments allow.
 `STATE_OF` reads a generator's state, `SET_STATE` sets it; both stand in a graph where an op that draws from the
-generator would. `with_states` turns them into inputs and outputs of the graph, which then is a function as a whole.
-
-A state is what the generator's ``get_state()`` returns, a tensor of bytes on the CPU: 5056 for a CPU's Mersenne
-twister, 16 for a GPU's Philox, its seed and its offset.
-
-`States` knows which state a recorded op draws from: the live one, or one that the graph carries.
+generator would, until `aotlab.backends.states` makes inputs and outputs of them. `States` knows which state a recorded
+op draws from: the live one, or one that the graph carries.
 
     def f(x):
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
@@ -101,7 +97,7 @@ def drawn(op: OpOverload) -> OpOverload:
         results = _tuple(op(*args, **kwargs))
         return (*results, torch.empty_like(state))
 
-    if not hasattr(torch.ops.aotlab, made):
+    if not hasattr(torch.ops.aotlab, made):  # a module that is loaded once more finds what the first one defined
         _define(f"{made}(Tensor state, {arguments}) -> ({', '.join(kinds)}, Tensor)", run, fake)
     found: OpOverload = getattr(torch.ops.aotlab, made).default
     _DRAWN[found] = op

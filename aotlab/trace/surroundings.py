@@ -21,7 +21,7 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
+from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.trace.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
@@ -95,29 +95,16 @@ def failures_told_apart() -> Iterator[None]:
     """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
     try:
         yield
-    except (RefusedError, RunEagerly):
+    except (RefusedError, RunEagerly, KeyboardInterrupt):  # the last is the user's, who wants this to end
         raise
-    except RuntimeError as error:
-        if "support functionalizing operators" in str(error):
-            raise HigherOrderOpError(
-                f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
-                line=line_of_error(error),
-                why="its write could not be taken out of the graph",
-                suggestion="move it out of the compiled function",
-            ) from error
-        raise TraceFailed(_raised(error)) from error
-    except KeyboardInterrupt:
-        raise  # the user's, who wants this to end
     except Untraceable as error:
         raise TraceFailed(str(error)) from error
     except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
-        raise TraceFailed(_raised(error)) from error
-
-
-def _raised(error: BaseException) -> str:
-    line = line_of_error(error)
-    where = "" if line is None else f", at {line}"
-    return f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
+        line = line_of_error(error)
+        where = "" if line is None else f", at {line}"
+        raise TraceFailed(
+            f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
+        ) from error
 
 
 # --- clocks, prints and warnings -----------------------------------------------------------------------------------
