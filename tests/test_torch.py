@@ -917,6 +917,11 @@ def test_vectors_flag():
         assert op(torch.eye(2), **{name: False})[1 if name == "compute_v" else 0].numel() == 0
 
 
+def test_contiguous_strides():
+    """Those of a new tensor; a dimension of size zero counts as one."""
+    assert internals.make_contiguous_strides_for((2, 0, 3)) == (3, 3, 1) == torch.empty(2, 0, 3).stride()
+
+
 def test_suggest_memory_format():
     """Kernels keep channels-last."""
     x = torch.ones(2, 3, 4, 5)

@@ -32,7 +32,7 @@ from aotlab._torch.functional import (
     mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
 )
 from aotlab._torch.fake import (
-    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense,
+    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, make_contiguous_strides_for,
     memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (
@@ -47,6 +47,9 @@ from aotlab._torch.ops import (
     PUT_BY_KERNEL, SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator,
     eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
     unseen_by_dynamo, without_onednn,
+)
+from aotlab._torch.kernels import (
+    may_raise, may_raise_late,
 )
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,

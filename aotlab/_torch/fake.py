@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 # The memory format that kernels give their results for what comes in.
+from torch._prims_common import make_contiguous_strides_for as make_contiguous_strides_for
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 

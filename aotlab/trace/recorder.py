@@ -320,7 +320,8 @@ class Recorder(TorchDispatchMode):
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
                 raise Untraceable(
-                    f"{what}, which a trace cannot represent, at {self._line()}; do that outside of the function"
+                    f"{what}, which a trace cannot represent, at {self._line()}; "
+                    "do that outside of the compiled function"
                 )
         result = as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:

@@ -79,21 +79,12 @@ def strides_are_certain(wrapper: Tensor) -> bool:
     """
     if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
         return True
-    return all(map(_is_row_by_row, filter(_has_free_strides, here.active[-1].tape.values())))
+    free = filter(_has_free_strides, here.active[-1].tape.values())
+    return all(tensor.stride() == internals.make_contiguous_strides_for(tensor.shape) for tensor in free)
 
 
 def _has_free_strides(tensor: Tensor) -> bool:
     return 1 in tensor.shape or 0 in tensor.shape
-
-
-def _is_row_by_row(tensor: Tensor) -> bool:
-    """Tell whether a tensor has the strides of a new one, also where its dimensions have the size one."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if stride != expected:
-            return False
-        expected *= max(size, 1)
-    return True
 
 
 def note_random_state(name: str, state: Tensor) -> None:

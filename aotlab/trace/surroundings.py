@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -164,14 +165,14 @@ class Printed:
             getattr(sys, name).write(text)
 
 
+@dataclass
 class _Stream:
     """Stands for one stream; other threads write through it."""
 
-    def __init__(self, name: str, stream: Any, held: list[tuple[str, str]]) -> None:
-        self._name = name
-        self._stream = stream
-        self._held = held
-        self._thread = threading.get_ident()
+    _name: str
+    _stream: Any
+    _held: list[tuple[str, str]]
+    _thread: int = field(default_factory=threading.get_ident)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
