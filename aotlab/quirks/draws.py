@@ -8,7 +8,7 @@
 A graph has no op in place, but one that makes a new tensor, row by row. Where eager goes along the memory, drawing for
 the dimensions in the memory's order gives eager's numbers, and eager's strides. Whether it does is the kernel's choice,
 which differs from processor to processor; so the kernel is asked, once in a process. How a tensor lies in memory is
-known from its fake (`aotlab.trace.corrections`), unless an op that is not torch's own has made what it comes from.
+known from its fake (`aotlab._torch.as_in_eager`), unless an op that is not torch's own has made what it comes from.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from aotlab.errors import (
 )
 from aotlab.ir.graphs import Phase, moves_nothing
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
+from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
         if draws(func):
             result = self._append_draw(func, args, kwargs, result)
             return self._by_mask(result) if func is torch.ops.aten.bernoulli.p else result
-        if func in LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
+        if func in internals.LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
             # a backend that decomposes lays out what it computes as torch's own fakes say
             promised = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
             self._append(func, args, kwargs, promised)
@@ -323,7 +323,7 @@ class Recorder(TorchDispatchMode):
                     f"{what}, which a trace cannot represent, at {self._line()}; "
                     "do that outside of the compiled function"
                 )
-        result = as_in_eager(func, args, kwargs, result, self.fake_mode)
+        result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:
