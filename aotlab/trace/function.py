@@ -30,11 +30,11 @@ from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import (
-    WorldUnchanged,
     clocks_watched,
     failures_told_apart,
     tracing,
     warnings_noted,
+    world_unchanged,
 )
 
 
@@ -72,7 +72,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
+    with world_unchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
             with warnings_noted() as warned, escapes, clocks_watched():
