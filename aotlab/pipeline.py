@@ -148,9 +148,9 @@ def _through_all_stages(
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
 
-    mutates = any(info.mutates_data for info in traced.metadata.input_info)
+    writes = any(info.mutates_data for info in traced.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
-    state = replace(call.state, mutates=mutates, offsets=offsets)
+    state = replace(call.state, must_not_overlap=writes, offsets=offsets)
     journal.end(state)
     return Entry(
         number=journal.number,
