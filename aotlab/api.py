@@ -145,8 +145,8 @@ def aot_function(
     fn
         Takes and returns any pytrees of tensors and plain values; may mutate and alias its arguments.
     fw_compiler, bw_compiler, inference_compiler
-        Take ``(graph_module, example_inputs)`` and return a callable for the forward, the backward (by default as the
-        forward), and for calls without anything to differentiate (likewise). Example inputs are fake tensors.
+        Take ``(graph_module, example_inputs)``, the latter fake, and return a callable: for the forward, the backward
+        and calls without anything to differentiate. The last two are the first by default.
     partition_fn
         Splits the joint graph.
     decompositions
@@ -158,20 +158,10 @@ def aot_function(
     dynamic, static_argnums
         For the signature's sake; not supported.
     **upstream
-        Upstream's other parameters, of any supported torch. Those about logging and caching have no effect here;
-        of ``disable_functionalization`` only the default is supported.
+        Upstream's other parameters, of any supported torch, as far as they make no difference here.
 
-    Returns
-    -------
-    CompiledFunction
-        Compiles at its first call and, other than upstream's, whenever its guards fail.
-
-    Raises
-    ------
-    UsageError
-        ``dynamic``, ``static_argnums`` or ``disable_functionalization`` was given.
-    RefusedError
-        At a call, if the program cannot be compiled faithfully; nothing was changed then.
+    Returns a `CompiledFunction`, which compiles at its first call and, other than upstream's, whenever its guards fail.
+    A call raises `RefusedError` if the program cannot be compiled faithfully; nothing was changed then.
 
     Examples
     --------
@@ -186,9 +176,8 @@ def aot_function(
     _check_upstream("aot_function", upstream)
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
-    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     options = Options(
-        backend=backend,
+        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
         static_inputs=num_params_buffers,
@@ -247,9 +236,8 @@ def _module_function(
 ) -> CompiledFunction:
     _check_static(dynamic, static_argnums)
     _check_upstream("aot_module", upstream)
-    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     options = Options(
-        backend=backend,
+        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
         duplicates=duplicates,
