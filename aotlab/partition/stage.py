@@ -61,10 +61,9 @@ _FOR_DERIVATIVES = "autograd keeps it as well, for derivatives of higher order"
 class SavedValue:
     """A value that the forward keeps for the backward.
 
-    ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
-    ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
-    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
-    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
+    ``is_input`` and ``is_output`` say that it is, or shares the memory of, an input or output of the function;
+    ``is_returned``, that the forward graph returns it in any case, as an output or a new value of an input. Saved
+    values with an equal ``spec.storage`` share memory; ``used_by`` names the backward's nodes that use it.
     """
 
     name: str
@@ -82,8 +81,8 @@ class SavedValue:
 class PartitionRecord:
     """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
 
-    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these ``own`` are the
-    numbers of the caller's tensors themselves, which may be of other sizes by then.
+    ``num_forward_outputs`` of the forward's outputs come before the saved values. Of these ``own`` are the numbers of
+    the caller's tensors themselves, which may be of other sizes by then.
     """
 
     partitioner: str
@@ -158,10 +157,9 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     check_graph(backward, "backward")
     _check_random(backward)
 
-    kept = output_args(forward.graph)[count:]
-    split = Split(copies=frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta))
-    for n, node in enumerate(kept):
-        assert node is not None
+    saved = [node for node in output_args(forward.graph)[count:] if node is not None]
+    split = Split(copies=frozenset(n for n, node in enumerate(saved) if COPY in node.meta))
+    for n, node in enumerate(saved):
         value = _tensor(node.meta.get("val"))
         origin = _tensor(node.meta.get("saved_value", value))
         origin = origin if origin is not None and trace.tape.knows(origin) else None
@@ -176,16 +174,15 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         backward=backward,
         saved=_describe_saved(forward, backward, count, trace, split),
         num_forward_outputs=count,
-        own=tuple(n for n, node in enumerate(kept) if node is not None and node.op == "placeholder"),
+        own=tuple(n for n, node in enumerate(saved) if node.op == "placeholder"),
     )
     return record, split
 
 
 def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.Node]:
-    """Return what autograd's nodes keep and could not be had from what is saved, as the matrix itself of `det`.
+    """Return what autograd's nodes keep for derivatives of higher order and is not saved, as the matrix of `det`.
 
-    The first derivative makes do without it, those of higher order do not; and eager keeps it as well. What the call
-    overwrites is left out, for which it would take a copy.
+    What the call overwrites is left out, for which it would take a copy.
     """
     tape = trace.tape
     nodes: dict[int, fx.Node] = {}
@@ -234,7 +231,7 @@ def _function_of(partitioner: Partitioner) -> Partitioner:
 
 
 def _check_unused(joint: fx.GraphModule) -> None:
-    """Fall back to eager for ops of the forward that nobody uses and that stay; others' partitioners drop them."""
+    """Run eagerly where others' partitioners would drop an op of the forward that nobody uses and that stays."""
     for node in joint.graph.nodes:
         if node.op == "call_function" and not node.users and phase_of(node) == "forward" and must_stay(node):
             raise RunEagerly(
@@ -248,11 +245,9 @@ def derive_backward(
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Write the backward graph of a segment for the tangents of a pattern.
 
-    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
-    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
-    it saved, is computed again.
-
-    Raises `PartialBackwardError`: something is needed that was neither saved nor can be computed again.
+    It takes the saved values that it needs, whose numbers are returned too, and the defined tangents; it returns one
+    gradient or None per slot of the segment. Raises `PartialBackwardError` if something is needed that was neither
+    saved nor can be computed again.
     """
     gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled())
     defined = [
@@ -306,9 +301,8 @@ def write_backward(
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
-    pairs = zip(
-        placeholders(forward.graph), trace.inputs.placeholders, strict=False
-    )  # a joint graph has tangents besides
+    # a joint graph has tangents besides
+    pairs = zip(placeholders(forward.graph), trace.inputs.placeholders, strict=False)
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
