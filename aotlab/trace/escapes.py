@@ -110,9 +110,9 @@ class EscapeGuard(TorchFunctionMode):
             boundary.explain_escape(error, func, args, kwargs or {})
             raise
         with internals.disable_torch_function():
-            self.chronicle.made(result, (*args, kwargs["out"]) if kwargs and "out" in kwargs else args)
-        if self._inference and func == _READS_DATA and internals.is_functional(args[0]):
-            self.chronicle.reads_data(args[0])
+            self.chronicle.made(result, (args, kwargs))
+            if self._inference and func == _READS_DATA and internals.is_functional(args[0]):
+                self.looks.fix(args[0], "has its `.data` read under inference_mode")  # writes there count for nobody
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -41,8 +41,7 @@ def make_joint(
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
     sources.update(carriers)
-    through = made_through(outputs)
-    check_passed(findings, through)
+    check_passed(findings)
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
@@ -63,7 +62,9 @@ def make_joint(
             static_input_indices=tuple(range(static_inputs)),
         ),
         inputs=inputs,
-        outputs=ProgramOutputs(spec=findings.out_spec, constants=outputs.constants, made_through=through),
+        outputs=ProgramOutputs(
+            spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
+        ),
         effects=effects,
         forward_outputs=[item.value for item in forward.returned],
         returned_outputs=[i for i, _, _ in outputs.returned],

@@ -132,8 +132,6 @@ class Writes:
         shared = share_memory([*written, *others]) if several else share_memory(written, others)
         if shared:
             _fall_back(f"`{op_name(func)}` is given tensors that share memory")
-        for tensor in written:
-            self._chronicle.writes(tensor)
         self._looks.check_writes(written)
         count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
         result = _run(func, args, kwargs)
@@ -161,7 +159,6 @@ class Writes:
         owner = _owner(written)
         kept = [(each, each.shape, each.stride()) for each in (owner, written, *self._others_unknown_to(owner))]
         shape, required, count = written.shape, written.requires_grad, operations_so_far()
-        self._chronicle.writes(written)
         with ordinary_values() if not written.is_inference() else nullcontext():
             result = _run(func, args, kwargs)
             if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
