@@ -1,9 +1,4 @@
-"""What a piece of Python code shows without being run: the names that it mentions, and for messages a line.
-
-def f(x):
-H.n += 1        # mentions `H` and `n`; `line_that_changes(codes, "H.n")`
-return x * 2
-"""
+"""What a piece of Python code shows without being run: the names that it mentions, and for messages a line."""
 
 from __future__ import annotations
 
@@ -27,14 +22,11 @@ _BY_STRING = frozenset(
 )  # fmt: skip
 Known = TypeVar("Known")
 _MOST_DECORATORS = 30  # lines
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF")
-_OF_ITEMS = ("STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
-_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
-_CHANGING = frozenset(
-    ("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "clear", "sort",
-     "reverse", "rotate", "add", "discard", "update", "setdefault", "difference_update", "intersection_update",
-     "symmetric_difference_update")
-)  # fmt: skip
+#: A call of a method that changes a container.
+_CHANGED = (
+    r"\.(append|extend|insert|pop|popitem|popleft|appendleft|extendleft|remove|clear|sort|reverse|rotate|add|discard|"
+    r"update|setdefault|difference_update|intersection_update|symmetric_difference_update)\("
+)
 
 
 class ByCode(Generic[Known]):
@@ -119,20 +111,12 @@ def definition(code: types.CodeType) -> UserLine:
 
 def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | None:
     """Return the first line that assigns to ``name``, or to a part of it, or calls a method that changes it."""
-    whole = re.sub(r"(\[[^\]]*\])+$", "", name)
-    last = whole.rpartition(".")[2]
+    last = re.sub(r"(\[[^\]]*\])+$", "", name).rpartition(".")[2]
+    word = rf"\b{re.escape(last)}\b"
+    assigned = rf"^[^=(#]*{word}[^=(]*(?<![!<>])=(?!=)"
+    found = line_like(codes, rf"{assigned}|\bdel\b.*{word}|{word}.*{_CHANGED}")
     key = re.search(r"\['(\w+)'\]$", name)  # `self._parameters['w']` was assigned to as `self.w`, perhaps
-    items = None
-    for code in _with_inner(codes):
-        for number, instructions in _by_line(code):
-            if any(i.opname in _STORES and i.argval == last for i in instructions):
-                return _line(code, number)
-            loaded = [i.argval for i in instructions if i.opname.startswith("LOAD_")]  # two variables at once, perhaps
-            loads = any(last == value or (isinstance(value, tuple) and last in value) for value in loaded)
-            by_method = any(i.opname in _METHODS and i.argval in _CHANGING for i in instructions)
-            if items is None and loads and (by_method or any(i.opname in _OF_ITEMS for i in instructions)):
-                items = _line(code, number)
-    return items if items is not None or key is None else line_that_changes(codes, f".{key[1]}")
+    return found if found is not None or key is None else line_that_changes(codes, f".{key[1]}")
 
 
 def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:

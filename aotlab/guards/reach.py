@@ -150,9 +150,8 @@ class _Walk:
     def unseen(self) -> str | None:
         """Say what the function may read that no guard watches; None if there is nothing."""
         for label, tensor in self._tensors:
-            for name, value in attributes_that_count(tensor, self.mentioned).items():
-                if not is_plain(value):
-                    self._cannot_watch(f"`{label}.{name}`, a `{type(value).__qualname__}` on a tensor")
+            for name in attributes_that_count(tensor, self.mentioned):
+                self._cannot_watch(f"`{label}.{name}`, an attribute of a tensor")
         return self._unseen
 
     def _cannot_watch(self, what: str) -> None:

@@ -52,7 +52,7 @@ def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: di
     ground = _ground(guard, tensor, "`as_strided`")
     result = func(*args, **kwargs)
     start, stop = span(result)
-    first, last = (0, tensor.untyped_storage().nbytes()) if ground is None else ground.span
+    first, last = (0, tensor.untyped_storage().nbytes()) if ground is None else span(ground.wrapper)
     has_gaps = ground is not None and not internals.is_dense(ground.wrapper)
     if start < stop and (has_gaps or start < first or last < stop):  # fake tensors do not look
         raise RunEagerly(f"`as_strided` reaches memory that the tensor itself does not show, at {user_line()}")

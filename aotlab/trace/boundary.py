@@ -61,6 +61,7 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__deepcopy__: Row("`copy.deepcopy`"),
     Tensor.__reduce_ex__: Row("a pickle"),
     Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
+    internals.BASE_GETTER: Row("`_base`", "a trace has other views, and views of others"),
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
@@ -81,7 +82,7 @@ EAGER_OPS: Mapping[str, tuple[str, str]] = {
     "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
 }
 
-_HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
+HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
 _LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What changes a tensor in place other than in its values.
@@ -92,10 +93,10 @@ CHANGES_SIZES = (
 )  # fmt: skip
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
-    Tensor.register_hook: _HOOKED,
-    Tensor.register_post_accumulate_grad_hook: _HOOKED,
-    Tensor.retain_grad: _HOOKED,
-    Tensor.retains_grad.__get__: _HOOKED,  # type: ignore[attr-defined]  # a getter
+    Tensor.register_hook: HOOKED,
+    Tensor.register_post_accumulate_grad_hook: HOOKED,
+    Tensor.retain_grad: HOOKED,
+    Tensor.retains_grad.__get__: HOOKED,  # type: ignore[attr-defined]  # a getter
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
     Tensor.storage_offset: _LOOKED_AT,
     Tensor.as_strided: _LOOKED_AT,
@@ -186,7 +187,7 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
         f"`torch.{name}`{of and f' of {of}'} was called inside the function",
         line=user_line(),
         why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
-        suggestion=f"do it outside of the compiled function, or {BY_DYNAMO}",
+        suggestion=_OR_DYNAMO,
     )
 
 

@@ -151,12 +151,7 @@ def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
         assert base.wrapper is not None
         first = inputs[base.members[0]]
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
-    return EscapeGuard(
-        grounds,
-        inputs,
-        histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
-        quirks=recorder.quirks,
-    )
+    return EscapeGuard(grounds, inputs, quirks=recorder.quirks)
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,22 +21,16 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * size if tensor.numel() else start
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(NamedTuple):
     """Memory that inputs have in the trace.
 
-    ``members`` are the kept inputs that lie in it, ``name`` that of the first; ``wrapper`` is the input, or the base of
-    several; ``span`` says in bytes where that began and ended.
+    ``members`` are the kept inputs in it, ``name`` that of the first; ``wrapper`` is the input, or the base of several.
     """
 
     members: tuple[int, ...]
     name: str
     wrapper: Tensor
     is_base: bool = False
-    span: tuple[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "span", span(self.wrapper))
 
 
 class StorageLooks:
@@ -49,17 +42,15 @@ class StorageLooks:
         self._fixed: dict[int, str] = {}  # memory that must not be written any more, and why
         self._pinned: list[Tensor] = []  # so that the key of such memory does not become another's
 
-    def as_dtype(self, tensor: Tensor, view: Any) -> None:
-        """Note that the bytes of a tensor are seen as another dtype, by a view that was made of it.
+    def as_dtype(self, tensor: Tensor, view: Tensor) -> None:
+        """Note that the bytes of a tensor are seen by a view, as another dtype perhaps.
 
         Larger elements have to begin where eager wants them to. A write through the one would put bytes other than 0
         and 1 into a bool tensor, and copies of it take them for 1.
         """
-        if not isinstance(view, Tensor):
-            return
         ground = self.grounds.get(internals.storage_key(tensor))
         if ground is not None and view.element_size() > tensor.element_size():
-            if ground.is_base or ground.span[0] % view.element_size():
+            if ground.is_base or span(ground.wrapper)[0] % view.element_size():
                 raise RunEagerly(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
             self.offsets_read.update(ground.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
