@@ -15,6 +15,11 @@ from aotlab.errors import UserLine
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
+_KINDS_OF_NAMES = {
+    **dict.fromkeys(_GLOBALS, "globals"),
+    **dict.fromkeys(_ATTRIBUTES, "attributes"),
+    "IMPORT_NAME": "imports",
+}
 #: Whoever calls these reads attributes whose names do not stand in the code.
 _BY_STRING = frozenset(
     ("getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "fields",
@@ -37,7 +42,6 @@ class ByCode(Generic[Known]):
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
-        self._watched: dict[int, weakref.ref[types.CodeType]] = {}
 
     def get(self, code: types.CodeType) -> Known | None:
         """Return what is known of ``code``, None if nothing is."""
@@ -45,14 +49,9 @@ class ByCode(Generic[Known]):
 
     def put(self, code: types.CodeType, value: Known) -> Known:
         """Note ``value``, and return it."""
-        key, known, watched = id(code), self._known, self._watched
-
-        def forget(_: object) -> None:  # called before another object can have the same id
-            known.pop(key, None)
-            watched.pop(key, None)
-
-        watched[key] = weakref.ref(code, forget)
-        known[key] = value
+        self._known[id(code)] = value
+        # called before another object can have the same id
+        weakref.finalize(code, self._known.pop, id(code), None).atexit = False
         return value
 
 
@@ -76,25 +75,18 @@ def names_in(code: types.CodeType) -> CodeNames:
 
 
 def _read(code: types.CodeType) -> CodeNames:
-    found: dict[str, None] = {}
-    attributes: set[str] = set()
-    imports: dict[str, None] = {}
-    todo = [code]
-    while todo:
-        current = todo.pop()
+    found: dict[str, dict[str, None]] = {"globals": {}, "attributes": {}, "imports": {}}
+    for current in _with_inner([code]):
         for instruction in dis.get_instructions(current):
-            if instruction.opname in _GLOBALS:
-                found[str(instruction.argval)] = None
-            elif instruction.opname in _ATTRIBUTES:
-                attributes.add(str(instruction.argval))
-            elif instruction.opname == "IMPORT_NAME":
-                imports[str(instruction.argval)] = None
-        todo += [constant for constant in current.co_consts if isinstance(constant, types.CodeType)]
+            kind = _KINDS_OF_NAMES.get(instruction.opname)
+            if kind is not None:
+                found[kind][str(instruction.argval)] = None
+    names, attributes = found["globals"], found["attributes"]
     return CodeNames(
-        globals=tuple(found),
+        globals=tuple(names),
         attributes=frozenset(attributes),
-        imports=tuple(imports),
-        by_string=not _BY_STRING.isdisjoint(found) or not _BY_STRING.isdisjoint(attributes),
+        imports=tuple(found["imports"]),
+        by_string=not _BY_STRING.isdisjoint(names) or not _BY_STRING.isdisjoint(attributes),
     )
 
 

@@ -183,9 +183,7 @@ class _Tensor:
     def difference(self, now: Any, path: str) -> tuple[str, str]:
         if not isinstance(now, Tensor) or id(now) != self.id:
             return path, "is missing" if now is MISSING else "is another object"
-        if _kind(now) != self.kind:
-            return path, "is the same tensor with another shape, dtype, place, or requires_grad"
-        return path, "has got an attribute"
+        return path, "is the same tensor with another shape, dtype, place, or requires_grad, or an attribute"
 
 
 class ArraySnapshot:
@@ -239,16 +237,14 @@ class _Items:
         items = items_in(now)
         if len(items) != len(self.children):
             return path, f"has {len(items)} items where the compiled entry expects {len(self.children)}"
-        labels: Sequence[Any] = range(len(items))
-        if self.keys is not None:
-            labels = keys_in(now)
-            for snapshot, key in zip(self.keys, labels, strict=True):
-                if not snapshot.holds(key):
-                    return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
-        for snapshot, key, item in zip(self.children, labels, items, strict=True):
-            if not snapshot.holds(item):
+        labels: Sequence[Any] = range(len(items)) if self.keys is None else keys_in(now)
+        for known, key in zip(self.keys or (), labels, strict=self.keys is not None):
+            if not known.holds(key):
+                return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
+        for known, key, item in zip(self.children, labels, items, strict=True):
+            if not known.holds(item):
                 is_set = isinstance(now, (set, frozenset))
-                return snapshot.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
+                return known.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
         return path, "has changed"
 
 

@@ -1,4 +1,4 @@
-"""When views were made and when their memory was written, where that order can be seen afterwards.
+"""The memory of a trace: when views of it were made, when it was written, and when it must not be.
 
     v = x[0]                         # a view of what x was before the write
     x.mul_(2)
@@ -12,8 +12,8 @@ tensor that ``x`` is itself a view of, for ``w`` at ``x``. Which is which the gr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,20 +25,46 @@ from aotlab.trace.places import user_line
 from aotlab.trace.tape import tensors_in
 
 
-class Chronicle:
-    """Notes views and writes while the traced function runs; ``storages`` are the keys of the inputs' memory.
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Return where the elements of a tensor begin in its storage, and where they end, in bytes."""
+    size = tensor.element_size()
+    start = int(tensor.storage_offset()) * size
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * size if tensor.numel() else start
 
-    ``viewed_unseen`` has those of which views were made or used without autograd, ``fragile`` those of which views were
-    made that must not be used once the version moved; ``kept_by`` says what autograd's nodes of writes to views keep,
-    which Python does not see.
+
+class Ground(NamedTuple):
+    """Memory that inputs have in the trace.
+
+    ``members`` are the kept inputs in it, ``name`` that of the first; ``wrapper`` is the input, or the base of several.
     """
 
-    def __init__(self, storages: Collection[int] = ()) -> None:
-        self._storages = storages
+    members: tuple[int, ...]
+    name: str
+    wrapper: Tensor
+    is_base: bool = False
+
+
+class Chronicle:
+    """Notes views and writes while the traced function runs; ``grounds`` are the inputs' memory by its keys.
+
+    ``viewed_unseen`` has the memory of which views were made or used without autograd, ``fragile`` that of which views
+    were made that must not be used once the version moved, ``aliased`` that of which there are aliases that know no
+    base. ``kept_by`` says what autograd's nodes of writes to views keep, which Python does not see. ``offsets_read``
+    has the inputs whose offset mattered.
+    """
+
+    def __init__(self, grounds: Mapping[int, Ground]) -> None:
+        self.grounds = grounds
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
+        self.aliased: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
+        self.offsets_read: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._fixed: dict[int, tuple[str, Tensor]] = {}  # why; the tensor lest its key becomes another's
+
+    # --- views
 
     def made(self, result: Any, given: Any) -> None:
         """Note at which version a view is made by an op that was ``given`` these arguments."""
@@ -50,7 +76,7 @@ class Chronicle:
                 continue
             self._made[id(tensor)] = weakref.ref(tensor), internals.version_of(tensor)
             key = internals.storage_key(tensor)
-            if key in self._storages:
+            if key in self.grounds:
                 if not torch.is_grad_enabled():
                     self.viewed_unseen.add(key)
                 if not internals.keeps_through_writes(tensor):
@@ -78,10 +104,42 @@ class Chronicle:
                 continue
             key = internals.storage_key(tensor)
             if torch.is_grad_enabled():
-                if key in self._storages or self.is_made_again(tensor):
+                if key in self.grounds or self.is_made_again(tensor):
                     raise RunEagerly(f"a view is used after a write to what it is a view of, at {user_line()}")
-            elif key in self._storages:
+            elif key in self.grounds:
                 self.viewed_unseen.add(key)
+
+    def sees_as_dtype(self, tensor: Tensor, view: Tensor) -> None:
+        """Note that the bytes of a tensor are seen by a view, as another dtype perhaps.
+
+        Larger elements have to begin where eager wants them to. A write through the one would put bytes other than 0
+        and 1 into a bool tensor, and copies of it take them for 1.
+        """
+        ground = self.grounds.get(internals.storage_key(tensor))
+        if ground is not None and view.element_size() > tensor.element_size():
+            if ground.is_base or span(ground.wrapper)[0] % view.element_size():
+                raise RunEagerly(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
+            self.offsets_read.update(ground.members)
+        if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
+            self.fix(view, "is seen as bool and as another dtype")
+
+    # --- writes
+
+    def fix(self, view: Tensor, why: str) -> None:
+        """Leave later writes to the memory of a view to eager."""
+        self._fixed[internals.storage_key(view)] = why, view
+
+    def check_writes(self, written: Sequence[Tensor]) -> None:
+        """Leave to eager a write after which a window would not be what it was."""
+        for tensor in filter(internals.is_functional, written):
+            for way in ("expand", "unfold"):
+                if internals.is_seen_through(tensor, way):
+                    # functionalization adds the difference to what was there, which rounds, or has zeros beside it
+                    raise RunEagerly(f"a part of an {way}ed tensor is written, at {user_line()}")
+            key = internals.storage_key(tensor)
+            if key in self._fixed:
+                name = f"`{self.grounds[key].name}`" if key in self.grounds else "an intermediate"
+                raise RunEagerly(f"{name} {self._fixed[key][0]} and is written, at {user_line()}")
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:
         """Note what the op in place on a view keeps; ``required_grad`` says what the view did before."""

@@ -13,20 +13,18 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import DataDependentError, EscapeError
+from aotlab.errors import DataDependentError
 from aotlab.trace import boundary
-from aotlab.trace.chronicle import Chronicle
+from aotlab.trace.chronicle import Chronicle, Ground
 from aotlab.trace.inputs import Entered
 from aotlab.trace.places import called, user_line
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.records import Hook
 from aotlab.trace.running import note_checkpoint, note_random_state, strides_are_certain
-from aotlab.trace.storage_looks import Ground, StorageLooks
 from aotlab.trace.tape import tensors_in
-from aotlab.trace.write_calls import Writes, op_name, overlaps_itself, share_memory
+from aotlab.trace.write_calls import overlaps_itself, run, share_memory
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
-_ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
 
 
 class EscapeGuard(TorchFunctionMode):
@@ -44,20 +42,17 @@ class EscapeGuard(TorchFunctionMode):
         quirks: Sequence[Quirk] = (),
     ) -> None:
         super().__init__()
-        self.grounds = grounds or {}
-        self.looks = StorageLooks(self.grounds)
+        self.chronicle = Chronicle(grounds or {})
         self.inputs = {id(item.wrapper): item for item in inputs}
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
-        self.chronicle = Chronicle(set(self.grounds))
         # of these memories eager knows by the base, which the trace does not have, what is a leaf
         self._unknown_histories = {item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)}
         self._claims = {func: handler for quirk in quirks for func, handler in quirk.claims().items()}
         self._inference = torch.is_inference_mode_enabled()
-        self._writes = Writes(self.looks, self.chronicle)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function, which may write."""
-        return self._writes.let_pass(func, args, kwargs)
+        return run(self.chronicle, func, args, kwargs)
 
     def claimed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the quirk that claims a function of `CLAIMABLE` do it; fall back to eager if there is none."""
@@ -74,12 +69,10 @@ class EscapeGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let a function pass, or refuse it."""
-        if func in _MAKES_ALIASES and args and internals.is_functional(args[0]):
-            self._writes.note_alias(args[0])
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
             self.chronicle.uses((args, kwargs))
         try:
-            result = self._pass(func, args, kwargs)
+            result = self._pass(func, args, kwargs or {})
         except DataDependentError as error:
             boundary.explain_question(error, func, args, kwargs or {})
             raise
@@ -88,45 +81,41 @@ class EscapeGuard(TorchFunctionMode):
             raise
         with internals.disable_torch_function():
             self.chronicle.made(result, (args, kwargs))
-            if self._inference and func == _READS_DATA and internals.is_functional(args[0]):
-                self.looks.fix(args[0], "has its `.data` read under inference_mode")  # writes there count for nobody
+            if func in _MAKES_ALIASES and args and internals.is_functional(args[0]):
+                self.chronicle.aliased.add(internals.storage_key(args[0]))
+                if self._inference and func == _READS_DATA:  # writes through it count for nobody
+                    self.chronicle.fix(args[0], "has its `.data` read under inference_mode")
         return result
 
-    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         func = boundary.METHODS_OF_OPS.get(func, func)
-        if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
-            raise boundary.gets_memory(self._called(args[0]), "an assignment to `.data`")
+        name = boundary.spoken_name(func)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
-        if op_name(func) in boundary.EAGER_OPS:
-            why, instead = boundary.EAGER_OPS[op_name(func)]
-            raise RunEagerly(f"`{op_name(func)}` {why}, at {user_line()}", suggestion=instead)
+        op = boundary.op_name(func)
+        if op in boundary.EAGER_OPS:
+            why, instead = boundary.EAGER_OPS[op]
+            raise RunEagerly(f"`{op}` {why}, at {user_line()}", suggestion=instead)
         traced = first is not None and internals.is_functional(first)
         if func in boundary.CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
-            return self.claimed(func, args, kwargs or {})
+            return self.claimed(func, args, kwargs)
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
-            raise RunEagerly(f"`{boundary.spoken_name(func)}` is given statistics that share memory, at {user_line()}")
+            raise RunEagerly(f"`{name}` is given statistics that share memory, at {user_line()}")
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
-        if first is not None and traced:
-            return self._pass_traced(func, first, args, kwargs or {})
-        return self._writes.let_pass(func, args, kwargs or {})
-
-    def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let a function of a traced tensor pass, or refuse it."""
+        if first is None or not traced:
+            return self.run(func, args, kwargs)
         if (kwargs.get("inplace") or args[-1] is True) and overlaps_itself(first):
-            raise RunEagerly(
-                f"`{boundary.spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}"
-            )
+            raise RunEagerly(f"`{name}` may write a tensor that overlaps itself, at {user_line()}")
         if func in _READS_STRIDES:
             self.check_strides(first)
-        result = self._writes.let_pass(func, args, kwargs)
+        result = self.run(func, args, kwargs)
         if func in _SEES_AS_DTYPE:
             if result.element_size() != first.element_size():
                 self.check_strides(first)  # of which a view as elements of another size demands things
-            self.looks.as_dtype(first, result)
+            self.chronicle.sees_as_dtype(first, result)
         return result
 
     def _check_look(self, func: Any, tensor: Tensor) -> None:
@@ -135,22 +124,15 @@ class EscapeGuard(TorchFunctionMode):
         if internals.is_functional(tensor):
             with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
                 key, is_view = internals.storage_key(tensor), internals.base_of(tensor) is not None
-            if func in _ABOUT_HISTORIES and key in self._unknown_histories:
+            if key in self._unknown_histories and func in _LETS_REQUIRE_GRAD | _READS_HISTORY:
                 what = ", made under no_grad, is asked for its history"
             elif func in _LETS_REQUIRE_GRAD and is_view:
                 what = " is made to require grad"  # a leaf then, and a view of what others may write
         if what:
             raise RunEagerly(f"{self._called(tensor, 'a view')}{what}, at {user_line()}")
         item = self.inputs.get(id(tensor))
-        boundary.check_look(func, tensor, None if item is None else item.name)
-        if (func in _CHANGES or func in _HOOKS) and boundary.is_captured(tensor):
-            raise EscapeError(
-                f"`{boundary.spoken_name(func)}` of {called(tensor)}, which is not an argument, was called inside the "
-                "function",
-                line=user_line(),
-                why="it would happen while tracing only",
-                suggestion="move it out of the compiled function",
-            )
+        if func not in _READS_HISTORY:
+            boundary.check_look(func, tensor, None if item is None else item.name)
 
     def check_strides(self, tensor: Tensor) -> None:
         """Leave to eager who reads strides that it may give otherwise."""
@@ -191,26 +173,18 @@ def _leave_saved_hooks(*hooks: Any) -> NoReturn:
     raise RunEagerly(f"`saved_tensors_hooks` are set inside, at {user_line()}", suggestion="set them outside")
 
 
-def guard_of_backward(quirks: Sequence[Quirk]) -> EscapeGuard:
-    """Make a guard for what runs in a backward; ``quirks`` are those of the trace."""
-    return EscapeGuard(quirks=[type(quirk)() for quirk in quirks])
-
-
 _HOOKS = frozenset(func for func, said in boundary.CLAIMABLE.items() if said is boundary.HOOKED)
 _LETS_REQUIRE_GRAD = frozenset(
     (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # a setter
 )
-#: What tells, or hangs on, whether a tensor has a history.
-_ABOUT_HISTORIES = _LETS_REQUIRE_GRAD | frozenset(
+_READS_HISTORY = frozenset(
     (
         Tensor.is_leaf.__get__,  # type: ignore[attr-defined]  # a getter
         Tensor.grad_fn.__get__,  # type: ignore[union-attr]  # a getter
     )
 )
-#: What changes a tensor without an op that the recorder would see: what is done to `.data` is done to the tensor.
-_CHANGES = _LETS_REQUIRE_GRAD | frozenset((_READS_DATA,))
-#: All that is not called for a result alone.
-_LOOKS = frozenset((*boundary.OF_A_TENSOR, *_HOOKS, *_CHANGES, *_ABOUT_HISTORIES))
+#: All that is not called for a result alone; what is done to the result of `.data` is done to the tensor.
+_LOOKS = frozenset((*boundary.OF_A_TENSOR, *_HOOKS, *_LETS_REQUIRE_GRAD, *_READS_HISTORY, _READS_DATA))
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
 _SEES_AS_DTYPE = frozenset(
     (

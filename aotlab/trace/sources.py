@@ -116,17 +116,13 @@ def place_hooks(
     hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
 ) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
     """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
-    found: list[tuple[HookKind, Source, Callable[..., Any] | None]] = []
-    for hook in hooks:
-        if hook.kind == "retain_grad":
-            source = next((Source("input", k) for k, i in enumerate(inputs) if i.wrapper is hook.tensor), None)
-            if source is None:
-                source = next((Source("output", i) for i, t in outputs.tensors.items() if t is hook.tensor), None)
-        else:
-            source = known.get(hook.edge)
-        if source is not None:
-            found.append((hook.kind, source, hook.function))
-    return found
+    seen = {id(tensor): Source("output", i) for i, tensor in reversed(outputs.tensors.items())}
+    seen.update({id(item.wrapper): Source("input", k) for k, item in enumerate(inputs)})
+    found = [
+        (hook.kind, seen.get(id(hook.tensor)) if hook.kind == "retain_grad" else known.get(hook.edge), hook.function)
+        for hook in hooks
+    ]
+    return [(kind, source, function) for kind, source, function in found if source is not None]
 
 
 def check_passed(findings: Findings) -> None:

@@ -18,26 +18,19 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.chronicle import Chronicle
+from aotlab.trace.boundary import op_name
+from aotlab.trace.chronicle import Chronicle, span
 from aotlab.trace.corrections import CORRECTIONS
 from aotlab.trace.places import user_line
 from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
-from aotlab.trace.storage_looks import StorageLooks, span
 from aotlab.trace.tape import tensors_in
 
 #: In-place functions that convert whatever they are given.
-_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "set_", "zero_"))
-#: What may write the very tensor that it reads, beside ops with torch's tag for that.
-_COPIES = frozenset(("copy_", "set_", "resize_as_", "resize_as_sparse_"))
+_CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "zero_"))
 #: In-place functions with kernels of their own, for which autocast casts nothing; it would for their twins.
 _UNKNOWN_TO_AUTOCAST = frozenset(("__setitem__", "index_copy_", "index_put_", "scatter_add_"))
 #: What leaves an `out` as it is, gives it other memory or counts no write.
 _OWN_OUT = frozenset(("empty", "empty_permuted", "empty_strided", "fft_ihfftn", "kron", "linear"))
-
-
-def op_name(func: Any) -> str:
-    """Return the name of a function; of one overload of an op, that of the op."""
-    return str(getattr(func, "__name__", "")).partition(".")[0]
 
 
 @functools.cache
@@ -49,113 +42,94 @@ def writes_in_place(func: Any) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-class Writes:
-    """Lets calls pass that may write, for an `EscapeGuard`, whose looks and chronicle these are."""
+def run(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function, which may write."""
+    in_place = bool(args) and writes_in_place(func)
+    into_out = not in_place and kwargs.get("out") is not None
+    casts, count = internals.any_autocast_enabled(), operations_so_far()
+    own = casts and in_place and op_name(func) in _UNKNOWN_TO_AUTOCAST
+    with internals.disable_autocast() if own else nullcontext():
+        if in_place:
+            result = _in_place(chronicle, func, args, kwargs)
+        else:
+            result = _into_out(chronicle, func, args, kwargs) if into_out else _run(func, args, kwargs)
+    for operation in operations_since(count) if casts else ():
+        if (in_place or into_out) and internals.autocast_knows(operation.target):
+            _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
+        if operation.target is internals.TRILINEAR:  # a graph runs without autocast
+            _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
+    return result
 
-    def __init__(self, looks: StorageLooks, chronicle: Chronicle) -> None:
-        self._looks = looks
-        self._chronicle = chronicle
-        self._aliased: set[int] = set()  # memory of which there are aliases that know no base
 
-    def note_alias(self, tensor: Tensor) -> None:
-        """Note that an alias is made of a tensor that will not know it as its base."""
-        with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
-            self._aliased.add(internals.storage_key(tensor))
+def _into_out(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute a result and copy it into ``out``, which has to have its sizes and dtype."""
+    out, name = kwargs["out"], op_name(func)
+    others = {key: value for key, value in kwargs.items() if key != "out"}
+    given = tensors_in((args, others))
+    own = not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _OWN_OUT
+    if own or not all(tensor.is_contiguous() for tensor in (out, *given)):  # gaps, some kernels misread
+        _fall_back(f"`{name}` writes its `out` in a way of its own, or is given a tensor with other strides")
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *given)):
+        _fall_back(f"`{name}` is given `out` where gradients are wanted")
+    _check_operands(func, (out, *args), others)
+    result = _run(func, args, others)
+    same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
+    if not same or result.shape != out.shape:
+        _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
+    _in_place(chronicle, Tensor.copy_, (out, result), {})
+    return out
 
-    def let_pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function, which may write."""
-        in_place = bool(args) and writes_in_place(func)
-        into_out = not in_place and kwargs.get("out") is not None
-        casts, count = internals.any_autocast_enabled(), operations_so_far()
-        own = casts and in_place and op_name(func) in _UNKNOWN_TO_AUTOCAST
-        with internals.disable_autocast() if own else nullcontext():
-            if in_place:
-                result = self._in_place(func, args, kwargs)
-            else:
-                result = self._into_out(func, args, kwargs) if into_out else _run(func, args, kwargs)
-        for operation in operations_since(count) if casts else ():
-            if (in_place or into_out) and internals.autocast_knows(operation.target):
-                _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
-            if operation.target is internals.TRILINEAR:  # a graph runs without autocast
-                _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
-        return result
 
-    def _into_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute a result and copy it into ``out``, which has to have its sizes and dtype."""
-        out, name = kwargs["out"], op_name(func)
-        others = {key: value for key, value in kwargs.items() if key != "out"}
-        given = tensors_in((args, others))
-        if not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _OWN_OUT:
-            _fall_back(f"`{name}` writes its `out` in a way of its own")
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *given)):
-            _fall_back(f"`{name}` is given `out` where gradients are wanted")
-        if not all(tensor.is_contiguous() for tensor in (out, *given)):
-            _fall_back(f"`{name}` with `out` is given a tensor with other strides")  # which some kernels misread
-        _check_operands(func, (out, *args), others)
-        result = _run(func, args, others)
-        same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
-        if not same or result.shape != out.shape:
-            _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
-        self._in_place(Tensor.copy_, (out, result), {})
-        return out
+def _in_place(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function that writes its first argument: a tensor, or those of a list."""
+    return (_write if isinstance(args[0], Tensor) else _write_list)(chronicle, func, args, kwargs)
 
-    def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that writes its first argument: a tensor, or those of a list."""
-        if not isinstance(args[0], Tensor):
-            return self._write_list(func, args, kwargs)
-        if overlaps_itself(args[0]):
-            _fall_back("in-place write to a tensor that overlaps itself")
-        _check_operands(func, args, kwargs)
-        return self._write(func, args, kwargs)
 
-    def _write_list(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that writes the tensors of a list, one after the other."""
-        written = tensors_in(args[0])
-        others = tensors_in((args[1:], kwargs))
-        several = op_name(func).startswith("_fused_")  # lists are written
-        shared = share_memory([*written, *others]) if several else share_memory(written, others)
-        if shared:
-            _fall_back(f"`{op_name(func)}` is given tensors that share memory")
-        self._looks.check_writes(written)
-        count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
+def _write_list(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function that writes the tensors of a list, one after the other."""
+    written = tensors_in(args[0])
+    others = tensors_in((args[1:], kwargs))
+    all_written = op_name(func).startswith("_fused_")
+    if share_memory([*written, *others]) if all_written else share_memory(written, others):
+        _fall_back(f"`{op_name(func)}` is given tensors that share memory")
+    chronicle.check_writes(written)
+    count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
+    result = _run(func, args, kwargs)
+    for tensor, version in zip(written, versions, strict=True):
+        if internals.is_functional(tensor) and not tensor.is_inference() and internals.version_of(tensor) == version:
+            torch.autograd.graph.increment_version(tensor)  # eager counts it
+        _check_casts(func, tensor, count)
+    return result
+
+
+def _write(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that writes its first argument, and let that keep its strides."""
+    written: Tensor = args[0]
+    if overlaps_itself(written):
+        _fall_back("in-place write to a tensor that overlaps itself")
+    _check_operands(func, args, kwargs)
+    if written.is_inference() and not torch.is_inference_mode_enabled():
+        _fall_back("an inference tensor is written outside of inference_mode")  # the op sees that of whole ones only
+    whole = not (written.is_floating_point() or written.is_complex())
+    if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
+        _fall_back("integers are written with what requires grad")  # which gives them a history in eager
+    chronicle.check_writes([written])
+    base = internals.base_of(written)
+    kept = [(each, each.shape, each.stride()) for each in (written, base) if each is not None]
+    shape, required, count = written.shape, written.requires_grad, operations_so_far()
+    with ordinary_values() if not written.is_inference() else nullcontext():
         result = _run(func, args, kwargs)
-        for tensor, version in zip(written, versions, strict=True):
-            if (
-                internals.is_functional(tensor)
-                and not tensor.is_inference()
-                and internals.version_of(tensor) == version
-            ):
-                torch.autograd.graph.increment_version(tensor)  # eager counts it
-            _check_casts(func, tensor, count)
-        return result
-
-    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op that writes its first argument, and let that keep its strides."""
-        written: Tensor = args[0]
-        if written.is_inference() and not torch.is_inference_mode_enabled():
-            _fall_back(
-                "an inference tensor is written outside of inference_mode"
-            )  # the op sees that of whole ones only
-        whole = not (written.is_floating_point() or written.is_complex())
-        if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
-            _fall_back("integers are written with what requires grad")  # which gives them a history in eager
-        self._looks.check_writes([written])
-        base = internals.base_of(written)
-        kept = [(each, each.shape, each.stride()) for each in (written, base) if each is not None]
-        shape, required, count = written.shape, written.requires_grad, operations_so_far()
-        with ordinary_values() if not written.is_inference() else nullcontext():
-            result = _run(func, args, kwargs)
-            if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
-                internals.sync(written)  # later, the value would be made where the function is by then
-        self._chronicle.wrote(func, args, kwargs, required_grad=required)
-        _check_casts(func, written, count)
-        if written.shape != shape:
-            # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
-            _fall_back("in-place write of a result of another shape")
-        mended = [_keep_strides(*each) for each in reversed(kept) if internals.is_functional(each[0])]
-        if any(mended) and internals.storage_key(written) in self._aliased:
-            _fall_back("a tensor is written that has an alias, and whose strides a trace does not keep")
-        return result
+        if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
+            internals.sync(written)  # later, the value would be made where the function is by then
+    chronicle.wrote(func, args, kwargs, required_grad=required)
+    _check_casts(func, written, count)
+    if written.shape != shape:
+        # functionalization lets the result of the out-of-place twin take the tensor's place, whatever its shape
+        _fall_back("in-place write of a result of another shape")
+    mended = [_keep_strides(*each) for each in reversed(kept) if internals.is_functional(each[0])]
+    if any(mended) and internals.storage_key(written) in chronicle.aliased:
+        _fall_back("a tensor is written that has an alias, and whose strides a trace does not keep")
+    return result
 
 
 def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,24 +162,28 @@ def _check_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
     name = op_name(func)
     if func is Tensor.__setitem__:
-        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return not any(isinstance(key, Tensor | list) for key in keys)
-    if name in _COPIES or (name.startswith("__i") and name.endswith("__")):
+        return not any(isinstance(key, Tensor | list) for key in _keys(args))
+    if name == "copy_" or (name.startswith("__i") and name.endswith("__")):
         return True
     packet = getattr(torch.ops.aten, name, None)
-    overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
-    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    return packet is not None and any(
+        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
+    )
 
 
 def _written_part(func: Any, args: tuple[Any, ...]) -> Tensor:
     """Return what an op in place writes: of ``a[::2] = …``, the window, if it can be had as one."""
     written: Tensor = args[0]
-    if func is Tensor.__setitem__:
-        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-        if all(key is None or key is Ellipsis or type(key) in (int, slice) for key in keys):
-            with torch.no_grad():
-                return written[args[1]]
+    if func is Tensor.__setitem__ and all(
+        key is None or key is Ellipsis or type(key) in (int, slice) for key in _keys(args)
+    ):
+        with torch.no_grad():
+            return written[args[1]]
     return written
+
+
+def _keys(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return args[1] if isinstance(args[1], tuple) else (args[1],)
 
 
 def _check_casts(func: Any, written: Tensor, count: int) -> None:
