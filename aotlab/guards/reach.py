@@ -108,8 +108,9 @@ def _own_names(kind: Hashable) -> frozenset[str]:
 
 def _is_simple(value: Any) -> bool:
     """Tell whether it is a plain value, or a container of such."""
-    parts = value.values() if isinstance(value, dict) else value
-    return is_plain(value) or (isinstance(value, dict) or type(value) in (list, tuple)) and all(map(is_plain, parts))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return is_plain(value) or (type(value) in (list, tuple) and all(map(is_plain, value)))
 
 
 class _Walk:

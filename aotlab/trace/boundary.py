@@ -71,11 +71,19 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__format__: Row("the text", _VALUES, error=DataDependentError),
 }  # fmt: skip
 
+#: What changes a tensor in place other than in its values.
+CHANGES_SIZES = (
+    Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
+    Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
+    torch.as_strided_, Tensor.set_,
+)  # fmt: skip
 _UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
+_CHANGES = ("changes a tensor in place other than in its values", "call the method, to have it compiled")
 _ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
 #: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
 EAGER_OPS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
+    **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
     "lift_fresh": _ITSELF,
     "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
     # functionalization forgets it, and the graph would write where there is no memory
@@ -85,12 +93,6 @@ EAGER_OPS: Mapping[str, tuple[str, str]] = {
 HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
 _LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
-#: What changes a tensor in place other than in its values.
-CHANGES_SIZES = (
-    Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
-    Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
-    torch.as_strided_, Tensor.set_,
-)  # fmt: skip
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
@@ -105,14 +107,6 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),
 }
-#: What is claimed, as it is called below Python's methods.
-METHODS_OF_OPS: Mapping[Any, Any] = {
-    op: method
-    for method in CHANGES_SIZES
-    if (packet := getattr(torch.ops.aten, method.__name__, None)) is not None
-    for op in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
-}
-
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
 _TEXT = f"return it and print it outside, or {BY_DYNAMO}"

@@ -88,18 +88,17 @@ class EscapeGuard(TorchFunctionMode):
         return result
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        func = boundary.METHODS_OF_OPS.get(func, func)
         name = boundary.spoken_name(func)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
+        traced = first is not None and internals.is_functional(first)
+        if func in boundary.CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
+            return self.claimed(func, args, kwargs)
         op = boundary.op_name(func)
         if op in boundary.EAGER_OPS:
             why, instead = boundary.EAGER_OPS[op]
             raise RunEagerly(f"`{op}` {why}, at {user_line()}", suggestion=instead)
-        traced = first is not None and internals.is_functional(first)
-        if func in boundary.CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
-            return self.claimed(func, args, kwargs)
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{name}` is given statistics that share memory, at {user_line()}")
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():

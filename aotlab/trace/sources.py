@@ -22,9 +22,6 @@ from aotlab.trace.outputs import Outputs
 from aotlab.trace.records import Hook, HookKind, Source
 from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
 
-#: What an edge of the traced graph is that nobody else knows.
-_CARRIER = Source("carrier", -1)
-
 
 def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
     """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there.
@@ -60,7 +57,7 @@ def _check_order(parts: Sequence[Segment], known: Mapping[Edge, Source]) -> None
     """Leave to eager a graph in which a segment would need the history that one after it makes."""
     later = {edge for part in parts for edge in part.entries}
     for part in parts:
-        if any(edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier") for edge in part.stops):
+        if any(edge in later and (edge not in known or known[edge].kind == "root") for edge in part.stops):
             raise RunEagerly("writes to views give each other's histories")
         later.difference_update(part.entries)
 

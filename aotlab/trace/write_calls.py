@@ -154,9 +154,6 @@ def _check_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 _fall_back("in-place write to a tensor that overlaps an operand in part")
         elif overlap and not _goes_by_element(func, args):
             _fall_back(f"`{op_name(func) or 'an op'}` reads the tensor that it writes")
-        elif overlap and operand is not written and 1 in written.shape:
-            # whether eager takes it for the same window depends on strides that a trace may not know
-            _fall_back("in-place write to a tensor that overlaps an operand, in part perhaps")
 
 
 def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
@@ -221,8 +218,8 @@ def _overlap(written: Tensor, operand: Tensor) -> str:
     (start, stop), (first, last) = span(written), span(operand)
     if 0 in (written.numel(), operand.numel()) or start >= last or first >= stop:
         return ""
-    if windows[0] == windows[1]:
-        return "same"
+    if windows[0] == windows[1]:  # if for eager as well depends on strides that a trace may not know
+        return "part" if operand is not written and 1 in written.shape else "same"
     return "" if written.dtype == operand.dtype and _are_other_columns(written, operand) else "part"
 
 
