@@ -51,7 +51,7 @@ class Moves(Quirk):
 
 def _step(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: Tensor = args[0]
-    item = guard.inputs.get(tensor)
+    item = guard.inputs.get(id(tensor))
     what, line = f"`{func.__name__}`", user_line()
     if func in _DETACHES and torch.is_inference_mode_enabled():
         return tensor  # autograd is out of the way there, and nobody else does anything

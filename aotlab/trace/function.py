@@ -21,14 +21,13 @@ from aotlab.guards.code import line_that_changes
 from aotlab.guards.reached import codes_in
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.trace.chronicle import Chronicle
-from aotlab.trace.containers import Places
+from aotlab.trace.chronicle import Chronicle, Ground
+from aotlab.trace.containers import given_objects
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import Entered, bases_of, input_info
 from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
-from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import (
     clocks_watched,
     failures_told_apart,
@@ -69,7 +68,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
     lifted, args, kwargs = call.rebuild(values)
-    places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
     with world_unchanged(recorder), failures_told_apart(), tracing(recorder):
@@ -91,7 +89,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
                     suggestion="pass a tensor that is no view, to have it compiled",
                 )
         _check_containers(call, values, args, kwargs)
-        leaves, names, out_spec = places.read_result(result)
+        given = given_objects(args, kwargs, call.target.objects())
+        leaves, names, out_spec = nesting.flatten_result(result, given)
         infos = _input_infos(recorder, inputs)
         outputs = OutputReader(recorder.tape, leaves, names, inputs, escapes.chronicle).run()
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
@@ -106,7 +105,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
-        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
+        offsets_read=tuple(sorted(escapes.chronicle.offsets_read)),
         chronicle=escapes.chronicle,
         hooks=tuple(escapes.hooks.values()),
         holder=call.target.holder(lifted),
@@ -151,12 +150,7 @@ def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
         assert base.wrapper is not None
         first = inputs[base.members[0]]
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
-    return EscapeGuard(
-        grounds,
-        inputs,
-        histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
-        quirks=recorder.quirks,
-    )
+    return EscapeGuard(grounds, inputs, quirks=recorder.quirks)
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

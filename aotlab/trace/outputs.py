@@ -17,7 +17,6 @@ from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import is_constant
 from aotlab.trace.inputs import Entered, owner_of, value_of
-from aotlab.trace.storage_looks import span
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import (
     call_of_several,
@@ -50,7 +49,7 @@ class Outputs:
 
 
 class OutputReader:
-    """Classifies the outputs of a trace; ``chronicle`` tells what views were made of, and when inputs were written."""
+    """Classifies the outputs of a trace; ``chronicle`` tells which views were made before a write."""
 
     def __init__(
         self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
@@ -170,18 +169,17 @@ class OutputReader:
     # --- views of inputs
 
     def _made_from(self, i: int, windows: Sequence[int]) -> int:
-        """Return the input that an output is to be made from: the one of those in its memory that the program took."""
+        """Return the input that an output is to be made from, of those in its memory."""
         if len(windows) == 1:
             return windows[0]
-        output, value = self.leaves[i], self.values[i]
-        origin = self.chronicle.origin_of(output)
-        for k in (k for k in windows if self.inputs[k].wrapper is origin):
-            if output is origin or views_between(self.tape, internals.from_functional(origin), value) is not None:
-                return k
-            if not output.requires_grad and _contains(origin, output):
-                return k
+        found = [k for k in windows if self.inputs[k].wrapper is self.leaves[i]]
+        if not found:
+            values = {k: internals.from_functional(self.inputs[k].wrapper) for k in windows}
+            found = [k for k, value in values.items() if views_between(self.tape, value, self.values[i]) is not None]
+        if len(found) == 1:
+            return found[0]
         raise RunEagerly(
-            "an output shares memory with several inputs and is an ordinary view of none of them",
+            "an output shares memory with several inputs, and is not known to be a view of one of them",
             suggestion=_CLONE,
         )
 
@@ -311,11 +309,6 @@ class OutputReader:
                 suggestion="return clones, to have it compiled",
             )
         return base, root
-
-
-def _contains(tensor: Tensor, other: Tensor) -> bool:
-    (a, b), (c, d) = span(tensor), span(other)
-    return tensor.dtype == other.dtype and internals.is_dense(tensor) and a <= c and d <= b
 
 
 def _reads_otherwise(value: Tensor, base: Tensor) -> bool:

@@ -1042,7 +1042,7 @@ def test_metadata_mutation_by_ops_is_refused():
 
 
 def test_metadata_mutation_by_overloads():
-    """As by the methods."""
+    """Eager takes them."""
 
     def f(y, x):
         y.add_(1)
@@ -1050,7 +1050,7 @@ def test_metadata_mutation_by_overloads():
         torch.ops.aten.unsqueeze_(x, 0)
         return y
 
-    same(f, torch.ones(2, 3), torch.ones(2, 3))
+    same(f, torch.ones(2, 3), torch.ones(2, 3), eagerly=True)
 
 
 def test_metadata_mutation_of_intermediates_is_fine():
@@ -1842,7 +1842,8 @@ def test_in_place_ops(name):
 
     same(f, nonleaf(4))
     same(f, torch.randn(4))
-    same(f, torch.randn(4, 3)[:, 1])
+    # with gaps, an `out` is eager's, and a tensor of which there is an alias as well
+    same(f, torch.randn(4, 3)[:, 1], eagerly=name in ("out=", "addcmul_"))
 
 
 def test_in_place_with_partial_overlap():
