@@ -28,11 +28,11 @@ from torch.utils.hooks import RemovableHandle
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.edges import Edge, edge_of, edges_behind
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.records import Hook, HookKind
 from aotlab.trace.sources import is_made_by_strides, ways_back

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.boundary import CHANGES_SIZES
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 
 if TYPE_CHECKING:

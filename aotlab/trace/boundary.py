@@ -30,7 +30,7 @@ from aotlab.errors import (
     RefusedError,
     UserLine,
 )
-from aotlab.trace.places import called, name_of, user_line
+from aotlab.guards.places import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"

@@ -21,7 +21,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import pytree
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.places import user_line
+from aotlab.guards.places import user_line
 from aotlab.trace.tape import tensors_in
 
 

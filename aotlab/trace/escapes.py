@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DataDependentError
+from aotlab.guards.places import called, user_line
 from aotlab.trace import boundary
 from aotlab.trace.chronicle import Chronicle, Ground
 from aotlab.trace.inputs import Entered
-from aotlab.trace.places import called, user_line
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.records import Hook
 from aotlab.trace.running import note_checkpoint, note_random_state, strides_are_certain

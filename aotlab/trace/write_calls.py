@@ -18,9 +18,9 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.boundary import op_name
 from aotlab.trace.chronicle import Chronicle, span
-from aotlab.trace.places import user_line
 from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
 from aotlab.trace.tape import tensors_in
 
