@@ -350,6 +350,16 @@ def test_generators_of_random_numbers(make: Callable[[], Any]) -> None:
     assert len(set(actual)) == 3
 
 
+@pytest.mark.parametrize("module", [random, numpy.random], ids=["py", "numpy"])
+def test_random_numbers_of_a_module(module: Any) -> None:
+    """A call that draws them runs eagerly with the numbers that eager draws: those of the trace count for nothing."""
+    module.seed(5)
+    expected = _three(lambda x: x * module.random())
+    module.seed(5)
+    with pytest.warns(RuntimeWarning, match="draws from"):
+        assert _three(compiled(lambda x: x * module.random())) == expected
+
+
 def test_a_file_that_is_written() -> None:
     """Where a log goes does not keep a function from being compiled; where text is read from does."""
     written, read = sys.__stderr__, io.StringIO("2\n3\n")
