@@ -96,7 +96,9 @@ def names(rows: list[dict[str, Any]], *, mutated: bool) -> set[str]:
 
 
 def promises_of_start(run: Session) -> None:
-    """Check the sentences of 00_start.ipynb, one after the other."""
+    """Check the sentences of 00_start.ipynb, one after the other, and that its file stays small."""
+    assert len(nbformat.writes(run.book).encode()) <= 250_000
+
     # Which tensors does a cell change?
     assert run.report("mutation-cell")["frames"] != []
     assert "verified: equal to eager" in run.answer("print(first.verdict)")
