@@ -375,6 +375,13 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
+  view.dispose();
+  show({ ...report, verification_rows: [], summary: { sentence: 'fine', state: 'verified', compared: 36 } });
+  tab('verification');
+  assert.equal(
+    text('[data-panel=verification]'),
+    '36 observables compared with eager, 0 differ; a kernel that has the report lists them.'
+  );
 });
 
 test('while the kernel answers, what was cut is asked for once, and shown', () => {
