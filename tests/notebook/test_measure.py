@@ -498,16 +498,17 @@ def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
     weight = torch.randn(4, 4, requires_grad=True)
     notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4))
     notebook.compile(lambda x: x.mul_(2).sin())(torch.randn(4))
+    notebook.compile(lambda x: x.sin().sum())(torch.randn(4, requires_grad=True))
     notebook.captured = [replace(each, stock="aot_eager") for each in notebook.captured]
     three = ("eager", "upstream", "aotlab")
     expected = [(engine, phase) for phase in ("forward", "backward", "total") for engine in three]
     rows = notebook.measure()
-    assert kinds(rows) == [*expected, *[(engine, "forward") for engine in three]]
+    assert kinds(rows) == [*expected, *[(engine, "forward") for engine in three], *expected]
     assert [[ratio.over for ratio in row.ratios] for row in rows[:3]] == [[], ["eager"], ["eager", "upstream"]]
     assert notebook.notes == []
     # For other inputs, what was compiled for these must not serve.
-    notebook.inputs[1] = (torch.randn(3),)
-    notebook.captured[1].compiled(torch.randn(3))
+    notebook.inputs[2] = (torch.randn(3, requires_grad=True),)
+    notebook.captured[2].compiled(*notebook.inputs[2])
     assert kinds(notebook.measure()) == kinds(rows)
     assert notebook.notes == []
 
