@@ -2,17 +2,18 @@
 
 What Dynamo captured can be run twice: as the graph of torch ops that it is, and as the compiled form of that graph.
 Both are timed in turns (`aotlab.bench.timing`), with what stock ``torch.compile`` makes of the graph where that is
-asked for, on copies of the inputs that alias each other as the inputs do, under
-the grad mode, inference mode and autocast of the capture. The user's tensors, gradients, random state, call counters
-and compiled entries stay as they are: an entry is called directly, so that neither the counters nor a recording see it,
-and nothing is compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has
-given a history, say), a tensor of the same kind takes its place, and a sentence says so.
+asked for, on copies of the inputs that alias each other as the inputs do, under the grad mode, inference mode and
+autocast of the capture. The user's tensors, gradients, random state, call counters and compiled entries stay as they
+are: an entry is called directly, so that neither the counters nor a recording see it, and nothing but stock's form is
+compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has given a history,
+say), a tensor of the same kind takes its place, and a sentence says so.
 
 An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. A
 training graph is timed by whole steps, with the clock read between the forward and the backward, so that these add up
-to the step. What is not in the times: Dynamo's own guards, not in those of stock ``torch.compile`` either, and the
-Python between graphs. The main thread must not be running anything
-else meanwhile; `aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
+to the step. What is not in the times: Dynamo's own guards, and the Python between graphs. Into what stock
+``torch.compile`` has compiled there is no public way but through Dynamo: its times hold, without the guards, Dynamo's
+part of a call, and a sentence says so. The main thread must not be running anything else meanwhile;
+`aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
 
 
 def _stock(graph: fx.GraphModule, backend: str) -> Callable[..., Any]:
-    """Let stock ``torch.compile`` compile a graph at its first call, without the guards of Dynamo, as ours stands here.
+    """Let stock ``torch.compile`` compile a graph at its first call, without Dynamo's guards.
 
     Of code of its own, so that nothing is looked up among what was compiled of it for other inputs.
     """
@@ -304,6 +305,8 @@ class _Timer:
             except Exception as error:  # noqa: BLE001  # what stock torch.compile cannot do is no reason not to time ours
                 skip(f"stock torch.compile was not timed: it raises {_line(error)}")
                 del self.runs["upstream"]
+            else:
+                skip("stock torch.compile was timed with Dynamo's part of a call, some µs that are in no other time")
         end_ns = time.perf_counter_ns() + round(seconds * 1e9)
         cases, costs = self._tried(False, seconds)
         if trains:
