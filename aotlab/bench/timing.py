@@ -294,7 +294,7 @@ def doubt(ratio: Paired, again: Paired | None) -> str:
     if again is not None and abs(again.median - 1) > QUIET:
         return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
     if ratio.p10 <= 1 <= ratio.p90:
-        return "which is faster changed from round to round"
+        return "the faster one changed from round to round"
     return ""
 
 

@@ -292,7 +292,7 @@ def test_outputs_without_gradient_are_left_out_of_the_backward() -> None:
     [
         ((1.2, 1.3, 1.4), 1.0, ""),
         ((0.6, 0.7, 0.8), 0.96, ""),
-        ((0.9, 1.3, 1.4), 1.0, "which is faster changed from round to round"),
+        ((0.9, 1.3, 1.4), 1.0, "the faster one changed from round to round"),
         ((1.2, 1.3, 1.4), 1.5, "the same code, timed twice, differed by 50%"),
         ((1.2, 1.3, 1.4), 0.9, "the same code, timed twice, differed by 10%"),
         ((1.3,), 1.0, "it was timed only once"),
