@@ -278,29 +278,32 @@ def _timings(rows: Sequence[TimingRow]) -> Markup | None:
         found += [title, element("div", *cards, kind="pair")]
     devices = listed(sorted({row.device for row in rows}))
     return join(
-        heading("Timings", f"medians on {devices}; the thin line goes from the 10th to the 90th percentile"), *found
+        heading(
+            "Timings",
+            f"medians on {devices}; lines, and ranges of ratios, go from the 10th to the 90th percentile",
+        ),
+        *found,
     )
 
 
 def _card(phase: str, rows: Sequence[TimingRow], scale: int) -> Markup:
-    eager = next((row.median_ns for row in rows if row.engine == "eager"), None)
     cells: list[Markup] = []
     for row in sorted(rows, key=lambda row: _rank(_ENGINES, row.engine)):
         tone = f"engine-{row.engine}" if row.engine in _ENGINES else "engine-eager"
-        ratio = ""
-        if eager and row.engine != "eager":
-            ratio = f"{row.median_ns / eager:.2f}× eager"
         cells += [
             element("span", f"{row.engine} "),
             track(0, row.median_ns, scale, tone, whisker=(row.p10_ns, row.p90_ns), note=_spread(row)),
             element("span", f"{duration(row.median_ns)} ", kind="number"),
-            element("span", f"{ratio} ", kind="soft nowrap"),
+            element("span", f"{'; '.join(map(str, row.ratios))} ", kind="soft"),
         ]
     repeats = sorted({row.repeats for row in rows})
     about = f"{' or '.join(map(str, repeats))} repeats"
+    again = next((f", the same code against itself {row.again:.2f}×" for row in rows if row.again), "")
+    noise = listed(list(dict.fromkeys(row.noise for row in rows if row.noise)))
     return element(
         "div",
-        element("p", f"{phase.capitalize()} ", element("small", about)),
+        element("p", f"{phase.capitalize()} ", element("small", about + again)),
+        element("p", f"Noise: {noise}.", kind="soft") if noise else None,
         element("div", *cells, kind="rows"),
         kind="card",
     )

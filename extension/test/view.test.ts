@@ -188,7 +188,7 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
-test('timings stand beside eager, with the ratio', () => {
+test('timings stand beside eager, with the ratios, and what is noise says so first', () => {
   show(sample());
   tab('timing');
   const rows = all('table[data-table=timings] tr[data-name]').map(row => [
@@ -198,8 +198,10 @@ test('timings stand beside eager, with the ratio', () => {
   ]);
   assert.deepEqual(rows, [
     ['eager', '2.00 µs', ''],
-    ['aotlab', '1.00 µs', '0.50× eager']
+    ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50); 0.75× torch.compile (0.70–0.80)']
   ]);
+  assert.equal(text('table[data-table=timings] small'), '9 repeats, the same code against itself 1.01×');
+  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise: it changed.');
 });
 
 test('differences come before everything that was compared', () => {

@@ -200,16 +200,23 @@ def test_no_verification(shell: InteractiveShell) -> None:
 
 
 def test_time(shell: InteractiveShell) -> None:
-    """``--time`` puts rows for eager and aotlab, forward and backward, into the report; without it there are none."""
+    """``--time`` puts rows for eager, stock and aotlab into the report, and a sentence into the verdict."""
     execute(shell, "w = torch.ones(3, requires_grad=True)")
     execute(shell, cell("loss = (w * x).sum()"))
     assert len(shell.user_ns["report"].timings) == 0
     execute(shell, cell("loss = (w * x).sum()", "--quiet --time"))
     timings = shell.user_ns["report"].timings
-    assert {(engine, phase) for engine in ("eager", "aotlab") for phase in ("forward", "backward", "total")} == set(
+    engines = ("eager", "upstream", "aotlab")
+    assert {(engine, phase) for engine in engines for phase in ("forward", "backward", "total")} == set(
         zip(timings["engine"], timings["phase"], strict=True)
     )
     assert (timings["median_ns"] > 0).all()
+    assert (timings["again"] > 0).all()
+    assert "× eager's (" in shell.user_ns["report"].verdict
+    assert (
+        "× stock torch.compile's with Dynamo's part of a call, which ours is timed without, ("
+        in shell.user_ns["report"].verdict
+    )
     assert shell.user_ns["w"].grad is None
 
 
