@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -84,16 +85,19 @@ def phase_of(node: fx.Node) -> Phase:
     return phase or ("backward" if node.meta.get("partitioner_tag") == "is_backward" else "forward")
 
 
+@functools.cache
+def is_view_op(target: object) -> bool:
+    """Tell whether an op's result is a view of its first argument, by its schema."""
+    if not isinstance(target, OpOverload) or not target._schema.arguments or not target._schema.returns:
+        return False
+    first, result = target._schema.arguments[0].alias_info, target._schema.returns[0].alias_info
+    return first is not None and not first.is_write and result is not None
+
+
 def is_view(node: fx.Node) -> bool:
-    """Tell whether a node makes one view of its first argument, by its op's schema."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    schema = node.target._schema
-    if not schema.arguments or len(schema.returns) != 1:
-        return False
-    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    views = first is not None and not first.is_write and result is not None
-    return views and isinstance(node.meta.get("val"), torch.Tensor)
+    """Tell whether a node makes one view of its first argument."""
+    is_call = node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
+    return is_call and is_view_op(node.target)
 
 
 def moves_nothing(target: OpOverload) -> bool:

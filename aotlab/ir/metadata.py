@@ -76,7 +76,6 @@ class OutputType(Enum):
     ALIAS_OF_INTERMEDIATE = "alias of intermediate, base already saved"
     ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias of intermediate, base is user output"
     UNSAFE_VIEW_ALIAS = "unsafe view"
-    CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
 _ALIASES_OF_INTERMEDIATES = (
@@ -110,8 +109,7 @@ class OutputAliasInfo:
 
     ``made_under_no_grad``: it is a view that was made so, and autograd does not connect it to its base. (Such a view of
     a tensor that requires grad says that it requires grad and is a leaf.) ``is_detached``: autograd takes it for none.
-    ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
-    as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later: the epilogue
+    ``precedes_write``: it is a view of an input that was written later: the epilogue
     makes it before its writes. ``made_together`` is a number shared by views by one call of a function such as
     ``unbind``, which is one autograd node.
     """
@@ -128,8 +126,6 @@ class OutputAliasInfo:
     same_as: int | None = None
     made_under_no_grad: bool = False
     is_detached: bool = False
-    is_new_leaf: bool = False
-    made_by: str | None = None
     precedes_write: bool = False
     made_together: int | None = None
 

@@ -502,8 +502,6 @@ def _relation(info: OutputAliasInfo, row: Output) -> str:
             return f"view of output {row.base}{way}" if info.views != () else f"is output {row.base} itself"
         case OutputType.UNSAFE_VIEW_ALIAS:
             return "memory of its own (an unsafe view whose base nobody else sees)"
-        case OutputType.CUSTOM_FUNCTION_VIEW:
-            return "view made by a custom autograd function"
         case OutputType.NON_ALIAS:
             return "memory of its own"
 

@@ -63,10 +63,7 @@ class Outputs:
         if output.same_as is not None:
             return self.expression(output.same_as)
         if output.index in trace.returned_outputs:
-            returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
-            if output.is_new_leaf:
-                self.w.add(f"{returned}.requires_grad_()")
-            return returned
+            return self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
         return self._make_alias(output)
 
     def _make_alias(self, output: OutputAliasInfo) -> str:
@@ -88,8 +85,6 @@ class Outputs:
         self._views.write(name, base, output, want if want != self.draft.grad_on else None)
         if output.is_detached:
             self.w.add(f"{name} = {name}.detach()")
-        if output.is_new_leaf:
-            self.w.add(f"{name}.requires_grad_()")
         return name
 
     def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:

@@ -17,23 +17,18 @@ from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import is_constant
 from aotlab.trace.inputs import Entered, owner_of, value_of
-from aotlab.trace.storage_looks import span
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import (
     call_of_several,
-    canonical_base,
-    common_base,
     covers_storage,
-    ends_nowhere,
     is_new_leaf,
     is_view_of,
-    reaches,
+    top_of,
     views_between,
     with_detach,
 )
 from aotlab.trace.write_calls import overlaps_itself
 
-_OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
 _CLONE = "return a clone, to have it compiled"
 
@@ -50,7 +45,7 @@ class Outputs:
 
 
 class OutputReader:
-    """Classifies the outputs of a trace; ``chronicle`` tells what views were made of, and when inputs were written."""
+    """Classifies the outputs of a trace; ``chronicle`` tells which views were made before a write."""
 
     def __init__(
         self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
@@ -111,7 +106,15 @@ class OutputReader:
         """Take an output that is a tensor."""
         self.values[i] = value_of(leaf, f"`{self.names[i]}`")
         self.read.tensors[i] = leaf
-        if vars(leaf) and not any(leaf is item.wrapper for item in self.inputs):
+        if any(leaf is item.wrapper for item in self.inputs):
+            return
+        if is_new_leaf(leaf):
+            raise OutputError(
+                f"`{self.names[i]}` is a leaf that the function made to require grad",
+                why="what is computed from it would accumulate its gradient inside the graph, out of reach",
+                suggestion="create it outside and pass it in",
+            )
+        if vars(leaf):
             raise OutputError(
                 f"`{self.names[i]}` has the attribute `{next(iter(vars(leaf)))}`",
                 why="a compiled call would return a tensor without it",
@@ -145,12 +148,6 @@ class OutputReader:
             same_as=None if first == i else first,
             is_detached=views is None and internals.base_of(leaf) is None,
             made_under_no_grad=views != () and internals.was_made_under_no_grad(leaf),
-            is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
-            made_by=(
-                str(leaf.grad_fn.name()).rsplit("::", 1)[-1].split("Backward")[0]  # as autograd's errors call it
-                if kind is OutputType.CUSTOM_FUNCTION_VIEW
-                else None
-            ),
             precedes_write=item is not None and self._precedes_write(i, item),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
@@ -160,28 +157,24 @@ class OutputReader:
         output = self.leaves[i]
         if output is item.wrapper or not self.chronicle.is_older(output):
             return False
-        # the caller may let its base require grad, which then asks for its history
-        may_require = not item.wrapper.requires_grad and (output.is_floating_point() or output.is_complex())
-        several = internals.is_one_of_several_views(output)
-        if output.requires_grad or (may_require and (item.base is not None or several)):
+        if output.requires_grad or item.base is not None or internals.is_one_of_several_views(output):
             raise RunEagerly(f"`{self.names[i]}` is a view of `{item.name}` from before that was changed")
-        return may_require
+        return True  # the caller may let its base require grad, which then asks for its history
 
     # --- views of inputs
 
     def _made_from(self, i: int, windows: Sequence[int]) -> int:
-        """Return the input that an output is to be made from: the one of those in its memory that the program took."""
+        """Return the input that an output is to be made from, of those in its memory."""
         if len(windows) == 1:
             return windows[0]
-        output, value = self.leaves[i], self.values[i]
-        origin = self.chronicle.origin_of(output)
-        for k in (k for k in windows if self.inputs[k].wrapper is origin):
-            if output is origin or views_between(self.tape, internals.from_functional(origin), value) is not None:
-                return k
-            if not output.requires_grad and _contains(origin, output):
-                return k
+        found = [k for k in windows if self.inputs[k].wrapper is self.leaves[i]]
+        if not found:
+            values = {k: internals.from_functional(self.inputs[k].wrapper) for k in windows}
+            found = [k for k, value in values.items() if views_between(self.tape, value, self.values[i]) is not None]
+        if len(found) == 1:
+            return found[0]
         raise RunEagerly(
-            "an output shares memory with several inputs and is an ordinary view of none of them",
+            "an output shares memory with several inputs, and is not known to be a view of one of them",
             suggestion=_CLONE,
         )
 
@@ -193,7 +186,7 @@ class OutputReader:
             if output is item.wrapper:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and (ends_nowhere(output) or not is_view_of(output, item.wrapper)):
+            if output.requires_grad and not is_view_of(output, item.wrapper):
                 raise RunEagerly(
                     f"`{name}` shares memory with `{item.name}` and has an autograd history of its own",
                     suggestion=_CLONE,
@@ -217,20 +210,14 @@ class OutputReader:
         """Classify outputs that share the storage of one intermediate."""
         leaves, values, names = self.leaves, self.values, self.names
         distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
-        self._check_intermediates(distinct)
-        lone = leaves[distinct[0]]
-        new_leaf = is_new_leaf(lone)  # it is the only one then
-        if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not self._is_made_by_views(distinct[0]):
-            i = distinct[0]
-            made = self.tape.producer(values[i])
+        lone = distinct[0]
+        if len(distinct) == 1 and covers_storage(values[lone]) and not self._is_made_by_views(lone):
+            made = self.tape.producer(values[lone])
             unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
-            if not new_leaf and lone.requires_grad and internals.is_view_by_custom_function(lone):
-                self._info(i, OutputType.CUSTOM_FUNCTION_VIEW)
-            else:
-                self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
-            self.read.returned.append((i, values[i], lone if lone.requires_grad and not new_leaf else None))
+            self._info(lone, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+            self.read.returned.append((lone, values[lone], leaves[lone] if leaves[lone].requires_grad else None))
             for again in members[1:]:
-                self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
+                self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, lone, ())
             return
         base, root = self._common_base(distinct)
         owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
@@ -247,75 +234,38 @@ class OutputReader:
             if i == owner:
                 continue
             views = views_between(self.tape, base, values[i])
-            if views is None and (leaves[i].requires_grad or _reads_otherwise(values[i], base)):
+            if views is None:
                 raise RunEagerly(f"the views to `{names[i]}` cannot be made again", suggestion=_CLONE)
             if self.chronicle.is_made_again(leaves[i]):
                 raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
             self._info(i, first, where, with_detach(views, leaves[i], root))
             first = following
 
-    def _check_intermediates(self, distinct: Sequence[int]) -> None:
-        """Refuse outputs on one intermediate that a compiled call cannot make."""
-        new_leaf = next((i for i in distinct if is_new_leaf(self.leaves[i])), None)
-        roots = [t for t in (*self.read.tensors.values(), *(i.wrapper for i in self.inputs)) if t.requires_grad]
-        if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, self.leaves[new_leaf]) for o in roots)):
-            raise OutputError(
-                f"`{self.names[new_leaf]}` is a leaf that the function made to require grad, and uses or views",
-                why="its gradient would be accumulated inside the graph, out of reach",
-                suggestion="create it outside and pass it in",
-            )
-
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
 
         The caller's later write makes another thing of a view's history and hooks, and may not be allowed.
         """
-        output, base = self.leaves[i], internals.base_of(self.leaves[i])
-        if is_new_leaf(output):
+        output = self.leaves[i]
+        if internals.base_of(output) is None or output.is_inference():
             return False
-        if output.requires_grad:
-            by_function = internals.is_view_by_custom_function(output)
-            several = internals.is_one_of_several_views(output)
-            return output.is_leaf or several or (base is not None and (not by_function or ends_nowhere(output)))
-        if base is None or output.is_inference():
-            return False
-        top, value = canonical_base(self.tape, value_of(base, "a base")), self.values[i]
-        return top is not value and (
-            views_between(self.tape, top, value) is not None or not _reads_otherwise(value, top)
-        )
+        return output.requires_grad or top_of(self.tape, self.values[i]) is not self.values[i]
 
     def _common_base(self, distinct: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
-        leaves, values, names = self.leaves, self.values, self.names
-        differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and not is_new_leaf(leaves[i])]
-        root = next((owner_of(output) for output in differentiable), None)
-        if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
-            raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")
-        for i in distinct:
-            if leaves[i].requires_grad and internals.base_of(leaves[i]) is not None and ends_nowhere(leaves[i]):
-                raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad")
-        starts = [canonical_base(self.tape, value_of(owner_of(leaves[i]), f"`{names[i]}`")) for i in distinct]
-        base = common_base(self.tape, starts)
-        top = None if root is None else value_of(root, "a base")
-        if (
-            base is not None
-            and top is not None
-            and all(views_between(self.tape, top, values[i]) is not None for i in distinct)
-        ):
-            base = top  # also where it is an alias of something else, or was made a part of its memory in place
-        connected = root is None or all(is_view_of(output, root) for output in differentiable)
-        if base is None or not connected or (top is not None and top is not base):
+        differentiable = [self.leaves[i] for i in distinct if self.leaves[i].requires_grad]
+        if not differentiable:
+            return top_of(self.tape, self.values[distinct[0]]), None
+        root = owner_of(differentiable[0])
+        named = ", ".join(f"`{self.names[i]}`" for i in distinct)
+        if is_new_leaf(root):
+            raise RunEagerly(f"{named} are views of a leaf that the function made to require grad")
+        if not all(is_view_of(output, root) for output in differentiable):
             raise RunEagerly(
-                f"the outputs {', '.join(f'`{names[i]}`' for i in distinct)} share memory in a way that cannot be made "
-                "again from one tensor",
+                f"the outputs {named} share memory in a way that cannot be made again from one tensor",
                 suggestion="return clones, to have it compiled",
             )
-        return base, root
-
-
-def _contains(tensor: Tensor, other: Tensor) -> bool:
-    (a, b), (c, d) = span(tensor), span(other)
-    return tensor.dtype == other.dtype and internals.is_dense(tensor) and a <= c and d <= b
+        return value_of(root, "a base"), root
 
 
 def _reads_otherwise(value: Tensor, base: Tensor) -> bool:

@@ -9,33 +9,16 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab._torch import OpOverload
+from aotlab.ir.graphs import is_view_op
 from aotlab.ir.metadata import ViewStep
 from aotlab.trace.inputs import owner_of
 from aotlab.trace.tape import Tape
-
-_view_ops: dict[OpOverload, bool] = {}
-_ALIAS_OPS = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default))
-_ALIAS_NAMES = frozenset(map(str, _ALIAS_OPS))
-
-
-def _is_view_op(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return False
-    known = _view_ops.get(target)
-    if known is None:
-        schema = target._schema
-        first = schema.arguments[0].alias_info if schema.arguments else None
-        result = schema.returns[0].alias_info if schema.returns else None
-        known = first is not None and not first.is_write and result is not None
-        _view_ops[target] = known
-    return known
 
 
 def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
     """Return the tensor of which ``value`` is a view, and the step; None if it is no view."""
     made = tape.producer(value)
-    if made is None or not _is_view_op(made[0].target):
+    if made is None or not is_view_op(made[0].target):
         return None
     operation, path = made
     step = ViewStep(
@@ -60,57 +43,25 @@ def root_among(tape: Tape, value: Tensor, known: Collection[int]) -> Tensor | No
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
     """Return the view ops that lead from ``base`` to ``value``; None if there is no such way."""
     steps: list[ViewStep] = []
-    below = value
-    while below is not base:
-        parent = view_parent(tape, below)
+    while value is not base:
+        parent = view_parent(tape, value)
         if parent is None:
-            return _views_from_window(tape, base, value)
-        below, step = parent
+            return None
+        value, step = parent
         steps.append(step)
     return tuple(reversed(steps))
 
 
-def _views_from_window(tape: Tape, window: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return the view ops that lead from a window of a synthetic base, or from another view, to ``value``.
-
-    After a write each alias of the base is made anew from its new value, by all steps from there. So the window is not
-    on the way to ``value``; but the steps to the window, but for aliases, may be the first of those to ``value``.
-    """
-    to_window, top = _steps_from_top(tape, window)
-    to_value, other_top = _steps_from_top(tape, value)
-    if top is not other_top:
-        return None
-    wanted = [step for step in to_window if step.target not in _ALIAS_NAMES]
-    for count in range(len(to_value), -1, -1):
-        if [step for step in to_value[:count] if step.target not in _ALIAS_NAMES] == wanted:
-            return tuple(to_value[count:])
-    return None
-
-
-def _steps_from_top(tape: Tape, value: Tensor) -> tuple[list[ViewStep], Tensor]:
-    steps: list[ViewStep] = []
+def top_of(tape: Tape, value: Tensor) -> Tensor:
+    """Return the value that another is a view of, and that is no view itself."""
     while (parent := view_parent(tape, value)) is not None:
-        value, step = parent
-        steps.append(step)
-    return steps[::-1], value
+        value = parent[0]
+    return value
 
 
 def covers_storage(value: Tensor) -> bool:
     """Tell whether ``value`` begins its storage and is as large: whether returning it returns the whole storage."""
     return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()
-
-
-def canonical_base(tape: Tape, value: Tensor) -> Tensor:
-    """Walk up from ``value`` to the nearest tensor that is a whole storage, and past mere aliases of it."""
-    while True:
-        parent = view_parent(tape, value)
-        if parent is None:
-            return value
-        if covers_storage(value) and not (
-            tape.producer(value)[0].target in _ALIAS_OPS and covers_storage(parent[0])  # type: ignore[index]  # a view has a producer
-        ):
-            return value
-        value = parent[0]
 
 
 _DETACH = ViewStep(target="aten.detach.default")
@@ -121,7 +72,7 @@ def with_detach(views: tuple[ViewStep, ...] | None, output: Tensor, base: Tensor
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
     if views is None or (views and torch.is_inference_mode_enabled()) or output.is_inference():
         return (_ALIAS,) if views == () else views  # they mirror it by themselves, and nothing is swallowed
-    if internals.base_of(output) is None and (not output.requires_grad or is_new_leaf(output)):  # it is no view
+    if internals.base_of(output) is None and not output.requires_grad:  # it is no view
         ends = views and views[-1].target in (_DETACH.target, "aten.view.dtype")
         return views if ends else (*views, _DETACH)
     lost = base is not None and base.requires_grad and not output.requires_grad
@@ -136,12 +87,6 @@ def _nodes(output: Tensor) -> Iterator[Any]:
         yield node
         following = [edge for edge, _ in node.next_functions if edge is not None]
         node = following[0] if len(following) == 1 else None
-
-
-def ends_nowhere(output: Tensor) -> bool:
-    """Tell whether the gradient of a view ends at another view, which was made under ``no_grad``."""
-    *_, last = (None, *_nodes(output))
-    return last is not None and [edge for edge, _ in last.next_functions] == [None]
 
 
 def call_of_several(output: Tensor) -> Any:
@@ -174,27 +119,3 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
 def is_new_leaf(output: Tensor) -> bool:
     """Tell whether ``output`` is a leaf that the function made to require grad, unless it is an input."""
     return output.requires_grad and output.is_leaf and internals.base_of(output) is None
-
-
-def reaches(root: Tensor, leaf: Tensor) -> bool:
-    """Tell whether a gradient of ``root`` gets to ``leaf``."""
-    seen: set[Any] = set()
-    todo = [root.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        if getattr(node, "variable", None) is leaf:
-            return True
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
-    return False
-
-
-def common_base(tape: Tape, candidates: list[Tensor]) -> Tensor | None:
-    """Find the candidate of which all others are views; None if there is none."""
-    for candidate in candidates:
-        if all(views_between(tape, candidate, other) is not None for other in candidates):
-            return candidate
-    tops = [_steps_from_top(tape, value)[1] for value in candidates]
-    return tops[0] if all(top is tops[0] for top in tops) else None
