@@ -156,7 +156,7 @@ def aot_function(
     keep_inference_input_mutations
         Let inference graphs write mutated inputs themselves.
     dynamic, static_argnums
-        For the signature's sake; not supported.
+        Not supported.
     **upstream
         Upstream's other parameters, of any supported torch. Those about logging and caching have no effect here;
         of ``disable_functionalization`` only the default is supported.
@@ -186,9 +186,8 @@ def aot_function(
     _check_upstream("aot_function", upstream)
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
-    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     options = Options(
-        backend=backend,
+        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
         static_inputs=num_params_buffers,
@@ -247,9 +246,8 @@ def _module_function(
 ) -> CompiledFunction:
     _check_static(dynamic, static_argnums)
     _check_upstream("aot_module", upstream)
-    backend = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
     options = Options(
-        backend=backend,
+        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
         duplicates=duplicates,

@@ -12,13 +12,13 @@ import traceback
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, observe
@@ -33,7 +33,9 @@ from aotlab.errors import (
     RefusedError,
     TransformError,
 )
-from aotlab.guards.call_state import CallState, difference, differences, transform_around
+from aotlab.guards.call_state import CallState, transform_around
+from aotlab.guards.explain import difference, differences
+from aotlab.guards.refusals import MOST_REFUSALS, Refusals, glance
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.runtime.stage import RuntimeRecord
@@ -118,50 +120,7 @@ class CallLog:
         return self.total - self.eager
 
 
-class Refusals:
-    """Kinds of calls that ran eagerly, so that the like need not be looked at as a whole again.
-
-    To find out that a call is of a kind that was refused may take many times as long as the call itself; but eager is
-    always right. So when calls that look alike at a glance ran eagerly twice, the next 4 of them run eagerly without a
-    look, after another look the next 8, and so on: what the user changes to have them compiled is seen in time.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: dict[Hashable, list[int]] = {}
-
-    def is_known(self, kind: Hashable) -> bool:
-        """Tell whether a call runs eagerly without another look."""
-        found = self._kinds.get(kind, (0, 0))
-        if not found[1]:
-            return False
-        self._kinds[kind][1] -= 1
-        return True
-
-    def ran_eagerly(self, kind: Hashable) -> None:
-        """Remember that a call was looked at and ran eagerly."""
-        if len(self._kinds) >= _REFUSALS:
-            self._kinds.clear()
-        looks = self._kinds.get(kind, (0, 0))[0] + 1
-        self._kinds[kind] = [looks, min(2**looks, _LONGEST) if looks > 1 else 0]
-
-    def compiled(self, kind: Hashable) -> None:
-        """Forget what is known of calls like one that was compiled."""
-        self._kinds.pop(kind, None)
-
-
-def glance(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Describe a call by its modes, and by the types and shapes of its arguments."""
-    values = (*args, *kwargs.values())
-    seen = [(type(each), each.shape if type(each) is Tensor and not each.is_nested else None) for each in values]
-    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
-    return module is not None and module.training, modes, tuple(kwargs), tuple(seen)
-
-
 _ids = itertools.count()
-#: So many refused kinds of calls are remembered by each function, to refuse the like at once.
-_REFUSALS = 64
-#: So many calls at most go without a look.
-_LONGEST = 4096
 #: What is said where `aotlab.config.saved_tensors_hooks` decides.
 _APPLY = 'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
 _NO_PART = "a compiled graph has no part in transforms of its caller's"
@@ -204,7 +163,7 @@ class CompiledFunction:
         self._accept = accept
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
-        self._refused: deque[tuple[CallState, str]] = deque(maxlen=_REFUSALS)
+        self._refused: deque[tuple[CallState, str]] = deque(maxlen=MOST_REFUSALS)
         self._eagerly = Refusals()
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()

@@ -44,8 +44,9 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
-from aotlab.guards.call_state import CallState, sentences
+from aotlab.guards.call_state import CallState
 from aotlab.guards.code import definition, line_like
+from aotlab.guards.explain import sentences
 from aotlab.guards.reached import codes_in
 from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition

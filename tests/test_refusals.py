@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import aotlab
-from aotlab.cache import Refusals, glance
+from aotlab.guards.refusals import Refusals, glance
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

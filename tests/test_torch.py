@@ -169,7 +169,7 @@ def test_fake_mode():
     fake = mode.from_tensor(real, static_shapes=True)
     assert isinstance(fake, FakeTensor)
     assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (real.shape, real.stride(), real.dtype, real.device)
-    result = internals.call_by_fake_mode(mode, torch.ops.aten.mm.default, (FakeTensor,), (fake, fake.t()), {})
+    result = internals.call_by_fake_mode(mode, torch.ops.aten.mm.default, (fake, fake.t()), {})
     assert isinstance(result, FakeTensor)
     assert tuple(result.shape) == (4, 4)
 
@@ -184,7 +184,7 @@ def test_fake_mode_says_what_depends_on_data():
         (torch.ops.aten.equal.default, (fake, fake)),
     ):
         with pytest.raises((internals.DataDependentOutputException, internals.DynamicOutputShapeException)):
-            internals.call_by_fake_mode(mode, op, (FakeTensor,), args, {})
+            internals.call_by_fake_mode(mode, op, args, {})
 
 
 def test_new_fake_and_enter_fake():
@@ -900,6 +900,11 @@ def test_vectors_flag():
     for op, name in internals.VECTORS_FLAG.items():
         assert [argument.name for argument in op._schema.arguments].index(name) == 2
         assert op(torch.eye(2), **{name: False})[1 if name == "compute_v" else 0].numel() == 0
+
+
+def test_contiguous_strides():
+    """Those of a new tensor; a dimension of size zero counts as one."""
+    assert internals.make_contiguous_strides_for((2, 0, 3)) == (3, 3, 1) == torch.empty(2, 0, 3).stride()
 
 
 def test_suggest_memory_format():

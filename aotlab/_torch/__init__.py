@@ -32,7 +32,7 @@ from aotlab._torch.functional import (
     mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
 )
 from aotlab._torch.fake import (
-    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense,
+    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, make_contiguous_strides_for,
     memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (
@@ -43,11 +43,12 @@ from aotlab._torch.graphs import (
     boxed_forward_of, forward_of, graph_module, has_effects, marked_budget, tracing_context,
 )
 from aotlab._torch.ops import (
-    ASSERTIONS, BATCH_NORMS, CAST, CONJUGATE, DATA_OF, FFT_OF_REAL, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
+    ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
     PUT_BY_KERNEL, SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator,
     eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
     unseen_by_dynamo, without_onednn,
 )
+from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
     batch_level, below_innermost_transform, disable_autocast, disable_torch_function, forward_ad_active, has_tangent,

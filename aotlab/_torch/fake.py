@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 # The memory format that kernels give their results for what comes in.
+from torch._prims_common import make_contiguous_strides_for as make_contiguous_strides_for
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -64,9 +65,7 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
     fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
 
 
-def call_by_fake_mode(
-    mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
         return op(*args, **kwargs)

@@ -23,13 +23,13 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import config, observe
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, KernelSource, boxed
+from aotlab.backends.states import keeping_states, with_states
 from aotlab.errors import GraphInvariantError
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.default import is_tangent
 from aotlab.partition.stage import PartitionRecord
 from aotlab.trace.live import Trace
-from aotlab.trace.random_state import keeping_states, with_states
 from aotlab.trace.records import TraceRecord
 
 

@@ -54,20 +54,10 @@ class Base:
         return self.nbytes // self.dtype.itemsize
 
 
-def extent(tensor: Tensor) -> int:
-    """Return how many bytes lie between a tensor's first byte and the one after its last."""
-    start, stop = byte_interval(tensor)
-    return stop - start
-
-
 def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     """Decide what memory a base for ``tensors`` covers."""
     spans = [byte_interval(t) for t in tensors]
     start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
-    # at most a row behind the last window is covered too: part of one is made of a whole one
-    wanted = max(max(t.stride(), default=0) * t.element_size() for t in tensors)
-    storages = [t.untyped_storage() for t in tensors]
-    stop += max(0, min(wanted, max(s.data_ptr() + s.nbytes() for s in storages) - stop))
     dtypes = {t.dtype for t in tensors}
     dtype = tensors[0].dtype if len(dtypes) == 1 else torch.uint8
     nbytes = stop - start - (stop - start) % dtype.itemsize
@@ -84,23 +74,11 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticBase:
-    """Memory that the kept inputs ``members`` share: ``nbytes`` bytes, seen as ``dtype``.
-
-    Whether the graph takes it as an input in place of them depends on whether one of them is written.
-    """
-
-    members: tuple[int, ...]
-    nbytes: int
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups that may be merged into a base."""
+    """The overlaps among the inputs, and the groups (again of kept inputs) that become one base if one is written."""
 
     overlaps: tuple[Overlap, ...]
-    bases: tuple[SyntheticBase, ...] = ()
+    bases: tuple[tuple[int, ...], ...] = ()
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
@@ -116,8 +94,7 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
         links.append((index[a], index[b]))
     groups = _groups(links)
     bases = [plan(members, [call.values[dedupe.kept[k]] for k in members]) for members in groups]
-    recorded = tuple(SyntheticBase(members=b.members, nbytes=b.nbytes, dtype=str(b.dtype)) for b in bases)
-    return SyntheticBasesRecord(overlaps=tuple(overlaps), bases=recorded), bases
+    return SyntheticBasesRecord(overlaps=tuple(overlaps), bases=tuple(map(tuple, groups))), bases
 
 
 def _groups(links: list[tuple[int, int]]) -> list[list[int]]:

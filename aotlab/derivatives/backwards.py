@@ -17,6 +17,7 @@ from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.derivatives.batches import by_samples
+from aotlab.derivatives.graphs import derive_backward
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
@@ -106,7 +107,7 @@ class Backward:
             module, needs = record.backward, tuple(range(len(self._split.saved_names)))
         else:
             with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                module, needs = partition.derive_backward(live, self._split, self._segment, pattern)
+                module, needs = derive_backward(live, self._split, self._segment, pattern)
         return self.compile_module(module, pattern, started), needs
 
     def compile_module(self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
@@ -156,16 +157,15 @@ class Backward:
         None if that cannot be: what it needs may not have been saved for the usual strides.
         """
         left = iter(strides)
-        found: list[bool | tuple[int, ...]] = []
-        for defined, usual in zip(pattern, self.strides, strict=True):
-            own = next(left) if defined else usual
-            found.append(own if own != usual else bool(defined))
+        own = [next(left) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)]
+        ways = zip(pattern, own, self.strides, strict=True)
+        found = tuple([stride if stride != usual else defined for defined, stride, usual in ways])
         with suppress(PartialBackwardError, RuntimeError):  # another error comes again for the usual strides
             with internals.no_dispatch_modes():
                 if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
                     return pattern
             self._compiled[*found, *casting] = self._compile(found)
-            return tuple(found)
+            return found
         return None
 
     def _of_higher_order(self) -> Higher:

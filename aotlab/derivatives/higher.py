@@ -14,6 +14,7 @@ function's own nodes runs once, as in eager, and sums are added up in eager's or
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,11 +26,13 @@ from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
 from aotlab.derivatives.batches import by_samples
+from aotlab.derivatives.graphs import write_backward
 from aotlab.derivatives.levels import Derived, Kind, Level
 from aotlab.errors import DoubleBackwardError
-from aotlab.partition.stage import Split, write_backward
+from aotlab.partition.stage import Split
 from aotlab.runtime.saved import SavedValues, restride
-from aotlab.trace.edges import Edge, edges_behind
+from aotlab.trace.edges import Edge
+from aotlab.trace.history import nodes_of
 from aotlab.trace.views import root_among
 
 if TYPE_CHECKING:
@@ -99,9 +102,11 @@ class Higher:
         self.name = base.name
         self._exact = base.exact
         self.is_first = is_first
-        self._strides = [tuple(fake.stride()) for fake in level.tangents]
         self.slot_of = {way[0]: place for place, i in enumerate(wanted) if (way := level.slots[i]) is not None}
         self.entry_of = {edge: n for n, edge in enumerate(level.part.entries)}
+        #: The nodes that stand for an error, as that of `once_differentiable`: they lead nowhere, and are run only
+        #: where autograd was asked for all gradients there are.
+        self._raising = set() if is_first else set(filter(internals.always_raises, level.part.nodes or ()))
         self.is_shared = _arrivals(level) if is_first else {}
         self._plans: dict[Kind, _Plan] = {}
 
@@ -130,10 +135,8 @@ class Higher:
         pattern = tuple(t is not None for t in tangents)
         gradients: list[Tensor | None] = [None] * len(self.wanted)
         if True in pattern or extras:
-            given = [*(t for t in tangents if t is not None), *(came[edge] for edge in extras)]
-            strides = [stride for stride, is_defined in zip(self._strides, pattern, strict=True) if is_defined]
-            strides += [torch.empty(came[edge].shape, device="meta").stride() for edge in extras]
-            gradients = self._gradients(saved, pattern, extras, given, strides)
+            values = [*(t for t in tangents if t is not None), *(came[edge] for edge in extras)]
+            gradients = self._gradients(saved, pattern, extras, values)
         for edge, value in direct.items():
             place = self.slot_of[edge]
             own = gradients[place]
@@ -141,42 +144,40 @@ class Higher:
         return gradients
 
     def _gradients(
-        self,
-        saved: SavedValues,
-        pattern: tuple[bool, ...],
-        extras: tuple[Edge, ...],
-        came: list[Tensor],
-        strides: Sequence[tuple[int, ...]],
+        self, saved: SavedValues, pattern: tuple[bool, ...], extras: tuple[Edge, ...], came: list[Tensor]
     ) -> list[Tensor | None]:
-        """Return the gradients of ``wanted``."""
-        if self._exact and len(self._plans) < _MOST_LAYOUTS:
-            strides = [t.stride() if t.layout is torch.strided else s for t, s in zip(came, strides, strict=True)]
-        given = [t if t.stride() == stride else restride(t, stride) for t, stride in zip(came, strides, strict=True)]
-        node = internals.current_node()
+        """Return the gradients of ``wanted`` for what came in: the defined tangents, and what came at ``extras``."""
+        usual = [tuple(fake.stride()) for fake, defined in zip(self.level.tangents, pattern, strict=True) if defined]
+        usual += [torch.empty(value.shape, device="meta").stride() for value in came[len(usual) :]]
+        own = self._exact and len(self._plans) < _MOST_LAYOUTS
+        given = [
+            t if t.stride() == s or (own and t.layout is torch.strided) else restride(t, s)
+            for t, s in zip(came, usual, strict=True)
+        ]
         create_graph = torch.is_grad_enabled()
-        casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
-        requires = tuple(t.requires_grad for t in given) if create_graph else None
-        everything = not self.is_first and internals.is_to_be_run(node.next_functions[0][0])  # the anchor is a leaf
-        views = saved.views_now() if create_graph else {}
         kind = Kind(
             pattern=pattern,
             extras=extras,
-            strides=tuple(strides),
-            requires=requires,
-            casting=casting,
-            everything=everything,
-            views=frozenset(views),
+            strides=tuple(t.stride() for t in given),
+            requires=tuple(t.requires_grad for t in given) if create_graph else None,
+            casting=internals.autocast_state() if internals.any_autocast_enabled() else (),
         )
+        if self._raising and internals.is_to_be_run(
+            internals.current_node().next_functions[0][0]
+        ):  # the anchor is a leaf
+            starts = [edge for edge, defined in zip(self.level.part.entries, pattern, strict=True) if defined]
+            for node in self._raising.intersection(nodes_of(self.level.part, starts)):
+                node(torch.zeros(()))
         plan = self._plan(kind)
         arguments = saved.use(plan.mask, plan.takes)
-        ends = _Ends(self, node, saved, given, plan, views).all if plan.above is not None else []
+        ends = self._ends(plan, saved, given)
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():
             if plan.above is None:
                 with torch.no_grad():
                     gradients = list(plan.compute([*arguments, *given]))
             else:
-                gradients = self._differentiable(plan, arguments, given, ends)
+                gradients = _differentiable(plan, arguments, given, ends)
         for slot, n in plan.derived.same_as.items():
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
@@ -186,9 +187,7 @@ class Higher:
         if plan is None:
             # the caller's modes are not asked about fake tensors
             with compiling(), never_lost(), internals.no_dispatch_modes():
-                plan = self._plans.get(kind)
-                if plan is None:
-                    plan = self._plans[kind] = self._make(kind)
+                plan = self._plans.get(kind) or self._plans.setdefault(kind, self._make(kind))
         return plan
 
     def _make(self, kind: Kind) -> _Plan:
@@ -218,8 +217,8 @@ class Higher:
         module, needs = written
         above = None
         if found.above is not None:
-            values = [value for value, _ in kept.values()]
-            split = Split(saved_values=list(values), saved_names=[f"saved_{n}" for n in range(len(values))])
+            names = [f"saved_{n}" for n in range(len(kept))]
+            split = Split(saved_values=[value for value, _ in kept.values()], saved_names=names)
             slots = range(len(found.above.slots))
             above = Higher(self._base, found.above, split, wanted=slots, all_masks=found.above.masks)
         lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
@@ -233,85 +232,56 @@ class Higher:
             above=above,
         )
 
-    def _differentiable(
-        self, plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]
-    ) -> list[Tensor | None]:
-        """Compute gradients by an autograd node whose backward is the next level's.
-
-        What goes through autograd is a tensor for each gradient that comes back, so that autograd sums them as it does
-        in eager, and one for each node into whose midst some go.
-        """
-        through = [end.tensor for end in ends if end.node is None]
-        through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
-        gradients: list[Tensor | None] = []
-        results: tuple[Tensor, ...] = Derivative.apply(plan, arguments, given, ends, gradients, _anchor(), *through)  # type: ignore[no-untyped-call]  # untyped in torch
-        if len(plan.derived.roots) > 1:
-            results = tuple([internals.with_own_node(result) for result in results[:-1]])
-        for slot, result in zip(plan.derived.roots, results, strict=False):
-            gradients[slot] = result
-        return gradients
-
-
-class _Ends:
-    """Says where at run time the gradients of the next level go."""
-
-    def __init__(
-        self,
-        higher: Higher,
-        node: Any,
-        saved: SavedValues,
-        given: Sequence[Tensor],
-        plan: _Plan,
-        views: dict[Edge, Tensor],
-    ) -> None:
-        self._views = views
-        self._higher = higher
-        self._node = node
-        self._saved = saved
-        self._hanging: tuple[Tensor, ...] | None = None
-        self._goes_inside = any(not isinstance(end, int) and end not in higher.slot_of for end in plan.derived.ends)
-        self.all = [End(tensor=given[end]) if isinstance(end, int) else self._at(end) for end in plan.derived.ends]
-
-    def _at(self, edge: Edge) -> End:
-        """Say what stands for an edge.
+    def _ends(self, plan: _Plan, saved: SavedValues, given: Sequence[Tensor]) -> list[End]:
+        """Say where at run time the gradients of the next level go.
 
         What goes to an input to which this level has several ways goes there by way of this level, if others go there
         anyhow: there all of them are summed one by one.
         """
-        higher, level = self._higher, self._higher.level
-        if not higher.is_first and edge in self._node.ends:
-            known: End = self._node.ends[edge]
-            return known
-        if edge in self._views:
-            return End(tensor=self._views[edge])
-        is_input = higher.is_first and edge in higher.slot_of
-        if is_input and not (self._goes_inside and higher.is_shared.get(edge)):
-            tensor = self._input(edge)
+        level, node = self.level, internals.current_node()
+        goes_inside = any(not isinstance(end, int) and end not in self.slot_of for end in plan.derived.ends)
+        hanging: tuple[Tensor, ...] | None = None
+        found: list[End] = []
+        for edge in plan.derived.ends:
+            if isinstance(edge, int):
+                found.append(End(tensor=given[edge]))
+                continue
+            if not self.is_first and edge in node.ends:
+                found.append(node.ends[edge])
+                continue
+            is_input = self.is_first and edge in self.slot_of
+            by_itself = is_input and not (goes_inside and self.is_shared.get(edge))
+            tensor = self._input(node, saved, edge) if by_itself else None
             if tensor is not None:
-                return End(tensor=tensor)
-        entry = higher.entry_of.get(edge)
-        if entry is None and not is_input and not level.part.has(edge[0]):
-            raise self._nowhere("a gradient goes to where the compiled call has no way")
-        if self._hanging is None:  # once: a checkpoint around the call allows no more
-            self._hanging = internals.outputs_saved_by(self._node)
-        if not self._hanging:
-            raise self._nowhere("the call was made under saved_tensors_hooks")
-        if entry in level.own and len(self._hanging) >= len(level.own):
-            kept = self._saved.kept_result(edge) if higher.is_first else None
-            return End(tensor=self._hanging[level.own.index(entry)] if kept is None else kept)
-        return End(tensor=self._hanging[-1], node=self._node, edge=edge, backwards=higher)
+                found.append(End(tensor=tensor))
+                continue
+            entry = self.entry_of.get(edge)
+            if edge in level.trace.written_views:
+                raise self._nowhere("a result is a view that was written, which nodes may keep")
+            if entry is None and not is_input and not level.part.has(edge[0]):
+                raise self._nowhere("a gradient goes to where the compiled call has no way")
+            if hanging is None:  # once: a checkpoint around the call allows no more
+                hanging = internals.outputs_saved_by(node)
+            if not hanging:
+                raise self._nowhere("the call was made under saved_tensors_hooks")
+            if entry in level.own and len(hanging) >= len(level.own):
+                kept = saved.kept_result(edge) if self.is_first else None
+                found.append(End(tensor=hanging[level.own.index(entry)] if kept is None else kept))
+            else:
+                found.append(End(tensor=hanging[-1], node=node, edge=edge, backwards=self))
+        return found
 
     def _nowhere(self, why: str) -> DoubleBackwardError:
         return DoubleBackwardError(
-            f"the backward of compiled `{self._higher.name}` was called with create_graph=True",
+            f"the backward of compiled `{self.name}` was called with create_graph=True",
             why=why,
             suggestion="call the original function where higher derivatives are needed",
         )
 
-    def _input(self, edge: Edge) -> Tensor | None:
+    def _input(self, node: Any, saved: SavedValues, edge: Edge) -> Tensor | None:
         """Return an input of the function with the history that it had at the call, if it is at hand."""
-        edges = self._node.next_functions[-len(self._higher.wanted) :]
-        node, number = edges[self._higher.slot_of[edge]]
+        edges = node.next_functions[-len(self.wanted) :]
+        node, number = edges[self.slot_of[edge]]
         while node is not None and node.name() == _HANDS_ON:
             node, number = node.next_functions[-1]  # the first is that of what it looks like
         if node is None:
@@ -319,27 +289,31 @@ class _Ends:
         leaf = internals.leaf_of(node)
         if leaf is not None:
             return leaf
-        return next((t for t in self._saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
+        return next((t for t in saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
+
+
+def _differentiable(plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]) -> list[Tensor | None]:
+    """Compute gradients by an autograd node whose backward is the next level's.
+
+    What goes through autograd is a tensor for each gradient that comes back, so that autograd sums them as it does
+    in eager, and one for each node into whose midst some go.
+    """
+    through = [end.tensor for end in ends if end.node is None]
+    through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
+    anchor = torch.empty(0, requires_grad=True)  # without it nothing says that a node that leads nowhere requires grad
+    gradients: list[Tensor | None] = []
+    results: tuple[Tensor, ...] = Derivative.apply(plan, arguments, given, ends, gradients, anchor, *through)  # type: ignore[no-untyped-call]  # untyped in torch
+    if len(plan.derived.roots) > 1:
+        results = tuple([internals.with_own_node(result) for result in results[:-1]])
+    for slot, result in zip(plan.derived.roots, results, strict=False):
+        gradients[slot] = result
+    return gradients
 
 
 def _arrivals(level: Level) -> dict[Edge, bool]:
     """Say of the inputs that a level's gradients reach whether several of its nodes send them some."""
-    counts: dict[Edge, int] = {}
-    nodes = {node for node, _ in edges_behind(level.part.entries) if level.part.has(node)}
-    for edge in (edge for node in nodes for edge in node.next_functions if edge in level.part.inputs):
-        counts[edge] = counts.get(edge, 0) + 1
-    return {edge: count > 1 for edge, count in counts.items()}
-
-
-_anchors: list[Tensor] = []
-
-
-def _anchor() -> Tensor:
-    """Return a leaf without elements: a node that hangs on it requires grad, and sees whether all is asked for."""
-    if not _anchors:
-        with torch.inference_mode(False):
-            _anchors.append(torch.empty(0, requires_grad=True))
-    return _anchors[0]
+    edges = (edge for node in nodes_of(level.part) for edge in node.next_functions)
+    return {edge: count > 1 for edge, count in Counter(edge for edge in edges if edge in level.part.inputs).items()}
 
 
 def _apart(value: Any, others: set[int]) -> Any:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -56,37 +58,17 @@ class Level:
     #: What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
     wrappers: Sequence[Tensor] = ()
 
-    def is_apart(self, edge: Edge) -> bool:
-        """Tell whether a known edge lies in the midst of another segment, to which there is no way from here.
-
-            v = y * 1
-            v.mul_(y)                                                      # keeps a clone of what v was
-            return v, grad(v.tanh().sum(), y, create_graph=True)[0]        # has the clone's node in its graph
-
-        A gradient of the segment of ``v`` may go to the clone, by way of the value that is kept. What lies behind such
-        an edge is run for this gradient by itself: gradients go on in sums, so that each term may go on alone.
-        """
-        if self.part.has(edge[0]) or edge in self.part.entries or edge in self.part.stops:
-            return False
-        return edge not in self.trace.sources and internals.leaf_of(edge[0]) is None
-
     def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
         """Return the bits of the nodes that are reached from the defined entries and from the midst."""
-        found = 0
-        for mask, is_defined in zip(self.masks, pattern, strict=True):
-            found |= mask if is_defined else 0
-        for mask in state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]:
-            found |= mask
-        return found
+        own = [mask for mask, is_defined in zip(self.masks, pattern, strict=True) if is_defined]
+        midst = state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]
+        return reduce(or_, [*own, *midst], 0)
 
     def derive(self, kind: Kind) -> Derived:
         """Run the nodes for what comes in; what they raise is raised."""
         trace, create_graph = self.trace, kind.requires is not None
-        likes = [
-            (tuple(t.shape), t.dtype, t.device)
-            for t, defined in zip(self.tangents, kind.pattern, strict=True)
-            if defined
-        ]
+        own = [tangent for tangent, defined in zip(self.tangents, kind.pattern, strict=True) if defined]
+        likes = [(tuple(t.shape), t.dtype, t.device) for t in own]
         likes += [internals.edge_metadata(*edge) for edge in kind.extras]
         given = [
             stand_in(trace.recorder, shape, strides, dtype, device)
@@ -106,8 +88,6 @@ class Level:
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
         with trace.deriver.recording(autocast=bool(kind.casting)), torch.set_grad_enabled(create_graph):
-            if kind.everything:
-                _raise_errors(part, tangents)
             found = differentiate(part, tangents, create_graph=create_graph)
             gradients = [None if way is None else found.get(way) for way in self.slots]
             for slot, gradient in enumerate(gradients if create_graph else ()):
@@ -116,8 +96,9 @@ class Level:
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                above, ends = _level_above(self, [gradients[i] for i in roots], comes_from, kind.views, first)
-                above.wrappers = [*above.wrappers, *wrappers]
+                made = [gradient for i in roots if (gradient := gradients[i]) is not None]
+                above, ends = _level_above(self, made, comes_from, first)
+                above.wrappers = [*made, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
         if above is not None:  # not above, where what is made is a wrapper
             above.tangents = [tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None]
@@ -130,9 +111,7 @@ class Kind:
 
     ``pattern`` says which tangents are defined, ``extras`` are the edges at which more comes into the midst;
     ``strides`` are those of all of these. Under ``create_graph``, ``requires`` says which of them require grad; else it
-    is None. ``casting`` is the autocast that is on. ``everything`` says that autograd was asked for all gradients there
-    are, and so runs nodes that lead nowhere. At ``views``, results that are views and were written, gradients of the
-    level above end.
+    is None. ``casting`` is the autocast that is on.
     """
 
     pattern: tuple[bool, ...]
@@ -140,8 +119,6 @@ class Kind:
     strides: tuple[tuple[int, ...], ...]
     requires: tuple[bool, ...] | None
     casting: tuple[Any, ...]
-    everything: bool
-    views: frozenset[Edge]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,32 +164,24 @@ def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
     return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "carrier")
 
 
-def _raise_errors(part: Segment, tangents: Sequence[Tensor | None]) -> None:
-    """Run the nodes that stand for an error, as that of `once_differentiable`: they lead nowhere."""
-    if part.nodes is None:
-        return
-    for node, number in edges_behind([e for e, t in zip(part.entries, tangents, strict=True) if t is not None]):
-        if node in part.nodes and internals.always_raises(node):
-            arriving = [t for e, t in zip(part.entries, tangents, strict=True) if t is not None and e[0] is node]
-            shape, dtype, device = internals.edge_metadata(node, number)
-            like = arriving[0] if arriving else torch.zeros(shape, dtype=dtype, device=device)
-            node(like)
-
-
 def _level_above(
-    level: Level, roots: Sequence[Tensor | None], given: dict[Edge, int], views: Collection[Edge], first: int
+    level: Level, wrappers: Sequence[Tensor], given: dict[Edge, int], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
     """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
 
-    ``views`` are results at which they end as well.
-    ``first`` is the first operation by which they were computed.
+    ``first`` is the first operation by which they were computed. What the node of a write to a view keeps cannot be
+    seen. Where there is one, all that was computed with counts as kept.
     """
     trace = level.trace
-    wrappers = [root for root in roots if root is not None]
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level, {*given, *views})
+    nodes, stops = _new_nodes(entries, level, {*given, *trace.written_views})
     part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([part])
+    kept = {id(value): value for value in trace.kept_by(nodes)}
+    if any(map(internals.is_copy_slices, nodes)):
+        tape = trace.tape
+        used = tensors_in([(operation.args, operation.kwargs) for operation in tape.operations[first:]])
+        kept.update((id(value), value) for value in used if tape.knows(value) and tape.constant(value) is None)
     made = Level(
         trace=trace,
         part=part,
@@ -221,41 +190,22 @@ def _level_above(
         bits=bits,
         masks=state_masks([part], bits)[0],
         known={*level.known, *nodes, *(node for node, _ in given)},
-        saved=_kept(trace, nodes, first),
+        saved=list(kept.values()),
         own=kept_entries(part, nodes),
-        wrappers=wrappers,
     )
     return made, tuple(given.get(way[0], way[0]) for way in part.exits)
 
 
 def _new_nodes(starts: Sequence[Edge], level: Level, ends: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
-    """Return the nodes behind ``starts`` that are not known, up to some ``ends``, and the edges at which they are left.
-
-    A known node to which ``level`` has no way counts as new.
-    """
+    """Return the new nodes behind ``starts``, up to some ``ends``, and the edges at which they are left."""
     nodes: dict[Any, None] = {}
     stops: dict[Edge, None] = {}
     todo = list(starts)
     while todo:
         edge = todo.pop()
-        ends_here = edge in ends or edge in level.part.stops
-        if ends_here or (edge[0] in level.known and not level.is_apart(edge)):
+        if edge in ends or edge in level.part.stops or edge[0] in level.known:
             stops[edge] = None
         elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # a leaf of the function's own: out of sight
             nodes[edge[0]] = None
             todo += next_edges(edge[0])
     return list(nodes), list(stops)
-
-
-def _kept(trace: Trace, nodes: Sequence[Any], first: int) -> list[Tensor]:
-    """Return the values that nodes keep; ``first`` is the first operation that ran while they were made.
-
-    What the node of a write to a view keeps cannot be seen. Where there is one, all that was computed with counts.
-    """
-    kept = trace.kept_by(nodes)
-    if not any(map(internals.is_copy_slices, nodes)):
-        return kept
-    tape = trace.tape
-    used = (tensor for each in tape.operations[first:] for tensor in tensors_in((each.args, each.kwargs)))
-    found = {id(value): value for value in (*kept, *used) if tape.knows(value) and tape.constant(value) is None}
-    return list(found.values())

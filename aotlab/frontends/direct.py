@@ -22,12 +22,12 @@ from aotlab import _torch as internals
 from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.frontends.module_names import modules_named
 from aotlab.guards.code import line_that_changes
 from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
 from aotlab.guards.reached import Reached, codes_in, fast_check
 from aotlab.guards.values import Mentioned
-from aotlab.trace.running import modules_named
 from aotlab.trace.tape import Untraceable
 
 

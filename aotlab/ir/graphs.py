@@ -87,7 +87,7 @@ def phase_of(node: fx.Node) -> Phase:
 
 @functools.cache
 def is_view_op(target: object) -> bool:
-    """Tell whether an op's result is a view of its first argument, by its schema."""
+    """Tell whether the results of an op are views, one or several, of its first argument, by its schema."""
     if not isinstance(target, OpOverload) or not target._schema.arguments or not target._schema.returns:
         return False
     first, result = target._schema.arguments[0].alias_info, target._schema.returns[0].alias_info
@@ -96,8 +96,7 @@ def is_view_op(target: object) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Tell whether a node makes one view of its first argument."""
-    is_call = node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
-    return is_call and is_view_op(node.target)
+    return is_view_op(node.target) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def moves_nothing(target: OpOverload) -> bool:

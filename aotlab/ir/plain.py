@@ -1,12 +1,11 @@
-"""Metadata as JSON: everything that a compiled function has to know at run time, in a form that can go to a file.
+"""Metadata as JSON: all that a compiled function has to know at run time, in a form that can go to a file.
 
-What is neither a record of ours nor a plain value is written with a tag: ``{"dtype": "float32"}``. Reading looks tags
-up in a fixed table and builds records by their constructors; nothing that is read is ever executed.
+What JSON does not know is written with a tag: ``{"torch": "float32"}``. Reading looks tags up in a fixed table and
+builds records by their constructors; nothing that is read is ever executed.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -18,13 +17,11 @@ import torch
 from aotlab.errors import AotlabError
 from aotlab.ir import metadata as records
 from aotlab.ir.metadata import ViewAndMutationMeta
-from aotlab.ir.specs import SymExpr
+from aotlab.ir.specs import SymExpr, TensorSpec
 
-_KIND, _VERSION = "aotlab metadata", 1
-_KINDS: list[type[Any]] = [kind for kind in vars(records).values() if isinstance(kind, type)]
-_RECORDS: tuple[type[Any], ...] = (SymExpr, *(kind for kind in _KINDS if is_dataclass(kind)))
-_ENUMS = [kind for kind in _KINDS if issubclass(kind, Enum) and kind is not Enum]
-_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+_HEAD = ["aotlab metadata", 1]
+_PLAIN = (type(None), bool, int, float, str)
+_OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class MetadataFormatError(AotlabError, ValueError):
@@ -32,76 +29,52 @@ class MetadataFormatError(AotlabError, ValueError):
 
 
 def metadata_to_json(metadata: ViewAndMutationMeta) -> str:
-    """Write metadata down.
-
-    Examples
-    --------
-    >>> metadata = records.ViewAndMutationMeta(input_info=(), output_info=(), deterministic=True)
-    >>> metadata_from_json(metadata_to_json(metadata)) == metadata
-    True
-    """
-    return json.dumps({"format": _KIND, "version": _VERSION, "metadata": _encode(metadata)})
+    """Write metadata down."""
+    return json.dumps([*_HEAD, _encode(metadata)])
 
 
 def metadata_from_json(text: str) -> ViewAndMutationMeta:
-    """Read what `metadata_to_json` wrote; the result equals what was written.
-
-    Raises `MetadataFormatError`: the text is something else, damaged, or of another version.
-    """
+    """Read what `metadata_to_json` wrote; raise `MetadataFormatError` if the text is anything else."""
     try:
-        read = json.loads(text)
-        if (read["format"], read["version"]) != (_KIND, _VERSION):
-            raise ValueError(f"{read['format']!r:.40}, version {read['version']!r:.40}")
-        found = _decode(read["metadata"])
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        *head, found = json.loads(text, object_hook=_decode)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
         raise MetadataFormatError(f"this is not what this aotlab writes of metadata: {error!r:.200}") from error
-    if not isinstance(found, ViewAndMutationMeta):
-        raise MetadataFormatError(f"this is a {type(found).__name__}, no ViewAndMutationMeta")
+    if head != _HEAD or not isinstance(found, ViewAndMutationMeta):
+        raise MetadataFormatError(f"this is {head!r:.80} and a {type(found).__name__}, not {_HEAD}")
     return found
 
 
 def _encode(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, _OF_TORCH):
+        return {"torch": str(value).removeprefix("torch.")}
+    if kind.__name__ not in _READERS:
+        raise TypeError(f"metadata with a {kind.__qualname__} cannot be written: {value!r:.80}")
     if isinstance(value, Enum):
-        return {type(value).__name__: value.name}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, tuple):
-        return [_encode(item) for item in value]
-    if isinstance(value, (list, frozenset)):
-        return {type(value).__name__: [_encode(item) for item in value]}
-    if isinstance(value, (complex, torch.device, *_TORCH)):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    if isinstance(value, _RECORDS):
-        return {type(value).__name__: {field.name: _encode(getattr(value, field.name)) for field in fields(value)}}
-    raise TypeError(f"metadata with a {type(value).__qualname__} cannot be written: {value!r:.80}")
+        return {kind.__name__: value.name}
+    if is_dataclass(value):
+        return {kind.__name__: [_encode(getattr(value, field.name)) for field in fields(value)]}
+    items = list(map(_encode, value)) if isinstance(value, (tuple, list, frozenset)) else str(value)
+    return {kind.__name__: items}
 
 
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple([_decode(item) for item in value])
-    if not isinstance(value, dict):
-        return value
-    ((tag, content),) = value.items()
+def _decode(tagged: dict[str, Any]) -> Any:
+    ((tag, content),) = tagged.items()
     return _READERS[tag](content)
 
 
-def _of_torch(kind: type[Any], name: str) -> Any:
-    found = getattr(torch, name)
-    if not isinstance(found, kind):
-        raise TypeError(f"{name!r:.40} is no {kind.__name__}")
-    return found
+def _reader(kind: type[Any]) -> Callable[[Any], Any]:
+    if issubclass(kind, Enum):
+        return kind.__getitem__
+    names = [field.name for field in fields(kind)]
+    return lambda values: kind(**dict(zip(names, values, strict=True)))
 
 
-def _record(kind: type[Any], content: dict[str, Any]) -> Any:
-    return kind(**{name: _decode(each) for name, each in content.items()})
-
-
+_RECORDS = [kind for kind in vars(records).values() if isinstance(kind, type) and kind.__module__ == records.__name__]
 _READERS: dict[str, Callable[[Any], Any]] = {
-    **{kind.__name__: functools.partial(_record, kind) for kind in _RECORDS},
-    **{kind.__name__: kind.__getitem__ for kind in _ENUMS},
-    **{kind.__name__: functools.partial(_of_torch, kind) for kind in _TORCH},
-    "list": lambda items: list(_decode(items)),
-    "frozenset": lambda items: frozenset(_decode(items)),
-    "complex": complex,
-    "device": torch.device,
+    **{kind.__name__: kind for kind in (tuple, list, frozenset, complex, torch.device)},
+    **{kind.__name__: _reader(kind) for kind in (*_RECORDS, TensorSpec, SymExpr)},
+    "torch": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, _OF_TORCH)}.__getitem__,
 }

@@ -22,9 +22,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import PartialBackwardError, RandomOpError, UserLine
+from aotlab.errors import RandomOpError
 from aotlab.ir.graphs import (
     COPY,
     check_graph,
@@ -36,46 +35,19 @@ from aotlab.ir.graphs import (
     phase_of,
     placeholders,
 )
-from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 from aotlab.partition.default import default_partition
+from aotlab.partition.described import FOR_DERIVATIVES, SavedValue, describe_saved
 from aotlab.partition.saved import (
     save_besides,
     save_clones,
     save_masks,
     save_roots_of_views,
-    take_from_saved,
 )
 from aotlab.trace.live import Trace
-from aotlab.trace.records import Pattern, TraceRecord
+from aotlab.trace.records import TraceRecord
 from aotlab.trace.views import root_among
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-
-#: The end of the name of a value of which only copies are saved.
-_MISSING = "_not_saved"
-#: Why something is saved that the first derivative does not use.
-_FOR_DERIVATIVES = "autograd keeps it as well, for derivatives of higher order"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedValue:
-    """A value that the forward keeps for the backward.
-
-    ``is_input`` says that it is, or shares the memory of, an input of the function, so that keeping it takes no memory;
-    ``is_output`` likewise for an output of the function; ``is_returned`` says that the forward graph returns it in any
-    case, as an output or as the new value of a mutated input; ``spec.storage`` is equal for saved values that share
-    memory; ``used_by`` names the backward's nodes that use it; ``reason`` says in words why it is kept.
-    """
-
-    name: str
-    spec: TensorSpec
-    nbytes: int
-    reason: str
-    line: UserLine | None
-    is_input: bool
-    is_output: bool
-    is_returned: bool = False
-    used_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +106,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split()
     joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
-    for placeholder in _standing_for(trace_record.module, trace, [*trace.overwritten, *trace.overwritten_bases]):
+    for placeholder in _standing_for(trace_record.module, trace, trace.overwritten):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     function = _function_of(partitioner)
     if not function.__module__.startswith("aotlab."):
@@ -149,9 +121,9 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     if function is default_partition:  # which saves memory only where that costs nothing at all
         save_masks(forward, backward, count)
-        save_besides(forward, backward, _kept_besides(forward, count, trace), _FOR_DERIVATIVES)
+        save_besides(forward, backward, _kept_besides(forward, count, trace), FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _standing_for(forward, trace, trace.bases))
-    save_clones(forward, _standing_for(forward, trace, [*trace.overwritten, *trace.overwritten_bases]), count)
+    save_clones(forward, _standing_for(forward, trace, trace.overwritten), count)
     forward.recompile()
     backward.recompile()
     check_graph(forward, "forward")
@@ -174,7 +146,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         partitioner=name,
         forward=forward,
         backward=backward,
-        saved=_describe_saved(forward, backward, count, trace, split),
+        saved=describe_saved(forward, backward, count, trace, split.saved_names, split.copies),
         num_forward_outputs=count,
         own=tuple(n for n, node in enumerate(kept) if node is not None and node.op == "placeholder"),
     )
@@ -193,7 +165,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
         nodes.setdefault(id(node.meta.get("val")), node)
     known = {id(saved.meta.get("val")) for saved in output_args(forward.graph)[count:] if saved is not None}
     inputs = {id(fake) for _, fake in trace.inputs.placeholders}
-    written = {id(fake) for fake in (*trace.overwritten, *trace.overwritten_bases)}
+    written = {id(fake) for fake in trace.overwritten}
     more: list[fx.Node] = []
 
     def add(value: Tensor) -> None:
@@ -243,66 +215,6 @@ def _check_unused(joint: fx.GraphModule) -> None:
             )
 
 
-def derive_backward(
-    trace: Trace, split: Split, segment: int, pattern: Pattern
-) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """Write the backward graph of a segment for the tangents of a pattern.
-
-    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
-    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
-    it saved, is computed again.
-
-    Raises `PartialBackwardError`: something is needed that was neither saved nor can be computed again.
-    """
-    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled())
-    defined = [
-        (f"tangents_{n + 1}", internals.from_functional(given))
-        for n, given in zip(trace.tangents.of_entries[segment], trace.deriver.given(segment, pattern), strict=True)
-        if given is not None
-    ]
-    found = write_backward(trace, split, gradients, defined)
-    if found is None:
-        raise PartialBackwardError(
-            "a backward from some of the outputs needs a value that the forward did not save",
-            why=f"the partitioner chose what to save for a backward from all {len(pattern)} of them",
-            suggestion="use aotlab.default_partition",
-        )
-    return found
-
-
-def write_backward(
-    trace: Trace, split: Split, outputs: Sequence[Tensor | None], defined: Sequence[tuple[str, Tensor]]
-) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
-    """Write a graph that computes ``outputs`` from saved values and the tangents in ``defined``.
-
-    Returned with it are the numbers of the saved values that it takes; None if something is needed that was neither
-    saved nor can be computed again.
-    """
-    operations = trace.tape.operations
-    named = list(zip(split.saved_names, split.saved_values, strict=True))
-    results = [(name, value) for n, (name, value) in enumerate(named) if value is not None and n in split.copies]
-    # what is computed again begins at copies of inputs or, if that does not do, at copies of results, too
-    for begins in ((), results) if split.copies else ((),):
-        # each value by one name first; then what is computed again uses copies
-        first: dict[int, tuple[str, Tensor]] = {}
-        for n, (name, value) in enumerate(named):
-            if value is not None and n not in split.copies:
-                first[id(value)] = name, value
-        for name, value in (*begins, *(trace.inputs.placeholders if split.copies else ())):
-            first.setdefault(id(value), (f"{name}{_MISSING}", value))
-        same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
-        stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
-        wanted, outside = trace.tape.needed(outputs, stop)
-        if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
-            continue
-        module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
-        numbers = take_from_saved(module.graph, named, split.copies)
-        if not any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
-            module.recompile()
-            return module, numbers
-    return None
-
-
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
@@ -322,68 +234,3 @@ def _check_random(backward: fx.GraphModule) -> None:
                 why="it would draw other numbers than the forward did",
                 suggestion="use aotlab.default_partition",
             )
-
-
-def _describe_saved(
-    forward: fx.GraphModule, backward: fx.GraphModule, count: int, trace: Trace, split: Split
-) -> tuple[SavedValue, ...]:
-    storages = StorageNumbers()
-
-    def memory(node: fx.Node) -> int | None:
-        return storages.number(node.meta["val"])
-
-    returned = output_args(forward.graph)
-    mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
-    of_inputs = {memory(node) for node in placeholders(forward.graph)}
-    of_outputs = {memory(node) for node in returned[len(mutated) : count] if node is not None}
-    pairs = zip(returned[: len(mutated)], mutated, strict=True)
-    new_values = {memory(node): name for node, name in pairs if node is not None}
-    names = {id(fake): i.name for fake, i in zip(trace.inputs.fakes, trace.metadata.input_info, strict=True)}
-    records = []
-    for n, (node, placeholder) in enumerate(zip(returned[count:], placeholders(backward.graph), strict=False)):
-        assert node is not None
-        cloned = "saved_value" in node.meta
-        number = None if cloned else memory(node)
-        is_input = not cloned and number in of_inputs
-        new_value = None if cloned or is_input else new_values.get(number)
-        is_output = not (cloned or is_input) and number in of_outputs
-        if n in split.copies:
-            copied = node.all_input_nodes[0]
-            where = f"a copy of `{names.get(id(copied.meta['val']), copied.name)}`, which the caller may write"
-        elif cloned:
-            kept = names.get(id(node.meta["saved_value"]), node.meta["saved_name"])
-            where = f"a clone of the input `{kept}`, which the call overwrites"
-        elif is_input:
-            name = names.get(id(node.meta["val"]), node.name)
-            where = f"the input `{name}`" if node.op == "placeholder" else "a view of an input"
-        elif new_value is not None:
-            where = f"the new value of `{new_value}`, before it is copied there"
-        else:
-            where = "an output" if is_output else f"computed by `{node.name}`"
-        spec = spec_of(node.meta["val"], None if cloned else storages)
-        assert isinstance(spec.nbytes, int)
-        records.append(
-            SavedValue(
-                name=split.saved_names[n],
-                spec=spec,
-                nbytes=spec.nbytes,
-                reason=f"{where}; {_why(node, placeholder, is_input=is_input)}",
-                line=line_of(node),
-                is_input=is_input,
-                is_output=is_output,
-                is_returned=is_output or new_value is not None,
-                used_by=tuple(user.name for user in placeholder.users),
-            )
-        )
-    return tuple(records)
-
-
-def _why(node: fx.Node, placeholder: fx.Node, *, is_input: bool) -> str:
-    """Say why a value is saved, by what the backward does with it."""
-    because = node.meta.get("kept_because")
-    if because == _FOR_DERIVATIVES:
-        return _FOR_DERIVATIVES
-    users = [f"`{user.name}`" for user in placeholder.users if user.op != "output"]
-    uses = ", ".join(users[:3]) + (" and others" if len(users) > 3 else "")
-    why = f"the backward needs it for {uses}" if uses else "it is a gradient itself"
-    return why if because is None or is_input else f"{why}; {because}"

@@ -10,13 +10,14 @@ from aotlab import config
 from aotlab.quirks.draws import Draws
 from aotlab.quirks.gradients import Gradients
 from aotlab.quirks.hooks import Hooks
+from aotlab.quirks.kernels import Kernels
 from aotlab.quirks.lstm import Lstm
 from aotlab.quirks.moves import Moves
 from aotlab.quirks.warned import Warnings
 from aotlab.quirks.windows import Windows
 from aotlab.trace.quirk import Quirk
 
-ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm)
+ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm, Kernels)
 
 
 def chosen() -> list[Quirk]:

@@ -8,7 +8,7 @@
 A graph has no op in place, but one that makes a new tensor, row by row. Where eager goes along the memory, drawing for
 the dimensions in the memory's order gives eager's numbers, and eager's strides. Whether it does is the kernel's choice,
 which differs from processor to processor; so the kernel is asked, once in a process. How a tensor lies in memory is
-known from its fake (`aotlab.trace.corrections`), unless an op that is not torch's own has made what it comes from.
+known from its fake (`aotlab._torch.as_in_eager`), unless an op that is not torch's own has made what it comes from.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Draws(Quirk):
         return {_BERNOULLI: _draw}
 
 
-def _draw(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: Tensor = args[0]
     if tensor.is_contiguous() or tensor.device.type != "cpu":
         return NotImplemented
@@ -49,9 +49,9 @@ def _draw(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[st
     if order is None or not certain or not _goes_along_memory(tensor.dtype):
         return NotImplemented
     permute = torch.ops.aten.permute.default
-    first = recorder.record(permute, types, (tensor, list(order)), {})
-    drawn = recorder.record(_BERNOULLI, types, (first, *args[1:]), kwargs)
-    return recorder.record(permute, types, (drawn, [order.index(d) for d in range(len(order))]), {})
+    first = recorder.record(permute, (tensor, list(order)), {})
+    drawn = recorder.record(_BERNOULLI, (first, *args[1:]), kwargs)
+    return recorder.record(permute, (drawn, [order.index(d) for d in range(len(order))]), {})
 
 
 @functools.cache

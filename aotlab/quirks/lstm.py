@@ -45,8 +45,8 @@ def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return func(*args, **kwargs)
 
 
-def _layer(recorder: Recorder, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return recorder.record(_keeping_layer(), types, args, kwargs) if torch.is_grad_enabled() else NotImplemented
+def _layer(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return recorder.record(_keeping_layer(), args, kwargs) if torch.is_grad_enabled() else NotImplemented
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aotlab.capture.signals import RunEagerly
 from aotlab.trace.quirk import Handler, Point, Quirk
-from aotlab.trace.surroundings import Warned, is_engine
+from aotlab.trace.surroundings import Warned
 
 if TYPE_CHECKING:
     from aotlab.runtime.draft import Draft
@@ -68,13 +68,17 @@ def _would_raise(warned: Warned) -> bool:
     return False
 
 
+def _is_engine(scope: Mapping[str, Any]) -> bool:
+    return str(scope.get("__name__", "")).partition(".")[0] == "aotlab"
+
+
 def warn_again(noted: Sequence[Warned]) -> None:
     """Warn of all of them, as if from their own lines."""
     for each in noted:
         file, line, scope = each.file, each.line, each.scope
-        if each.by_caller:
+        if _is_engine(scope):  # the warning names whoever called the function
             frame: FrameType | None = sys._getframe(1)
-            while frame is not None and (is_engine(frame.f_globals) or frame.f_code.co_filename.startswith("<aotlab")):
+            while frame is not None and (_is_engine(frame.f_globals) or frame.f_code.co_filename.startswith("<aotlab")):
                 frame = frame.f_back
             if frame is not None:
                 file, line, scope = frame.f_code.co_filename, frame.f_lineno, frame.f_globals

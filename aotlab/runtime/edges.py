@@ -26,7 +26,7 @@ class Edges:
         """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
         draft = self._draft
         match source.kind:
-            case "input" if self._is_written(source, done):
+            case "input" if self.is_written(source, done):
                 return f"before_{source.index}"
             case "input":
                 return draft.kept(source.index)
@@ -40,9 +40,11 @@ class Edges:
                     return draft.kept(draft.trace.writes[position].index)
                 return draft.results[position]
 
-    def is_written(self, source: Source) -> bool:
-        """Tell whether any visible write gives the tensor another history."""
-        return self._is_written(source, range(len(self._draft.trace.writes)))
+    def is_written(self, source: Source, done: Collection[int] | None = None) -> bool:
+        """Tell whether one of the visible writes ``done``, or any, gives the tensor another history."""
+        writes = self._draft.trace.writes
+        chosen = writes if done is None else [writes[n] for n in done]
+        return any(write.visible and write.index == source.index for write in chosen)
 
     def as_it_is(self, source: Source) -> str:
         """Return the expression of what stands for an edge, whatever was done to it since."""
@@ -57,7 +59,7 @@ class Edges:
                 if way is None or not connected:
                     continue
                 source = trace.sources[way[0]]
-                if source.kind == "input" and self._is_written(source, done):
+                if source.kind == "input" and self.is_written(source, done):
                     keep = draft.w.constant("pass_on", internals.pass_on)
                     draft.with_grad(f"before_{source.index} = {keep}({draft.kept(source.index)})")
             done |= {n for n in range(len(trace.writes)) if n in [trace.roots[root] for root in part.roots]}
@@ -84,8 +86,3 @@ class Edges:
             else:
                 method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
                 draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
-
-    def _is_written(self, source: Source, done: Collection[int]) -> bool:
-        """Tell whether one of the visible writes ``done`` gives the tensor another history."""
-        writes = [self._draft.trace.writes[n] for n in done]
-        return any(write.visible and write.index == source.index for write in writes)

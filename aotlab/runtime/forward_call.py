@@ -35,7 +35,6 @@ from aotlab.runtime.saved import Keeping, SavedValues
 from aotlab.trace.edges import Edge
 from aotlab.trace.history import kept_entries
 from aotlab.trace.live import Trace
-from aotlab.trace.random_state import noted
 from aotlab.trace.segments import Exit, in_order_of_nodes
 
 if TYPE_CHECKING:
@@ -319,18 +318,17 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
 
 def _repeatable(forward: Boxed, trace: Trace) -> Boxed:
     """Make a compiled forward raise `ForwardFailed` if a kernel raises, with the generators as they were."""
-    devices = trace.tape.draws("forward")
-    random_state = noted(devices) if devices else None
+    generators = [internals.default_generator(device) for device in trace.tape.draws("forward")]
 
     def call(inputs: list[Any]) -> Any:
-        put_back = None if random_state is None else random_state()
+        states = [generator.get_state() for generator in generators]
         try:
             return forward(inputs)
         except AotlabError:  # ours, and no kernel's
             raise
         except Exception as error:
-            if put_back is not None:
-                put_back()
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
             raise ForwardFailed(error) from error
 
     return call

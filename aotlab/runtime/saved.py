@@ -90,14 +90,12 @@ class SavedValues:
     ``nodes`` are the autograd nodes behind results that the function's own nodes keep, by the edges of the traced
     program; dead ones are those of results that nobody has any more.
 
-    ``views`` are results that are views and were written: nodes may keep them with their histories.
-
     ``places`` says, by their numbers, which of the values are the caller's tensors themselves, and with which strides
     the backward was compiled for them: one that was given other memory since is an error.
     """
 
     __slots__ = ("_hooks", "_places", "_starts", "_values", "_versions", "_watched", "hooked", "nodes", "pending",
-                 "released", "views")  # fmt: skip
+                 "released")  # fmt: skip
 
     def __init__(self, values: Sequence[Tensor], places: Mapping[int, tuple[int, ...]] = _NOWHERE) -> None:
         hooks = internals.saved_tensor_hooks()
@@ -105,7 +103,6 @@ class SavedValues:
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
-        self.views: dict[Any, tuple[weakref.ref[Tensor], int]] | None = None
         self._watched: list[tuple[Tensor, int, int]] = []
         self._hooks = hooks
         for value in values:
@@ -137,15 +134,6 @@ class SavedValues:
             self.nodes.update((edge, (weakref.ref(node), place)) for place, edge in enumerate(edges))
 
         return note
-
-    def note_views(self, edges: Sequence[Any], *views: Tensor) -> None:
-        """Note the results that are behind some edges of the traced program, as long as somebody has them."""
-        self.views = {e: (weakref.ref(v), internals.version_of(v)) for e, v in zip(edges, views, strict=True)}
-
-    def views_now(self) -> dict[Any, Tensor]:
-        """Return those that are there and were not written since, by their edges."""
-        found = {edge: (view(), version) for edge, (view, version) in (self.views or {}).items()}
-        return {e: v for e, (v, version) in found.items() if v is not None and internals.version_of(v) == version}
 
     def kept_result(self, edge: Any) -> Tensor | None:
         """Return the result at an edge that the function's own node keeps, behind the node that was put there."""
@@ -250,7 +238,6 @@ class Keeping:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._watched = self._find_watched()
-        self._views = draft.trace.written_views if draft.trace.training else {}
 
     def _detached(self) -> list[bool]:
         """Say which saved values are kept as detached aliases.
@@ -320,10 +307,6 @@ class Keeping:
         """Write which tensors of the caller's the saved values have to watch besides."""
         for source, mask in self._watched.items():
             self._draft.w.add(f"saved.watch({edges.as_it_is(source)}, {mask})")
-        if self._views:
-            views = [edges.as_it_is(source) for source in self._views.values()]
-            written = self._draft.w.constant("edges", tuple(self._views))
-            self._draft.w.add(f"saved.note_views({', '.join([written, *views])})")
 
     def counted_together(self) -> set[int]:
         """Return the watched inputs whose versions move with another's: the node keeps one of them, whichever that is.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
@@ -90,6 +91,17 @@ CHANGES_SIZES = (
     Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
     torch.as_strided_, Tensor.set_,
 )  # fmt: skip
+_OTHER_KERNEL = ("eager computes `{}` by another kernel than a trace records", "call it outside of the function")
+#: What eager computes by another kernel: its result lies row by row, or it computes vectors only where they are needed.
+LAID_OUT_BY_ROWS = (internals.ONE_HOT, functional.rrelu, torch.rrelu)
+MAX_POOLS = (torch.max_pool1d, functional.max_pool1d)
+_linalg = torch.linalg
+WITH_VECTORS = (_linalg.eig, _linalg.eigh, _linalg.svd, torch.svd, Tensor.svd)
+WITHOUT_VECTORS = (
+    _linalg.svdvals, _linalg.eigvalsh, _linalg.cond, _linalg.matrix_norm, _linalg.matrix_rank, _linalg.norm,
+    torch.norm, Tensor.norm, torch.nuclear_norm,
+)  # fmt: skip
+_BY_OTHER_KERNELS = (*LAID_OUT_BY_ROWS, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: _HOOKED,
@@ -102,8 +114,11 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     torch.as_strided: _LOOKED_AT,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
+    **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),
     warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),
 }
+#: What is claimed whatever its first argument is: a tensor of a transform, or one from outside.
+CLAIMED_ANYHOW = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS))
 #: What is claimed, as it is called below Python's methods.
 METHODS_OF_OPS: Mapping[Any, Any] = {
     op: method

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
 from aotlab.errors import RandomOpError
-from aotlab.trace.edges import Edge, next_edges, walk
+from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.escapes import guard_of_backward
-from aotlab.trace.history import reachable
+from aotlab.trace.history import nodes_of, reachable
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
@@ -55,30 +55,23 @@ def stand_in(
     return recorder.tape.enter(fake)
 
 
+@dataclass(eq=False)
 class Deriver:
     """Runs the backwards of a trace under its recorder, and remembers what came of it.
 
     ``holder`` puts the traced parameters in their place again, where a checkpoint runs its function for a backward.
+    ``full`` are the gradients for each segment with all its tangents; ``arrived`` the edges of leaves in the order in
+    which autograd came to them, if the graph is one segment.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        segments: Sequence[Segment],
-        slots: Sequence[Sequence[Exit | None]],
-        tangents: Tangents,
-        holder: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.recorder = recorder
-        self.segments = segments
-        self.slots = slots
-        self.tangents = tangents
-        self.holder = holder
-        #: The gradients for each segment with all its tangents.
-        self.full: dict[int, list[Tensor | None]] = {}
-        #: The edges of leaves in the order in which autograd came to them, if the graph is one segment.
-        self.arrived: list[Edge] = []
-        self._restrided: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+    recorder: Recorder
+    segments: Sequence[Segment]
+    slots: Sequence[Sequence[Exit | None]]
+    tangents: Tangents
+    holder: Callable[[], AbstractContextManager[None]]
+    full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
+    arrived: list[Edge] = field(default_factory=list, init=False)
+    _restrided: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False)
 
     def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
         """Return the wrappers for the tangents of a pattern; None for those not defined."""
@@ -97,31 +90,24 @@ class Deriver:
             self._restrided[n, strides] = internals.to_functional(fake)
         return self._restrided[n, strides]
 
-    def derive(
-        self,
-        segment: int,
-        pattern: Pattern,
-        *,
-        autocast: bool = False,
-        again: bool = False,
-    ) -> list[Tensor | None]:
+    def derive(self, segment: int, pattern: Pattern, *, autocast: bool = False) -> list[Tensor | None]:
         """Run a segment's backward for the tangents of a pattern; None for a slot that they do not reach.
 
-        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes; with
-        ``again``, also where the result is known. What the backward of the traced program raises is raised.
+        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. What
+        the backward of the traced program raises is raised.
         """
-        part, slots = self.segments[segment], self.slots[segment]
         full = is_full(pattern) and not autocast
-        if full and segment in self.full and not again:
+        if full and segment in self.full:
             return self.full[segment]
+        given = self.given(segment, pattern)
         with self.recording(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
-            found = differentiate(part, self.given(segment, pattern), arrived)
+            found = differentiate(self.segments[segment], given, arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
         self.arrived += arrived or ()
-        gradients = [None if way is None else values.get(way) for way in slots]
-        if full:  # the first ones stay
-            self.full.setdefault(segment, gradients)
+        gradients = [None if way is None else values.get(way) for way in self.slots[segment]]
+        if full:
+            self.full[segment] = gradients
         return gradients
 
     @contextmanager
@@ -196,13 +182,17 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
             add(buffers.setdefault(edge[0], {}), edge[1], tangent)
         elif tangent is not None:
             add(arrived, (edge, None, 0), tangent)
-    waiting = _dependencies(buffers, segment, stops)
+    waiting = Counter(  # how many others send a node gradients
+        target
+        for node in nodes_of(segment, [(node, 0) for node in buffers])
+        for target in {edge[0] for edge in next_edges(node) if edge not in stops and segment.has(edge[0])}
+    )
     ready = [(-internals.sequence_of(node), i, node) for i, node in enumerate(buffers) if not waiting[node]]
     heapq.heapify(ready)
     counter = len(buffers)
     while ready:
         _, _, node = heapq.heappop(ready)
-        found = _run(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
+        found = run_node(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
         targets: dict[Any, None] = {}
         for i, edge in enumerate(node.next_functions):
             gradient = found.get(i)
@@ -221,10 +211,10 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
     return arrived
 
 
-def _run(
-    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: set[Edge], *, create_graph: bool = False
+def run_node(
+    node: Any, buffer: dict[int, Tensor], segment: Segment, stops: Collection[Edge], *, create_graph: bool = False
 ) -> dict[int, Tensor]:
-    """Run one node; return its gradients by their place in ``next_functions``."""
+    """Run one node of a segment; return its gradients by their place in ``next_functions``."""
     wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
     if not buffer or not wanted:
         return {}
@@ -232,11 +222,6 @@ def _run(
     returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
     found = {i: (returned[i], edge) for i, edge in wanted}
     return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
-
-
-def run_one(node: Any, buffer: dict[int, Tensor], segment: Segment) -> dict[int, Tensor]:
-    """Run one node of a segment by itself; return its gradients by their place in ``next_functions``."""
-    return _run(node, buffer, segment, set(segment.stops))
 
 
 def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
@@ -247,12 +232,3 @@ def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
     if dtype.is_complex != gradient.is_complex() and not dtype.is_complex:
         gradient = torch.real(gradient)
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
-
-
-def _dependencies(starts: Iterable[Any], segment: Segment, stops: set[Edge]) -> Counter[Any]:
-    """Count for each node behind ``starts`` how many others send it gradients."""
-
-    def following(node: Any) -> dict[Any, None]:
-        return dict.fromkeys(e[0] for e in next_edges(node) if e not in stops and segment.has(e[0]))
-
-    return Counter(target for node in walk(starts, following) for target in following(node))

@@ -102,7 +102,7 @@ class EscapeGuard(TorchFunctionMode):
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
             self.chronicle.uses((args, kwargs))
         try:
-            result = self._pass(func, args, kwargs)
+            result = self._pass(func, args, kwargs or {})
         except DataDependentError as error:
             boundary.explain_question(error, func, args, kwargs or {})
             raise
@@ -115,7 +115,7 @@ class EscapeGuard(TorchFunctionMode):
             self.chronicle.reads_data(args[0])
         return result
 
-    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         func = boundary.METHODS_OF_OPS.get(func, func)
         if func == _ASSIGNS_DATA and internals.is_functional(args[0]):
             raise boundary.gets_memory(self._called(args[0]), "an assignment to `.data`")
@@ -126,23 +126,23 @@ class EscapeGuard(TorchFunctionMode):
             why, instead = boundary.EAGER_OPS[op_name(func)]
             raise RunEagerly(f"`{op_name(func)}` {why}, at {user_line()}", suggestion=instead)
         traced = first is not None and internals.is_functional(first)
-        if func in boundary.CLAIMABLE and (traced or first is None or func is torch.autograd.grad):
-            return self.claimed(func, args, kwargs or {})
+        if first is not None and traced and (args[-1] is True or kwargs.get("inplace")) and overlaps_itself(first):
+            raise RunEagerly(
+                f"`{boundary.spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}"
+            )
+        if func in boundary.CLAIMABLE and (traced or first is None or func in boundary.CLAIMED_ANYHOW):
+            return self.claimed(func, args, kwargs)
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{boundary.spoken_name(func)}` is given statistics that share memory, at {user_line()}")
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # custom Functions then make inference tensors with a history, and nothing else does
             raise RunEagerly(f"grad mode is turned on under inference_mode, at {user_line()}")
         if first is not None and traced:
-            return self._pass_traced(func, first, args, kwargs or {})
-        return self._writes.let_pass(func, args, kwargs or {})
+            return self._pass_traced(func, first, args, kwargs)
+        return self._writes.let_pass(func, args, kwargs)
 
     def _pass_traced(self, func: Any, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let a function of a traced tensor pass, or refuse it."""
-        if (kwargs.get("inplace") or args[-1] is True) and overlaps_itself(first):
-            raise RunEagerly(
-                f"`{boundary.spoken_name(func)}` may write a tensor that overlaps itself, at {user_line()}"
-            )
         if func in _READS_STRIDES:
             self.check_strides(first)
         if func in SEES_AS_DTYPE:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.capture.synthetic_bases import extent
+from aotlab.ir.extents import byte_interval
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.function import Findings
@@ -81,11 +81,12 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             if any(infos[k].moves_version for k in base.members):
                 raise RunEagerly(f"a write to `{inputs[base.members[0]].name}`, which shares memory, changes nothing")
             continue
+        if not any(infos[k].mutates_data for k in base.members):  # no version counter tells through which it was
+            raise RunEagerly(f"`{inputs[base.members[0]].name}`, which shares memory, is written unseen")
         covered: list[tuple[int, int]] = []
-        for k in sorted(base.members, key=lambda k: (not infos[k].moves_version, -extent(inputs[k].real))):
-            real = inputs[k].real
-            start = real.data_ptr()
-            stop = start + extent(real)
+        spans = {k: byte_interval(inputs[k].real) for k in base.members}
+        for k in sorted(base.members, key=lambda k: (not infos[k].moves_version, spans[k][0] - spans[k][1])):
+            real, (start, stop) = inputs[k].real, spans[k]
             inside = any(a <= start and stop <= b for a, b in covered)
             if not inside and overlaps_itself(real):  # eager lets nobody write it
                 raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")

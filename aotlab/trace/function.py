@@ -24,17 +24,17 @@ from aotlab.ir.specs import StorageNumbers
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.containers import Places
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.inputs import Entered, bases_of, input_info, with_uncounted_writes
+from aotlab.trace.inputs import Entered, bases_of, input_info
 from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import (
-    WorldUnchanged,
     clocks_watched,
     failures_told_apart,
     tracing,
     warnings_noted,
+    world_unchanged,
 )
 
 
@@ -72,7 +72,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    with WorldUnchanged(recorder), failures_told_apart(), tracing(recorder):
+    with world_unchanged(recorder), failures_told_apart(), tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
             with warnings_noted() as warned, escapes, clocks_watched():
@@ -163,7 +163,6 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
     """Say what became of each input; refuse a write that the epilogue could not repeat."""
     storages = StorageNumbers()
     infos = tuple(input_info(k, item, recorder.tape, storages) for k, item in enumerate(inputs))
-    infos = with_uncounted_writes(inputs, infos)
     for info, item in zip(infos, inputs, strict=True):
         if info.mutates_data and item.real.is_inference() and not torch.is_inference_mode_enabled():
             raise RunEagerly(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,20 +61,16 @@ def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
     that history, and through one of a write to a view.
     """
     unsaved = (node for node in nodes_of(part) if internals.keeps_unsaved(node))
-    kept = {edge for node in (*nodes, *unsaved) for edge in (*_edges_kept(node), *_edges_kept_unseen(node, part))}
+    kept = {edge for node in (*nodes, *unsaved) for edge in _edges_kept(node, part)}
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
 
 
-def _edges_kept(node: Any) -> list[Edge]:
-    return [(tensor.grad_fn, tensor.output_nr) for tensor in internals.saved_tensors_of(node) if tensor.requires_grad]
-
-
-def _edges_kept_unseen(node: Any, part: Segment) -> list[Edge]:
-    """Return the edges of what a node may keep where autograd does not show it, or as an attribute."""
-    edges: list[Edge] = []
+def _edges_kept(node: Any, part: Segment) -> list[Edge]:
+    """Return the edges of what a node keeps, or may keep where autograd does not show it."""
+    tensors = list(internals.saved_tensors_of(node))
     if internals.is_custom_function_node(node):
-        attributes = tensors_in(list(vars(node).values()))
-        edges += [(tensor.grad_fn, tensor.output_nr) for tensor in attributes if tensor.requires_grad]
+        tensors += tensors_in(list(vars(node).values()))
+    edges: list[Edge] = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors if tensor.requires_grad]
     if internals.is_copy_slices(node):  # it may keep the view that was written
         edges += [edge for edge in part.entries if any(behind[0] is node for behind in next_edges(edge[0]))]
     if internals.is_copy_slices(node) or internals.is_checkpointed(node):
@@ -98,53 +93,40 @@ def node_bits(parts: Sequence[Segment]) -> dict[Any, int]:
     return bits
 
 
-def nodes_of(part: Segment, starts: Sequence[Edge] | None = None, *, lost: bool = True) -> list[Any]:
-    """Return the autograd nodes of a segment behind some edges, those of its entries if none are given.
-
-    With ``lost`` those from which gradients get nowhere are among them.
-    """
+def nodes_of(part: Segment, starts: Sequence[Edge] | None = None) -> list[Any]:
+    """Return the autograd nodes of a segment behind some edges, those of its entries if none are given."""
     stops = set(part.stops)
-    belongs = part.runs if lost else part.has
-    first = [node for node, _ in (part.entries if starts is None else starts) if belongs(node)]
-    return walk(first, lambda node: [e[0] for e in next_edges(node) if e not in stops and belongs(e[0])])
+    first = [node for node, _ in (part.entries if starts is None else starts) if part.has(node)]
+    return walk(first, lambda node: [e[0] for e in next_edges(node) if e not in stops and part.has(e[0])])
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What is special in an autograd graph: nodes of ``custom`` functions, ``hidden`` and ``lost`` ones.
+def survey(parts: Sequence[Segment]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the nodes of custom functions, the hidden ones and the lost ones, behind all segments.
 
     From a hidden node a gradient gets to where nobody looks: to a tensor of the function's own that requires grad, or
     to nothing at all, as from a view of a leaf that was made under ``no_grad``. From a lost one it gets nowhere else.
     """
-
-    custom: tuple[Any, ...] = ()
-    hidden: tuple[Any, ...] = ()
-    lost: tuple[Any, ...] = ()
-
-
-def survey(parts: Sequence[Segment]) -> Survey:
-    """Go through the graph behind all segments."""
     stops = {edge for part in parts for edge in part.inputs}
     starts = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]
     nodes = walk(starts, lambda node: [edge[0] for edge in next_edges(node) if edge not in stops])
-    custom = tuple(node for node in nodes if internals.is_custom_function_node(node))
+    custom = [node for node in nodes if internals.is_custom_function_node(node)]
     ends = [node for node in nodes if not next_edges(node)]
     if not ends:
-        return Survey(custom)
-    arriving = [node for node in nodes if not stops.isdisjoint(next_edges(node))]
-    hidden, arrived = leading_to(nodes, ends, stops), set(leading_to(nodes, arriving, stops))
-    return Survey(custom, tuple(hidden), tuple(node for node in hidden if node not in arrived))
+        return custom, [], []
+    hidden = leading_to(nodes, ends, stops)
+    arrived = set(leading_to(nodes, [node for node in nodes if not stops.isdisjoint(next_edges(node))], stops))
+    return custom, hidden, [node for node in hidden if node not in arrived]
 
 
 def reachable(part: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
-    passed = {*part.entries, *(edge for node in nodes_of(part, lost=False) for edge in next_edges(node))}
+    passed = {*part.entries, *(edge for node in nodes_of(part) for edge in next_edges(node))}
     return passed.intersection(part.stops)
 
 
 def nodes_before(part: Segment, ways: Sequence[Exit]) -> list[Any]:
     """Return the nodes of a segment through which a gradient gets to some of its exits."""
-    nodes = nodes_of(part, lost=False)
+    nodes = nodes_of(part)
     ends = {edge for edge, sender, _ in ways if sender is None}
     senders = [node for node in nodes if not ends.isdisjoint(next_edges(node))]
     return leading_to(nodes, [*senders, *(sender for _, sender, _ in ways if sender is not None)], set(part.stops))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,20 +43,10 @@ class NonLeaf(torch.autograd.Function):
         return gradient, None
 
 
-#: So many inputs of one trace are told apart by the names of their nodes.
-_NAMES = 64
-_numbers = count()
-
-
-@functools.cache
-def _non_leaf(number: int) -> type[NonLeaf]:
-    return type(f"NonLeaf{number}", (NonLeaf,), {})
-
-
 def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Hang what ``make`` returns on ``leaf``, by a node whose name, in autograd's errors, tells which input it is."""
+    """Hang what ``make`` returns on ``leaf``."""
     with torch.enable_grad():
-        made: Tensor = _non_leaf(next(_numbers) % _NAMES).apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+        made: Tensor = NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
     return made
 
 
@@ -101,16 +89,11 @@ class Entered:
 
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor."""
-        if type(self.wrapper) is not Tensor:
-            raise LeakedTensorError(
-                f"the function changes the class of `{self.name}` to `{type(self.wrapper).__qualname__}`",
-                why="a compiled call would not",
-                suggestion="do it outside of the compiled function",
-                argument=self.name,
-                pattern=r"\.__class__\s*=",
-            )
-        if vars(self.wrapper) != self.attributes:
-            changed = sorted(set(vars(self.wrapper)) ^ set(self.attributes) or set(self.attributes))[0]
+        now, before = vars(self.wrapper), self.attributes
+        changed = "__class__" if type(self.wrapper) is not Tensor else None
+        if changed is None and now != before:
+            changed = sorted(set(now) ^ set(before) or set(before))[0]
+        if changed is not None:
             raise LeakedTensorError(
                 f"the function sets the attribute `{changed}` of `{self.name}`",
                 why="a compiled call would not",
@@ -252,20 +235,6 @@ def is_written(base: Base, inputs: Sequence[Entered]) -> bool:
     assert base.wrapper is not None
     return internals.has_data_mutation(base.wrapper) and any(
         internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
-    )
-
-
-def with_uncounted_writes(inputs: Sequence[Entered], infos: tuple[InputAliasInfo, ...]) -> tuple[InputAliasInfo, ...]:
-    """If no version counter tells through which window a base was written, mark all its windows as written."""
-    written: set[int] = set()
-    for base in bases_of(inputs):
-        if is_written(base, inputs) and not any(infos[k].mutates_data for k in base.members):
-            written.update(base.members)
-    return tuple(
-        replace(info, mutates_data=True, moves_version=info.moves_version or item.counts_unseen)
-        if info.index in written
-        else info
-        for info, item in zip(infos, inputs, strict=True)
     )
 
 

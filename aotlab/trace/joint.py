@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import HigherOrderOpError, RefusedError
-from aotlab.ir.metadata import InputAliasInfo, TangentInfo, TangentSource, ViewAndMutationMeta
+from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.trace.deriver import Deriver, Tangents, tangent_like
 from aotlab.trace.edges import Edge
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
-from aotlab.trace.history import Survey, node_bits, reachable, read_by_themselves, state_masks, survey, watches
-from aotlab.trace.inputs import Entered, owner_of, value_of
+from aotlab.trace.history import node_bits, reachable, read_by_themselves, state_masks, survey, watches
+from aotlab.trace.inputs import owner_of, value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import AutogradNode, Source, TraceFailed, TraceRecord
@@ -35,16 +35,15 @@ def make_joint(
     findings: Findings, *, keep_input_mutations: bool, static_inputs: int, exact: bool
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
-    recorder, outputs = findings.recorder, findings.outputs
+    recorder, outputs, chronicle = findings.recorder, findings.outputs, findings.chronicle
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    inputs = _graph_inputs(findings, forward)
+    placeholders, graph_sources = placeholders_of(findings, forward.writes, training=forward.training)
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
     sources.update(carriers)
     through = made_through(outputs)
     check_passed(findings, through)
-    effects = _effects(findings, forward, sources)
-    slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
+    slots = _slots(parts, sources, graph_sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
     deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts)
@@ -62,9 +61,23 @@ def make_joint(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             static_input_indices=tuple(range(static_inputs)),
         ),
-        inputs=inputs,
+        inputs=GraphInputs(
+            fakes=[item.fake for item in findings.inputs],
+            placeholders=placeholders,
+            sources=graph_sources,
+            offsets_read=findings.offsets_read,
+            final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
+        ),
         outputs=ProgramOutputs(spec=findings.out_spec, constants=outputs.constants, made_through=through),
-        effects=effects,
+        effects=Effects(
+            write_back=forward.write_back,
+            hooks=place_hooks(findings.hooks, sources, outputs, findings.inputs),
+            quirks=recorder.quirks,
+            fragile=frozenset(k for k, item in enumerate(findings.inputs) if item.storage in chronicle.fragile),
+            viewed_unseen=frozenset(
+                k for k, item in enumerate(findings.inputs) if item.storage in chronicle.viewed_unseen
+            ),
+        ),
         forward_outputs=[item.value for item in forward.returned],
         returned_outputs=[i for i, _, _ in outputs.returned],
         writes=forward.writes,
@@ -84,23 +97,17 @@ def make_joint(
 
 
 def _check_owners(trace: Trace, findings: Findings) -> None:
-    """Leave to eager changes of views that show in histories which the trace does not have.
+    """Leave to eager writes to a view whose owner has a history.
 
-        def f(v):                        # v = w[1:], and w has a history
-            v.mul_(2)
-            return v.sum()
-
-    After the write autograd leads the gradient of ``v`` to ``w``, which the trace does not have unless it is an input
-    too, and of which the caller may hold other views.
+    After ``v.mul_(2)`` of ``v = w[1:]`` autograd leads the gradient of ``v`` to ``w``, which the trace does not have
+    unless it is an input too, and of which the caller may hold other views.
     """
     hooked = {id(hook.tensor) for hook in findings.hooks}
     tensors = findings.outputs.tensors.values()
     for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
         is_view, is_hooked = internals.base_of(item.real) is not None, id(item.wrapper) in hooked
         if info.requires_grad_set:
-            views = [t for t in tensors if t is not item.wrapper and internals.storage_key(t) == item.storage]
-            is_leaf = any(view.requires_grad and view.grad_fn is None for view in views)
-            if is_view or is_leaf or any(map(findings.chronicle.is_older, views)):
+            if is_view or any(t is not item.wrapper and internals.storage_key(t) == item.storage for t in tensors):
                 raise RunEagerly(f"`{info.name}`, a view or one of which views are returned, is made to require grad")
             if is_hooked and not trace.gets_gradient(info.index):
                 raise RunEagerly(f"`{info.name}` is made to require grad and gets a hook, and no gradient")
@@ -116,38 +123,11 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
         if related and gets_history:
             raise RunEagerly(f"a write gives `{info.name}` a history, and another input shares it")
         moved = info.moves_version or any(trace.metadata.input_info[k].moves_version for k in related)
-        unseen = item.storage in findings.chronicle.viewed_unseen
-        if is_view and moved and (is_hooked or (item.real.requires_grad and (unseen or not item.real.is_leaf))):
+        if is_view and moved and (is_hooked or item.real.requires_grad):
             raise RunEagerly(
                 f"`{info.name}` is a view, of a tensor that requires grad or with a hook, and is written",
                 suggestion="pass that tensor, or a clone of the view, to have it compiled",
             )
-
-
-def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
-    placeholders, sources = placeholders_of(findings, forward.writes, training=forward.training)
-    return GraphInputs(
-        fakes=[item.fake for item in findings.inputs],
-        placeholders=placeholders,
-        sources=sources,
-        offsets_read=findings.offsets_read,
-        final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
-    )
-
-
-def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
-    chronicle = findings.chronicle
-
-    def inputs_of(memory: Collection[int]) -> frozenset[int]:
-        return frozenset(k for k, item in enumerate(findings.inputs) if item.storage in memory)
-
-    return Effects(
-        write_back=forward.write_back,
-        hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
-        quirks=findings.recorder.quirks,
-        fragile=inputs_of(chronicle.fragile),
-        viewed_unseen=inputs_of(chronicle.viewed_unseen),
-    )
 
 
 def _differentiate(
@@ -155,21 +135,27 @@ def _differentiate(
 ) -> tuple[list[list[bool]], dict[Source, int]]:
     """Differentiate all segments; say which slots a gradient can reach, and what nodes keep of the caller's tensors."""
     parts, has_checkpoints = deriver.segments, findings.recorder.has_checkpoints
-    seen = survey(parts)
-    reads_by_itself = forward.training and (bool(seen.custom) or has_checkpoints)
+    custom, hidden, lost = survey(parts)
+    reads_by_itself = forward.training and (bool(custom) or has_checkpoints)
     if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
         raise RunEagerly("a custom Function or a checkpoint may keep an inference tensor, which autograd does not save")
     visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
     visible.update((Source("output", i), tensor) for i, tensor in findings.outputs.tensors.items())
     callers = [*visible.values(), *deriver.tangents.wrappers]
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
-    with _unwritten(callers, seen.custom, has_checkpoints=has_checkpoints):
-        connected = _differentiate_all(deriver)
-    if forward.training:
-        _check_out_of_sight(seen, callers, hooked=bool(findings.hooks))
-        _check_histories(forward.infos, findings.inputs)
+    kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
+    watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
+    before = [(tensor, _value(tensor)) for tensor in watched] if reads_by_itself else []
+    connected = _differentiate_all(deriver)
+    if any(_value(tensor) is not value for tensor, value in before):
+        raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
+    if hidden:
+        _check_out_of_sight(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
+    for info, item in zip(forward.infos, findings.inputs if forward.training else (), strict=False):
+        if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
+            raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
     if reads_by_itself:
-        read = read_by_themselves(findings.recorder.tape, [*seen.custom, *bits], bits)
+        read = read_by_themselves(findings.recorder.tape, [*custom, *bits], bits)
         for n, tensor in enumerate(visible.values()):
             if internals.is_functional(tensor):
                 masks[n] |= read.get(internals.storage_key(value_of(tensor, "a result")), 0)
@@ -215,26 +201,23 @@ def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
     return connected
 
 
-def _check_histories(infos: Sequence[InputAliasInfo], inputs: Sequence[Entered]) -> None:
-    """Leave to eager a write to a view that retains its gradient."""
-    for info, item in zip(infos, inputs, strict=True):
-        if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
-            raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
-
-
-def _check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool) -> None:
+def _check_out_of_sight(
+    hidden: Sequence[Any], lost: Sequence[Any], callers: Sequence[Tensor], *, hooked: bool, is_divided: bool
+) -> None:
     """Leave to eager what happens in a backward on its way to tensors that nobody can see.
 
-    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, and
-    raises if what a node kept has been written, by the function or later by the caller: ``callers`` are the tensors
-    that are in reach then. So it does at an op that has no derivative. Of a custom Function's backward there it is not
-    known what else it does.
+    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, raises if
+    what a node kept was written, by the function or later through ``callers``, and uses up what nodes keep, of which
+    one of several segments would know nothing. So does it at an op that has no derivative; of a custom Function's
+    backward it is not known what else it does.
     """
-    written = any(internals.kept_is_written(node) for node in seen.hidden)
-    unknown = any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in seen.lost)
-    kept = {internals.storage_key(tensor) for node in seen.lost for tensor in internals.saved_tensors_of(node)}
-    if seen.hidden and (
-        hooked or written or unknown or any(internals.storage_key(tensor) in kept for tensor in callers)
+    kept = {internals.storage_key(tensor) for node in lost for tensor in internals.saved_tensors_of(node)}
+    if (
+        hooked
+        or any(map(internals.kept_is_written, hidden))
+        or any(internals.always_raises(node) or internals.is_custom_function_node(node) for node in lost)
+        or any(internals.storage_key(tensor) in kept for tensor in callers)
+        or (is_divided and any(map(internals.saves_tensors, lost)))
     ):
         raise RunEagerly(
             "a gradient that reaches no input calls hooks or a custom Function, or may raise",
@@ -245,10 +228,6 @@ def _check_out_of_sight(seen: Survey, callers: Sequence[Tensor], *, hooked: bool
 def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:
     """Leave to eager a checkpoint whose function does not do the same each time that it is run.
 
-        def body(y):
-            runs.append(y)
-            return y.cos() if len(runs) == 2 else y.sin()
-
     Eager runs the body once more in each backward, a compiled backward computes what it did in the trace. So it is
     derived twice; the two have to be the same, op by op, as they are not for a selective checkpoint either, whose cache
     serves one backward. What was ``recorded`` for the ``gradients`` is of the first time.
@@ -257,7 +236,9 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
     first, raises = len(tape.operations), ""
     try:
         torch.clear_autocast_cache()
-        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries), again=True)
+        kept = deriver.full.pop(segment)
+        second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries))
+        deriver.full[segment] = kept
         again = spelled(tape.operations[first:], {}, second, tape)
         is_same = spelled(recorded, {}, gradients, tape) == again
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
@@ -269,44 +250,9 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
         )
 
 
-@contextmanager
-def _unwritten(callers: Sequence[Tensor], custom: Sequence[Any], *, has_checkpoints: bool = False) -> Iterator[None]:
-    """Leave to eager a backward, traced in a ``with`` block, that writes in place.
-
-        def backward(ctx, gradient):
-            (count,) = ctx.saved_tensors
-            count.add_(1)
-            return gradient.mul_(2)
-
-    The caller may hold the first tensor and the gradient; so it is with a buffer that a checkpointed function counts
-    with. ``callers`` are the wrappers that stand for the caller's tensors and gradients, ``custom`` the nodes of custom
-    functions, of which what they keep is watched too. Without these and checkpoints nothing can be written.
-    """
-    if not custom and not has_checkpoints:
-        yield
-        return
-    before = [(tensor, _value(tensor)) for tensor in (*callers, *(kept for node in custom for kept in _kept(node)))]
-
-    def check() -> None:
-        if any(_value(tensor) is not value for tensor, value in before):
-            raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
-
-    try:
-        yield
-    except (RefusedError, RunEagerly):  # a write is the better reason, and eager takes it
-        check()
-        raise
-    check()
-
-
 def _value(wrapper: Tensor) -> Tensor:
     internals.sync(wrapper)
     return internals.from_functional(wrapper)
-
-
-def _kept(node: Any) -> list[Tensor]:
-    kept = [*internals.saved_tensors_of(node), *vars(node).values()]
-    return [value for value in kept if isinstance(value, Tensor) and internals.is_functional(value)]
 
 
 def _make_tangents(
@@ -378,32 +324,18 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
 
 def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNode, ...]:
     """Say what each autograd node of the call makes, and where its gradients go."""
-    arrives = {entry: number for number, part in enumerate(trace.segments) for entry in part.entries[len(part.roots) :]}
+    names = {Source("input", k): info.name for k, info in enumerate(trace.metadata.input_info)}
+    names.update((Source("root", n), item.label) for n, item in enumerate(roots))
+    names.update((Source("output", i), info.name) for i, info in enumerate(trace.metadata.output_info))
+    ends = {edge: names.get(source, "another node") for edge, source in trace.sources.items()}
+    for number, part in enumerate(trace.segments):
+        ends.update((edge, f"node {number}") for edge in part.entries[len(part.roots) :])
     found = []
     for number, part in enumerate(trace.segments):
         makes = [roots[n].label for n in part.roots]
         if len(part.entries) > len(part.roots):
             makes.append("what other nodes use")
-        goes_to: dict[str, None] = {}
-        for way in trace.slots[number]:
-            if way is not None:
-                edge = way[0]
-                text = f"node {arrives[edge]}" if edge in arrives else _named(trace, roots, trace.sources.get(edge))
-                goes_to[text] = None
+        ways = (way for way in trace.slots[number] if way is not None)
+        goes_to = dict.fromkeys(ends.get(edge, "nothing that the caller sees") for edge, _, _ in ways)
         found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=tuple(goes_to)))
     return tuple(found)
-
-
-def _named(trace: Trace, roots: Sequence[Returned], source: Source | None) -> str:
-    if source is None:
-        return "nothing that the caller sees"
-    infos = trace.metadata.input_info
-    match source.kind:
-        case "input":
-            return infos[source.index].name
-        case "root":
-            return roots[source.index].label
-        case "output":
-            return trace.metadata.output_info[source.index].name
-        case "carrier":
-            return "another node"

@@ -131,27 +131,22 @@ class Trace:
         return len(self.segments) == 1 and self.segments[0].nodes is None
 
     @property
-    def overwritten(self) -> list[Tensor]:
-        """The fakes of the inputs that the epilogue writes."""
-        return [self.inputs.fakes[write.index] for write in self.writes]
-
-    @property
     def bases(self) -> list[Tensor]:
         """The fakes of the synthetic bases among the graph's inputs."""
         return [s.fake for s in self.inputs.sources if isinstance(s, Base) and s.fake is not None]
 
     @property
-    def overwritten_bases(self) -> list[Tensor]:
-        """Those of them whose memory the epilogue writes."""
-        written = {write.index for write in self.writes}
-        bases = [s for s in self.inputs.sources if isinstance(s, Base) and not written.isdisjoint(s.members)]
-        return [base.fake for base in bases if base.fake is not None]
+    def overwritten(self) -> list[Tensor]:
+        """The fakes of the inputs that the epilogue writes, and of the synthetic bases whose memory it writes."""
+        written = [write.index for write in self.writes]
+        bases = [s for s in self.inputs.sources if isinstance(s, Base) and not set(written).isdisjoint(s.members)]
+        return [*(self.inputs.fakes[k] for k in written), *(base.fake for base in bases if base.fake is not None)]
 
     @property
-    def written_views(self) -> dict[Edge, Source]:
-        """The results that are views and that nodes of writes to them may keep with their histories, by their edges."""
+    def written_views(self) -> set[Edge]:
+        """The edges of results that are views and that nodes of writes to them may keep with their histories."""
         return {
-            edge: source
+            edge
             for edge, source in self.sources.items()
             if source.kind == "output" and any(internals.is_copy_slices(node) for node, _ in next_edges(edge[0]))
         }
@@ -159,8 +154,8 @@ class Trace:
     def value_of(self, source: Source) -> Tensor | None:
         """Return the value of an input as it is left, or of an output that the graph returns; None for another."""
         if source.kind == "input":
-            written = [n for n, write in enumerate(self.writes) if write.index == source.index]
-            return self.forward_outputs[written[0]] if written else self.inputs.fakes[source.index]
+            indices, others = [write.index for write in self.writes], self.inputs.fakes[source.index]
+            return self.forward_outputs[indices.index(source.index)] if source.index in indices else others
         if source.index not in self.returned_outputs:
             return None
         return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
@@ -184,11 +179,10 @@ class Trace:
 
     def gets_gradient(self, k: int) -> bool:
         """Tell whether a gradient can reach the kept input ``k``."""
-        return any(
-            connected and way is not None and self.sources[way[0]] == Source("input", k)
-            for own, flags in zip(self.slots, self.connected, strict=True)
-            for way, connected in zip(own, flags, strict=True)
-        )
+        ways = [
+            self.slots[n][i] for n, own in enumerate(self.connected) for i, is_reached in enumerate(own) if is_reached
+        ]
+        return any(way is not None and self.sources[way[0]] == Source("input", k) for way in ways)
 
     def through(self, segment: int) -> list[int]:
         """Return the slots that go through autograd, in the order in which they do.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Does what the program called: it is given the guard of the trace, the function, its arguments.
 Handler = Callable[["EscapeGuard", Any, tuple[Any, ...], dict[str, Any]], Any]
-#: Records an op, or returns NotImplemented: it is given the recorder, the types, the arguments.
-OpHandler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+#: Records an op, or returns NotImplemented: it is given the recorder and the arguments.
+OpHandler = Callable[["Recorder", tuple[Any, ...], dict[str, Any]], Any]
 #: Where lines can be added to the run-time function: the last guards, and what follows when the graph has run.
 Point = Literal["prologue", "epilogue"]
 

@@ -5,12 +5,8 @@
 
 What draws so is a function of its arguments: it may run twice, not at all, and in any order that its arguments allow.
 `STATE_OF` reads a generator's state, `SET_STATE` sets it; both stand in a graph where an op that draws from the
-generator would. `with_states` turns them into inputs and outputs of the graph, which then is a function as a whole.
-
-A state is what the generator's ``get_state()`` returns, a tensor of bytes on the CPU: 5056 for a CPU's Mersenne
-twister, 16 for a GPU's Philox, its seed and its offset.
-
-`States` knows which state a recorded op draws from: the live one, or one that the graph carries.
+generator would, until `aotlab.backends.states` makes inputs and outputs of them. `States` knows which state a recorded
+op draws from: the live one, or one that the graph carries.
 
     def f(x):
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
@@ -30,15 +26,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
-from aotlab.ir.graphs import is_random, output_args, return_from
+from aotlab.capture.signals import RunEagerly
+from aotlab.ir.graphs import is_random
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
 _RANDOM = (torch.Tag.nondeterministic_seeded,)
@@ -77,12 +74,6 @@ SET_STATE: OpOverload = _define(
 )
 
 
-def device_of(results: Any) -> torch.device:
-    """Return the device of what an op drew."""
-    first = results if isinstance(results, Tensor) else results[0]
-    return torch.device(first.device.type, first.device.index)
-
-
 @functools.cache
 def drawn(op: OpOverload) -> OpOverload:
     """Return the op that does what the random ``op`` does with a state; it takes no generator."""
@@ -106,8 +97,7 @@ def drawn(op: OpOverload) -> OpOverload:
         results = _tuple(op(*args, **kwargs))
         return (*results, torch.empty_like(state))
 
-    # a module that is loaded once more finds what the first one defined
-    if not hasattr(torch.ops.aotlab, made):
+    if not hasattr(torch.ops.aotlab, made):  # a module that is loaded once more finds what the first one defined
         _define(f"{made}(Tensor state, {arguments}) -> ({', '.join(kinds)}, Tensor)", run, fake)
     found: OpOverload = getattr(torch.ops.aotlab, made).default
     _DRAWN[found] = op
@@ -138,65 +128,6 @@ def without_generator(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     names = [argument.name for argument in op._schema.arguments]
     place = names.index("generator") if "generator" in names else len(args)
     return (*args[:place], *args[place + 1 :]), {k: v for k, v in kwargs.items() if k != "generator"}
-
-
-def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
-    """Make inputs of what a graph reads of generators' states and outputs of what it sets, both behind the others.
-
-    Returned are the devices of the generators whose states it takes and returns from now on; none if it sets none.
-    """
-    graph = module.graph
-    sets = {node.args[1]: node for node in graph.nodes if node.target is SET_STATE}
-    if not sets:
-        return ()
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    for device in sets:
-        for node in [n for n in graph.nodes if n.target is STATE_OF and n.args[0] == device]:
-            with graph.inserting_before(first):
-                state = graph.placeholder(f"rng_state_{device.type}")
-            state.meta.update(node.meta)
-            node.replace_all_uses_with(state)
-            if node is first:
-                first = node.next
-            graph.erase_node(node)
-    return_from(graph, (*output_args(graph), *(node.args[0] for node in sets.values())))
-    for node in sets.values():
-        graph.erase_node(node)
-    module.recompile()
-    return tuple(sets)
-
-
-def keeping_states(
-    compiled: Callable[[list[Any]], Sequence[Any]], devices: Sequence[torch.device], results: int
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """Give a graph of `with_states` its generators' states, and set them to what it returns behind its results."""
-    generators = [internals.default_generator(device) for device in devices]
-
-    def call(inputs: list[Any]) -> Sequence[Any]:
-        inputs += [generator.get_state() for generator in generators]
-        outputs = compiled(inputs)
-        for generator, state in zip(generators, outputs[results:], strict=False):
-            generator.set_state(state)
-        return outputs[:results]
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
-    return call
-
-
-def noted(devices: Collection[torch.device]) -> Callable[[], Callable[[], None]]:
-    """Make what notes the state of the devices' generators; it returns what puts that state back."""
-    generators = [internals.default_generator(device) for device in devices]
-
-    def note() -> Callable[[], None]:
-        states = [generator.get_state() for generator in generators]
-
-        def put_back() -> None:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-
-        return put_back
-
-    return note
 
 
 # --- which state the next op draws from ------------------------------------------------------------------------------
@@ -250,26 +181,20 @@ class States:
             self._states[device] = self._first[device] = state
         return state
 
-    def is_unknown(self, results: Any) -> bool:
-        """Tell whether a replay draws on a device whose generator's state was not taken."""
-        return self._replays and device_of(results) not in self._states
+    def before(self, device: torch.device) -> Tensor | None:
+        """Return the state that the next draw on a device takes; None if it draws from the live generator."""
+        if self._replays and device not in self._states:
+            raise RunEagerly(
+                "a checkpoint draws random numbers on a GPU, and to draw them again takes the state of its generator",
+                suggestion="keep that out of the checkpoint, to have it compiled",
+            )
+        if self._functional and device not in self._states:
+            self._read(device)
+        return self._states.get(device)
 
-    def draw(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
-    ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any], Tensor] | None:
-        """Return with what op and arguments to draw, and the state before; None if that is live."""
-        device = device_of(results)
-        state = self._states.get(device)
-        if state is None and self._functional:
-            state = self._read(device)
-        if state is None:
-            return None
-        args, kwargs = without_generator(func, args, kwargs)
-        return drawn(func), (state, *args), kwargs, state
-
-    def drew(self, results: Any, state: Tensor) -> None:
+    def after(self, device: torch.device, state: Tensor) -> None:
         """Note the state after a draw."""
-        self._states[device_of(results)] = state
+        self._states[device] = state
 
 
 def draws(target: Any) -> bool:

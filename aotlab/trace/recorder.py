@@ -23,11 +23,11 @@ from aotlab.errors import (
 )
 from aotlab.ir.graphs import Phase, moves_nothing
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.corrections import LAID_OUT, as_in_eager, laid_out, needs_look
+from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
-from aotlab.trace.random_state import States, draws, state_size
+from aotlab.trace.random_state import States, drawn, draws, state_size, without_generator
 from aotlab.trace.running import here
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
         fake_mode: FakeTensorMode,
         decompositions: dict[Any, Callable[..., Any]] | None = None,
         *,
+        exact: bool = False,
         functional: bool = False,
         quirks: Sequence[Quirk] = (),
     ) -> None:
@@ -88,7 +89,7 @@ class Recorder(TorchDispatchMode):
         self._memo: dict[Any, Any] = {}
         self.states = States(self._append_on_state, functional=functional)
         self.has_checkpoints = False
-        self.exact = False
+        self.exact = exact
         self._unmemoisable: set[OpOverload] = set()
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
         self.quirks = quirks
@@ -133,8 +134,8 @@ class Recorder(TorchDispatchMode):
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
-                return self.record(func, types, args, kwargs or {})
-        return self.record(func, types, args, kwargs or {})
+                return self.record(func, args, kwargs or {})
+        return self.record(func, args, kwargs or {})
 
     def _leave_inference_tensors(self) -> NoReturn:
         raise RunEagerly(
@@ -143,7 +144,7 @@ class Recorder(TorchDispatchMode):
             suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
         )
 
-    def record(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op on fake tensors and append it, or what stands for it, to the tape."""
         if func in _ANSWERED_BY_THE_FAKE:
             return _ANSWERED_BY_THE_FAKE[func](*args)
@@ -153,36 +154,34 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.values_only and func in internals.VECTORS_FLAG:
             args, kwargs = args[:2], {**kwargs, internals.VECTORS_FLAG[func]: False}
-        result = self._decomposed(func, types, args, kwargs)
+        result = self._decomposed(func, args, kwargs)
         if result is not NotImplemented:
             return result
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
         self._check_arguments(func, args, kwargs)
         if func in self._claims:
-            result = self._claims[func](self, types, args, kwargs)
+            result = self._claims[func](self, args, kwargs)
             if result is not NotImplemented:
                 return result
         if func is _RANDOM_BETWEEN and args[2] is not None and args[0].is_contiguous() and not kwargs.get("generator"):
             # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
             like = {"dtype": args[0].dtype, "device": args[0].device}
-            return self.record(torch.ops.aten.randint.low, types, (args[1], args[2], list(args[0].shape)), like)
+            return self.record(torch.ops.aten.randint.low, (args[1], args[2], list(args[0].shape)), like)
         self._check_draws(func, args, kwargs)
         self._check_settings(func)
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
             # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
-            return self.record(torch.ops.aten.where.ScalarOther, types, (*args, 0.0), kwargs)
+            return self.record(torch.ops.aten.where.ScalarOther, (*args, 0.0), kwargs)
         try:
-            result = self._run_on_fakes(func, types, args, kwargs)
+            result = self._run_on_fakes(func, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
             if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
                 return self._ask_constants(func, args, kwargs)
             raise self._no_values(func, (args, kwargs), error) from error
-        return self._appended(func, types, args, kwargs, result)
+        return self._appended(func, args, kwargs, result)
 
-    def _decomposed(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what an op is decomposed into; NotImplemented if it is to be recorded as it is."""
         decomposition = self._decomposition(func, args)
         if decomposition is None:
@@ -194,7 +193,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 result = decomposition(*args, **kwargs)
             if outermost and result is not NotImplemented and func in self.decompositions:
-                result = self._laid_out(func, types, args, kwargs, result)
+                result = self._laid_out(func, args, kwargs, result)
         finally:
             if outermost:
                 self._original = None
@@ -225,46 +224,39 @@ class Recorder(TorchDispatchMode):
                 suggestion="use the default generator, or draw outside of the compiled function",
             )
 
-    def _appended(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
+    def _appended(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Append an op that gave ``result`` on fake tensors; return what the program gets."""
         if draws(func):
             result = self._append_draw(func, args, kwargs, result)
-            return self._by_mask(types, result) if func is torch.ops.aten.bernoulli.p else result
-        if func in LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
+            return self._by_mask(result) if func is torch.ops.aten.bernoulli.p else result
+        if func in internals.LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
             # a backend that decomposes lays out what it computes as torch's own fakes say
-            promised = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+            promised = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
             self._append(func, args, kwargs, promised)
-            return laid_out(promised, result, self._recording(types))
+            return laid_out(promised, result, self.record)
         self._append(func, args, kwargs, result)
         return result
 
     def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Append a random op, by the form that takes a state if it is not to draw from the generator as it is."""
-        if self.states.is_unknown(result):
-            raise RandomOpError(
-                f"a checkpoint draws random numbers by `{func}` on a GPU",
-                line=self._line(),
-                why="to draw them again takes the state of its generator, which only eager keeps so far",
-                suggestion="keep it out of the checkpoint",
-            )
-        by_state = self.states.draw(func, args, kwargs, result)
-        if by_state is None:
+        results = tensors_in(result)
+        device = results[0].device
+        before = self.states.before(device)
+        if before is None:
             self._append(func, args, kwargs, result)
             return result
-        op, args, kwargs, before = by_state
         state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
-        self._append(op, args, kwargs, (*([result] if isinstance(result, Tensor) else result), state))
-        self.states.drew(result, state)
+        args, kwargs = without_generator(func, args, kwargs)
+        self._append(drawn(func), (before, *args), kwargs, (*results, state))
+        self.states.after(device, state)
         return result
 
-    def _by_mask(self, types: Sequence[type], drawn: Tensor) -> Tensor:
+    def _by_mask(self, zeros_and_ones: Tensor) -> Tensor:
         """Compute zeros and ones from the bools of them, which are a fraction to save for the backward."""
-        if not (drawn.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
-            return drawn
-        mask = self.record(torch.ops.aten.ne.Scalar, types, (drawn, 0), {})
-        result: Tensor = self.record(internals.CAST, types, (mask,), {"dtype": drawn.dtype})
+        if not (zeros_and_ones.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
+            return zeros_and_ones
+        mask = self.record(torch.ops.aten.ne.Scalar, (zeros_and_ones, 0), {})
+        result: Tensor = self.record(internals.CAST, (mask,), {"dtype": zeros_and_ones.dtype})
         return result
 
     def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
@@ -276,20 +268,15 @@ class Recorder(TorchDispatchMode):
         self.tape.append(Operation(index, op, args, {}, state, self.phase, None, None, None, op))
         return state
 
-    def _laid_out(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
+    def _laid_out(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Give what a decomposition of ``func`` computed the strides of the op itself."""
         if func._schema.is_mutable or not needs_look(func, args, kwargs):
             return result
         try:
-            fake = self._run_on_fakes(func, types, args, kwargs)
+            fake = self._run_on_fakes(func, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException, NotImplementedError):
             return result  # the op has no fake result of its own
-        return laid_out(result, fake, self._recording(types))
-
-    def _recording(self, types: Sequence[type]) -> Callable[..., Any]:
-        return lambda op, args, kwargs: self.record(op, types, args, kwargs)
+        return laid_out(result, fake, self.record)
 
     def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
         """Make the error for an op that asks for values; see `aotlab.trace.boundary` for its final words."""
@@ -305,9 +292,7 @@ class Recorder(TorchDispatchMode):
         made.inputs = tuple(self.names[id(fake)] for fake in outside if id(fake) in self.names)
         return made
 
-    def _run_on_fakes(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_on_fakes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
         key = None
         if func not in self._unmemoisable:
@@ -321,7 +306,7 @@ class Recorder(TorchDispatchMode):
             if len(known) == 5:
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
             return remake(self.fake_mode, known)
-        result = internals.call_by_fake_mode(self.fake_mode, func, types, args, kwargs)
+        result = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
         name = func.overloadpacket.__name__  # fakes do not say that results are quantized
         quantizes = "quantized" in name or name.startswith("quantize_per")
         for tensor in tensors_in(result):
@@ -331,17 +316,14 @@ class Recorder(TorchDispatchMode):
                 or tensor.dtype in _QUANTIZED
                 or tensor.device.type == "meta"
             ):
+                what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
-                    raise Untraceable(
-                        "forward-mode differentiation takes a number, or a tensor without a tangent, for a tensor of "
-                        f"zeros without memory, which a trace cannot represent, at {self._line()}; differentiate "
-                        "backwards (vjp, jacrev), or outside of the compiled function"
-                    )
+                    what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
                 raise Untraceable(
-                    f"`{func}` makes a sparse, quantized, opaque or meta tensor, which a trace cannot represent, at "
-                    f"{self._line()}; do that outside of the compiled function"
+                    f"{what}, which a trace cannot represent, at {self._line()}; "
+                    "do that outside of the compiled function"
                 )
-        result = as_in_eager(func, args, kwargs, result, self.fake_mode)
+        result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
             description = memo_value(result, args, kwargs)
             if description is None:

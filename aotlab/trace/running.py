@@ -1,25 +1,17 @@
-"""What is asked of the recorder that is running, and noted there, by those that have it not at hand.
-
-Among it is which module of the user's made an op. Nodes carry it as ``meta["nn_module_stack"]``, in the form in which
-Dynamo and torch's exporter write it: from a key of each module around the op, the outermost first, to its path and its
-class::
-
-    {"1403…": ("L['self'].layers", <class Layers>), "1404…": ("L['self'].layers.0", <class Linear>)}
-"""
+"""What is asked of the recorder that is running, and noted there, by those that have it not at hand."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import RunEagerly
-from aotlab.trace.places import Locator, located, user_line
+from aotlab.trace.places import Locator, located
 from aotlab.trace.tape import Operation
 
 if TYPE_CHECKING:
@@ -87,21 +79,12 @@ def strides_are_certain(wrapper: Tensor) -> bool:
     """
     if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
         return True
-    return all(map(_is_row_by_row, filter(_has_free_strides, here.active[-1].tape.values())))
+    free = filter(_has_free_strides, here.active[-1].tape.values())
+    return all(tensor.stride() == internals.make_contiguous_strides_for(tensor.shape) for tensor in free)
 
 
 def _has_free_strides(tensor: Tensor) -> bool:
     return 1 in tensor.shape or 0 in tensor.shape
-
-
-def _is_row_by_row(tensor: Tensor) -> bool:
-    """Tell whether a tensor has the strides of a new one, also where its dimensions have the size one."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if stride != expected:
-            return False
-        expected *= max(size, 1)
-    return True
 
 
 def note_random_state(name: str, state: Tensor) -> None:
@@ -136,68 +119,3 @@ def locate(place: Locator | None, meta: dict[str, Any] | None) -> None:
     located(place)
     if here.active:
         here.active[-1].meta = meta
-
-
-# --- modules -------------------------------------------------------------------------------------------------------
-# While any trace runs, what `torch.nn.Module.__call__` calls is noted; for threads that trace nothing it does no more
-# than before. An op of the backward gets the stack of the op that it differentiates, by autograd's sequence numbers.
-
-_modules = threading.local()
-_lock = threading.Lock()
-_tracing = 0
-_ordinary_call: Any = internals.module_call()
-
-
-@contextmanager
-def modules_named(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Let the running recorder write down in which of these modules an op is made.
-
-    Each comes with its path (``self.layers.0``; the first name is that of a variable). Others are named by their class
-    where no named module is around them.
-    """
-    before = getattr(_modules, "paths", None), getattr(_modules, "stack", {})
-    paths: dict[int, str] = {}
-    for path, module in modules:
-        name, _, rest = path.partition(".")
-        paths.setdefault(id(module), f"L[{name!r}].{rest}" if rest else f"L[{name!r}]")
-    _modules.paths, _modules.stack = paths, {}
-    _change(1)
-    try:
-        yield
-    finally:
-        _change(-1)
-        _modules.paths, _modules.stack = before
-
-
-def _change(by: int) -> None:
-    global _tracing, _ordinary_call
-    with _lock:
-        if _tracing == 0:
-            _ordinary_call = internals.module_call()
-            internals.set_module_call(_call)  # put back with the last trace
-        _tracing += by
-        if _tracing == 0:
-            internals.set_module_call(_ordinary_call)
-
-
-def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    paths: dict[int, str] | None = getattr(_modules, "paths", None)
-    if paths is None:
-        return _ordinary_call(self, *args, **kwargs)
-    if internals.leaves_padding_out(self, args, kwargs):
-        raise RunEagerly(
-            f"`{type(self).__name__}` leaves padded places out where nothing is differentiated, at {user_line()}",
-            suggestion="make it with enable_nested_tensor=False, to have it compiled",
-        )
-    stack: dict[str, tuple[str, type]] = _modules.stack
-    path = paths.get(id(self))
-    if path is None:
-        if stack:  # made by a module that is known
-            return _ordinary_call(self, *args, **kwargs)
-        path = f"L[{type(self).__name__!r}]"
-    _modules.stack = {**stack, str(id(self)): (path, type(self))}
-    try:
-        with noted({"nn_module_stack": _modules.stack}):
-            return _ordinary_call(self, *args, **kwargs)
-    finally:
-        _modules.stack = stack

@@ -35,11 +35,10 @@ class Segment:
     """A part of the traced program's autograd graph.
 
     ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
-    differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave, ``inputs`` those
-    of them that are inputs of the program: there all that arrives is summed, while elsewhere each gradient goes on by
-    itself, so that autograd sums as it does in eager. ``nodes`` are what lies between; None if the segment is the only
-    one. ``lost`` are the nodes of the whole graph that lead nowhere: a gradient that gets there uses up what they keep.
-    ``apart`` are stops at which several segments' gradients are summed: there too, each goes on by itself.
+    differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave. At ``inputs`` of
+    the program all that arrives is summed, except at those that are ``apart``, where several segments' gradients meet;
+    elsewhere each gradient goes on by itself, so that autograd sums as it does in eager. ``nodes`` are what lies
+    between; None if the segment is the only one.
     """
 
     roots: tuple[int, ...]
@@ -47,7 +46,6 @@ class Segment:
     stops: tuple[Edge, ...]
     inputs: frozenset[Edge]
     nodes: frozenset[Any] | None = field(repr=False)
-    lost: frozenset[Any] = field(default=frozenset(), repr=False)
     apart: frozenset[Edge] = frozenset()
 
     def sums(self, edge: Edge) -> bool:
@@ -59,9 +57,9 @@ class Segment:
         """The ways out: inputs, and for other stops each node's way there."""
         if self.nodes is None:
             return tuple((edge, None, 0) for edge in self.stops)
-        found: dict[Exit, None] = {(edge, None, 0): None for edge in self.stops if self.sums(edge)}
-        for edge in self.entries:
-            if edge in self.stops and not self.sums(edge) and not self.has(edge[0]):
+        found: dict[Exit, None] = {}
+        for edge in self.stops:
+            if self.sums(edge) or (edge in self.entries and not self.has(edge[0])):
                 found[edge, None, 0] = None
         for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
@@ -72,10 +70,6 @@ class Segment:
     def has(self, node: Any) -> bool:
         """Tell whether the node is of this segment."""
         return self.nodes is None or node in self.nodes
-
-    def runs(self, node: Any) -> bool:
-        """Tell whether eager would run the node in a backward through this segment."""
-        return self.has(node) or node in self.lost
 
 
 def segments(
@@ -152,8 +146,7 @@ class _Graph:
                     if self._is_seen(edge) or (edge[0] in self.useful and edge[0] not in nodes):
                         stops[edge] = None
         entries = (*(self.roots[n] for n in own), *carriers)
-        lost = frozenset(self.nodes) - self.useful
-        return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful, lost)
+        return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
 
     def keys(self) -> dict[Any, _Key]:
         """Say for each node to which segment it belongs.
@@ -235,6 +228,21 @@ class _Graph:
         return list(done)[::-1]
 
 
+def _senders(parts: Sequence[Segment]) -> dict[Edge, list[int]]:
+    """List for each edge the numbers of the segments whose nodes send gradients there, once for each gradient."""
+    found: dict[Edge, list[int]] = {}
+    for number, part in enumerate(parts):
+        for node in part.nodes or ():
+            for edge in node.next_functions:
+                found.setdefault(edge, []).append(number)
+    return found
+
+
+def _are_mixed(senders: Sequence[int]) -> bool:
+    """Tell whether several segments send gradients, and so many that the order of the sum shows in its rounding."""
+    return len(senders) > 2 and len(set(senders)) > 1
+
+
 def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozenset[Edge]:
     """Return the edges at which three gradients or more arrive, not all of them from one segment.
 
@@ -246,16 +254,9 @@ def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozens
     arrives at an edge: (v's + k's) + q's. Of two terms the order makes no difference; of three it is that of the
     roundings. At the edges of ``outside`` there is one of the caller's besides.
     """
-    arriving: dict[Edge, list[int]] = {edge: [-1] for edge in outside}
-    for number, part in enumerate(parts):
-        if part.nodes is None:
-            continue
-        stops = set(part.stops)
-        for node in part.nodes:
-            for edge in node.next_functions:
-                if edge in stops:
-                    arriving.setdefault(edge, []).append(number)
-    return frozenset(edge for edge, own in arriving.items() if len(own) > 2 and len(set(own)) > 1)
+    stops = {edge for part in parts for edge in part.stops}
+    arriving = {edge: own for edge, own in _senders(parts).items() if edge in stops}
+    return frozenset(e for e, own in arriving.items() if _are_mixed([-1, *own] if e in outside else own))
 
 
 def to_be_cut(parts: Sequence[Segment]) -> set[Edge]:
@@ -263,28 +264,22 @@ def to_be_cut(parts: Sequence[Segment]) -> set[Edge]:
 
     What arrives there is to be summed by autograd: these are to be carriers, with a segment behind them.
     """
-    arriving: dict[Edge, list[int]] = {}
-    for number, part in enumerate(parts):
-        for node in part.nodes or ():
-            for edge in next_edges(node):
-                arriving.setdefault(edge, []).append(number)
-    return {
-        edge
-        for number, part in enumerate(parts)
-        for edge in part.entries[len(part.roots) :]
-        if number in (own := arriving.get(edge, [])) and len(own) > 2 and len(set(own)) > 1
-    }
+    senders = _senders(parts)
+    carriers = ((number, edge) for number, part in enumerate(parts) for edge in part.entries[len(part.roots) :])
+    return {edge for number, edge in carriers if number in (own := senders.get(edge, [])) and _are_mixed(own)}
 
 
 def in_order_of_nodes(parts: Sequence[Segment]) -> dict[Edge, list[Exit]]:
     """List by edge the ways of several segments that lead there, in the order in which eager made their nodes."""
-    found: dict[Edge, list[tuple[int, Exit]]] = {}
+    found: dict[Edge, list[Exit]] = {}
+    senders: dict[Edge, set[int]] = {}
     for number, part in enumerate(parts):
         for way in part.exits:
             if way[0] in part.apart and way[1] is not None:
-                found.setdefault(way[0], []).append((number, way))
-    several = {edge: own for edge, own in found.items() if len({number for number, _ in own}) > 1}
+                found.setdefault(way[0], []).append(way)
+                senders.setdefault(way[0], set()).add(number)
     return {
-        edge: sorted((way for _, way in own), key=lambda way: (internals.sequence_of(way[1]), -way[2]))
-        for edge, own in several.items()
+        edge: sorted(ways, key=lambda way: (internals.sequence_of(way[1]), -way[2]))
+        for edge, ways in found.items()
+        if len(senders[edge]) > 1
     }

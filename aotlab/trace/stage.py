@@ -78,10 +78,8 @@ def run(
 
     Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
-    recorder = Recorder(
-        Tape(), FakeTensorMode(static_shapes=True), decompositions, functional=functional_draws, quirks=quirks
-    )
-    recorder.exact = exact
+    mode = FakeTensorMode(static_shapes=True)
+    recorder = Recorder(Tape(), mode, decompositions, exact=exact, functional=functional_draws, quirks=quirks)
     inputs = enter_inputs(recorder, call, dedupe, bases)
     findings = run_function(call, dedupe, recorder, inputs)
     if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):

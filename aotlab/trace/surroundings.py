@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import EscapeError, HigherOrderOpError, RandomOpError, RefusedError, brief
+from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.trace.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
@@ -46,47 +47,40 @@ def tracing(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-class WorldUnchanged:
+@contextmanager
+def world_unchanged(recorder: Recorder) -> Iterator[None]:
     """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._settings = internals.global_state()
-        self._random_state = random.getstate()  # torch's own generator is guarded by `EscapeGuard`
-        self._numpy_state = _numpy_state()
-        self._autocast_nesting = internals.autocast_nesting()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    settings, nesting = internals.global_state(), internals.autocast_nesting()
+    random_state, numpy_state = random.getstate(), _numpy_state()  # torch's generator is guarded by `EscapeGuard`
+    try:
+        yield
+    finally:
         # What autocast has kept of traced tensors goes when the region ends, like all that it keeps of the caller's.
         # But a checkpoint, which runs again when the backward is traced, would find it.
-        if internals.any_autocast_enabled() and (self._recorder.has_checkpoints or not self._autocast_nesting):
+        if internals.any_autocast_enabled() and (recorder.has_checkpoints or not nesting):
             torch.clear_autocast_cache()
-        internals.restore_autocast_nesting(self._autocast_nesting)
-        drew = "`numpy.random`" if _numpy_state() != self._numpy_state else None
-        if random.getstate() != self._random_state:
+        internals.restore_autocast_nesting(nesting)
+        drew = "`numpy.random`" if _numpy_state() != numpy_state else None
+        if random.getstate() != random_state:
             drew = "Python's `random`"
-            random.setstate(self._random_state)
+            random.setstate(random_state)
         now = internals.global_state()
-        changed = [name for (name, was), (_, is_) in zip(self._settings, now, strict=True) if was != is_]
+        changed = [name for (name, was), (_, is_) in zip(settings, now, strict=True) if was != is_]
         if changed:
-            internals.restore_settings(self._settings)
-        if kind is not None:
-            return
-        if drew is not None:
-            raise RandomOpError(
-                f"the function draws from {drew}",
-                pattern=r"(?<!torch\.)\brandom\.",
-                why="the number would be the same at every call",
-                suggestion="pass it as an argument, or use torch's random ops",
-            )
-        if changed:
-            raise EscapeError(
-                f"the function leaves a global setting changed: {', '.join(changed)}",
-                why="a compiled call would not",
-                suggestion="change it outside of the compiled function",
-            )
+            internals.restore_settings(settings)
+    if drew is not None:
+        raise RandomOpError(
+            f"the function draws from {drew}",
+            pattern=r"(?<!torch\.)\brandom\.",
+            why="the number would be the same at every call",
+            suggestion="pass it as an argument, or use torch's random ops",
+        )
+    if changed:
+        raise EscapeError(
+            f"the function leaves a global setting changed: {', '.join(changed)}",
+            why="a compiled call would not",
+            suggestion="change it outside of the compiled function",
+        )
 
 
 def _numpy_state() -> Any:
@@ -102,29 +96,16 @@ def failures_told_apart() -> Iterator[None]:
     """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
     try:
         yield
-    except (RefusedError, RunEagerly):
+    except (RefusedError, RunEagerly, KeyboardInterrupt):  # the last is the user's, who wants this to end
         raise
-    except RuntimeError as error:
-        if "support functionalizing operators" in str(error):
-            raise HigherOrderOpError(
-                f"a custom op cannot be functionalized ({str(error).splitlines()[0][:200]})",
-                line=line_of_error(error),
-                why="its write could not be taken out of the graph",
-                suggestion="move it out of the compiled function",
-            ) from error
-        raise TraceFailed(_raised(error)) from error
-    except KeyboardInterrupt:
-        raise  # the user's, who wants this to end
     except Untraceable as error:
         raise TraceFailed(str(error)) from error
     except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
-        raise TraceFailed(_raised(error)) from error
-
-
-def _raised(error: BaseException) -> str:
-    line = line_of_error(error)
-    where = "" if line is None else f", at {line}"
-    return f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
+        line = line_of_error(error)
+        where = "" if line is None else f", at {line}"
+        raise TraceFailed(
+            f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
+        ) from error
 
 
 # --- clocks, prints and warnings -----------------------------------------------------------------------------------
@@ -143,28 +124,24 @@ def clocks_watched() -> Iterator[None]:
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
     thread = threading.get_ident()
-    before = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
+    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
 
-    def watched(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(original)
-        def read() -> Any:
-            module = str(sys._getframe(1).f_globals.get("__name__", ""))
-            if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-                raise RunEagerly(
-                    f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
-                    suggestion="pass the time as an argument",
-                )
-            return original()
-
-        return read
+    def read(name: str) -> Any:
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
+            raise RunEagerly(
+                f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
+                suggestion="pass the time as an argument",
+            )
+        return clocks[name]()
 
     try:
-        for name, original in before.items():
-            setattr(time, name, watched(name, original))
+        for name, clock in clocks.items():
+            setattr(time, name, functools.wraps(clock)(functools.partial(read, name)))
         yield
     finally:
-        for name, original in before.items():
-            setattr(time, name, original)
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
 
 
 class Printed:
@@ -188,14 +165,14 @@ class Printed:
             getattr(sys, name).write(text)
 
 
+@dataclass
 class _Stream:
     """Stands for one stream; other threads write through it."""
 
-    def __init__(self, name: str, stream: Any, held: list[tuple[str, str]]) -> None:
-        self._name = name
-        self._stream = stream
-        self._held = held
-        self._thread = threading.get_ident()
+    _name: str
+    _stream: Any
+    _held: list[tuple[str, str]]
+    _thread: int = field(default_factory=threading.get_ident)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -212,19 +189,13 @@ class _Stream:
 
 
 class Warned(NamedTuple):
-    """One warning: its text or object, its place, and the module's globals; ``by_caller`` if it names the caller."""
+    """One warning: its text or object, its place, and the module's globals."""
 
     message: Warning | str
     category: type[Warning]
     file: str
     line: int
     scope: dict[str, Any]
-    by_caller: bool
-
-
-def is_engine(scope: dict[str, Any]) -> bool:
-    """Tell by a frame's globals whether it is one of aotlab's."""
-    return str(scope.get("__name__", "")).partition(".")[0] == "aotlab"
 
 
 @contextmanager
@@ -242,8 +213,7 @@ def warnings_noted() -> Iterator[list[Warned]]:
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, lineno):
                 frame = frame.f_back
-            scope = {} if frame is None else frame.f_globals
-            noted.append(Warned(message, category, filename, lineno, scope, is_engine(scope)))
+            noted.append(Warned(message, category, filename, lineno, {} if frame is None else frame.f_globals))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +63,12 @@ class Operation:
     @property
     def may_raise(self) -> bool:
         """Whether its kernel may refuse what its fake took."""
-        target = original(self.target) or self.target
-        return target in internals.ASSERTIONS or may_raise(target, tensors_in((self.args, self.kwargs)))
+        return internals.may_raise(original(self.target) or self.target, tensors_in((self.args, self.kwargs)))
 
     @property
     def may_raise_late(self) -> bool:
         """Whether its kernel may refuse some values of what it takes."""
-        target = original(self.target) or self.target
-        return target in internals.ASSERTIONS or may_raise_late(target, tensors_in((self.args, self.kwargs)))
+        return internals.may_raise_late(original(self.target) or self.target, tensors_in((self.args, self.kwargs)))
 
 
 #: Where a value comes from: an input or constant by name, or an op's result at a path.
@@ -212,9 +209,8 @@ class Tape:
         if outside:
             raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
         writer = _GraphWriter(self, inputs, same)
-        items = self._items(wanted, outputs, stop)
         for index in sorted(wanted):
-            writer.write(self.operations[index], items.get(index, {}).values(), stays=index in unused)
+            writer.write(self.operations[index], stays=index in unused)
         return writer.finish(name, outputs, write_back)
 
     def _chosen(
@@ -226,18 +222,6 @@ class Tape:
         more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
         unused = {o.index for o in impure} - more
         return wanted | more | unused, unused, outside + further
-
-    def _items(
-        self, wanted: Collection[int], outputs: Sequence[Tensor | None], stop: Collection[int]
-    ) -> dict[int, dict[int, Tensor]]:
-        """Return the parts that are used of the results of ops, by the ops' indices."""
-        items: dict[int, dict[int, Tensor]] = {}
-        used = [tensors_in((self.operations[i].args, self.operations[i].kwargs)) for i in wanted]
-        for fake in [*(t for ts in used for t in ts), *(o for o in outputs if o is not None)]:
-            origin = self._origin[id(fake)]
-            if not isinstance(origin, str) and origin[1] and id(fake) not in stop:
-                items.setdefault(origin[0].index, {})[id(fake)] = fake
-        return items
 
 
 class _GraphWriter:
@@ -257,8 +241,8 @@ class _GraphWriter:
             self._nodes[id(fake)] = node
         self._nodes.update((id(fake), self._nodes[id(standing)]) for fake, standing in same)
 
-    def write(self, operation: Operation, items: Iterable[Tensor], *, stays: bool) -> None:
-        """Write one op and, right behind it, where partitioners look for them, the ``items`` used of its result."""
+    def write(self, operation: Operation, *, stays: bool) -> None:
+        """Write one op and, right behind it, where partitioners look for them, the parts of its result."""
         args = tuple([self._convert(arg) for arg in operation.args])
         kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
         node = self._graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
@@ -271,7 +255,7 @@ class _GraphWriter:
             self._nodes.setdefault(id(operation.result), node)
         else:
             node.meta["val"] = operation.result
-            for fake in items:
+            for fake in tensors_in(operation.result):
                 self._use(fake)
 
     def finish(
@@ -284,6 +268,9 @@ class _GraphWriter:
             node.meta["val"] = target
             node.meta["phase"] = "forward"
         self._graph.output(tuple(returned))
+        for node in reversed(self._graph.nodes):
+            if node.target is operator.getitem and not node.users:
+                self._graph.erase_node(node)
         return internals.graph_module(self._root, self._graph, name)
 
     def _use(self, fake: Tensor) -> fx.Node:
@@ -353,73 +340,3 @@ def _describe(node: fx.Node, fake: Tensor) -> None:
         known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
     node.meta["tensor_meta"] = known
     node.meta.setdefault("phase", "forward")
-
-
-# --- ops that may raise when they run although their fake did not, so that they stay though nobody uses their result
-#
-# A fake has no values, and does not know which kernels there are. What it lets pass and a kernel refuses are, by the op
-# database: mixed dtypes (as of a value and an index), unusual ones, and what a few kernels read in one dtype alone.
-
-_USUAL = frozenset((torch.float32, torch.float64))
-
-#: Parts of the names of ops that look at values.
-_LOOK = (
-    "binary_cross_entropy", "bucketize", "cat", "cholesky", "complex", "geqrf", "hist", "linalg_", "lu_", "ormqr",
-    "polar", "scatter", "searchsorted", "segment_reduce", "triangular_solve",
-)  # fmt: skip
-
-#: What takes any tensor of any dtype; functionalization leaves many of these behind.
-_NEVER = frozenset(
-    (
-        "_to_copy", "clone", "copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "fill", "empty_like",
-        "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "zero",
-        "new_empty_strided", "scalar_tensor", "as_strided_scatter", "select_scatter", "slice_scatter",
-        "diagonal_scatter", "logical_not",
-    )
-)  # fmt: skip
-
-#: Parts of the names of ops whose kernels refuse some values of what they take: on any device, and where kernels can
-#: say so to whoever called them, which those of a GPU cannot.
-_REFUSE = ("bincount", "cholesky", "hist", "inverse", "linalg_", "lu_", "triangular_solve")
-_REFUSE_ON_CPU = (
-    "_assert", "bernoulli", "binary_cross_entropy", "binomial", "ctc_loss", "dirichlet", "embedding", "fake_quant",
-    "gather", "index", "margin_loss", "multinomial", "nll_loss", "normal", "one_hot", "ormqr", "poisson", "put",
-    "repeat_interleave", "scatter", "segment_reduce", "take", "unpool",
-)  # fmt: skip
-_DIVIDES = ("div", "floor_divide", "fmod", "remainder")
-_OF_ONE_DTYPE = ("mm", "mv", "dot", "convolution")
-
-
-@functools.cache
-def _name(target: Any) -> str | None:
-    """Return the name of an op that might raise; None for views, what takes any tensor, and what is no op."""
-    if not isinstance(target, OpOverload):
-        return None
-    name = target._schema.name.rpartition("::")[2]
-    return None if name in _NEVER or any(each.alias_info is not None for each in target._schema.returns) else name
-
-
-def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may refuse what its fake took, as ``mm`` refuses two dtypes."""
-    name = _name(target)
-    if name is None or not tensors:
-        return False
-    dtypes = {tensor.dtype for tensor in tensors}
-    return len(dtypes) > 1 or not dtypes <= _USUAL or any(part in name for part in _LOOK)
-
-
-def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may refuse at one call what it took at another, as ``index`` does.
-
-    Compiled kernels do not run in the order of the program: what raises may do so when an input is half written.
-    """
-    name = _name(target)
-    if name is None or not tensors or target is torch.ops.aten.bernoulli.p:
-        return False
-    dtypes = {tensor.dtype for tensor in tensors}
-    if any(part in name for part in _REFUSE) or (len(dtypes) > 1 and any(part in name for part in _OF_ONE_DTYPE)):
-        return True
-    if any(tensor.device.type != "cpu" for tensor in tensors):
-        return False
-    whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-    return any(part in name for part in _REFUSE_ON_CPU) or (whole and name in _DIVIDES)

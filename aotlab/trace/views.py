@@ -32,12 +32,9 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 
 def root_among(tape: Tape, value: Tensor, known: Collection[int]) -> Tensor | None:
     """Return the value, by its ``id`` one of ``known``, that another is or is a view of; None if there is none."""
-    while id(value) not in known:
-        parent = view_parent(tape, value)
-        if parent is None:
-            return None
+    while id(value) not in known and (parent := view_parent(tape, value)) is not None:
         value = parent[0]
-    return value
+    return value if id(value) in known else None
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:

@@ -19,7 +19,6 @@ from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
 from aotlab.trace.chronicle import Chronicle
-from aotlab.trace.corrections import CORRECTIONS
 from aotlab.trace.places import user_line
 from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
 from aotlab.trace.storage_looks import StorageLooks
@@ -84,7 +83,7 @@ class Writes:
             ):
                 _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
             return result
-        result = _run(func, args, kwargs)
+        result = func(*args, **kwargs)
         if internals.any_autocast_enabled() and any(
             operation.target is internals.TRILINEAR for operation in operations_since(count)
         ):  # a graph runs without autocast
@@ -106,7 +105,7 @@ class Writes:
             _fall_back(f"`{name}` with `out` takes tensors with gaps for contiguous ones")
         _check_operands(func, (out, *args), others)
         count = operations_so_far()
-        result = _run(func, args, others)
+        result = func(*args, **others)
         same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
         if not same or result.shape != out.shape:
             _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
@@ -136,7 +135,7 @@ class Writes:
             self._chronicle.writes(tensor)
         self._looks.check_writes(written)
         count, versions = operations_so_far(), [internals.version_of(tensor) for tensor in written]
-        result = _run(func, args, kwargs)
+        result = func(*args, **kwargs)
         for tensor, version in zip(written, versions, strict=True):
             if (
                 internals.is_functional(tensor)
@@ -163,7 +162,7 @@ class Writes:
         shape, required, count = written.shape, written.requires_grad, operations_so_far()
         self._chronicle.writes(written)
         with ordinary_values() if not written.is_inference() else nullcontext():
-            result = _run(func, args, kwargs)
+            result = func(*args, **kwargs)
             if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
                 internals.sync(written)  # later, the value would be made where the function is by then
         self._chronicle.wrote(func, args, kwargs, required_grad=required)
@@ -187,11 +186,6 @@ class Writes:
         other = None if noted is None else noted()
         if other is not None and other is not owner:
             yield other
-
-
-def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    correction = CORRECTIONS.get(func)
-    return func(*args, **kwargs) if correction is None else correction(func, args, kwargs)
 
 
 def _fall_back(reason: str) -> NoReturn:

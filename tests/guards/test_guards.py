@@ -17,7 +17,7 @@ from aotlab.errors import (
     TransformError,
     UnsupportedTensorError,
 )
-from aotlab.guards.call_state import difference, same_value, sentences
+from aotlab.guards.explain import difference, same_value, sentences
 from aotlab.guards.reach import reach
 from aotlab.ir.extents import byte_interval, extent_bytes, overlapping_pairs
 from tests.engine_helpers import compiled, entry_of, leaf, nonleaf, refusing, traced

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from aotlab import config as settings
 from aotlab.errors import LeakedTensorError, PythonValueError, RefusedError
 from aotlab.frontends import dynamo
-from aotlab.guards.call_state import difference
+from aotlab.guards.explain import difference
 from aotlab.guards.values import snapshot
 from tests.engine_helpers import behind, compiled, refusing
 

@@ -104,28 +104,6 @@ def test_third_derivatives_of_a_determinant():
     assert not third(compiled(determinant)).isfinite().all()
 
 
-def test_a_written_view_that_was_dropped():
-    """Eager knows no more what depends on the whole by way of what it kept of the view; of the input all is equal."""
-
-    def use(function):
-        x = torch.ones(3, 3, requires_grad=True)
-        whole, row = function(x)
-        del row
-        (first,) = grad(whole.sum(), x, create_graph=True)
-        return grad(first.sum(), [x, whole], allow_unused=True)
-
-    def written(x):
-        whole = x * 1
-        row = whole[0]
-        row.exp_()
-        return whole, row
-
-    (theirs, forgotten), (mine, whole) = use(written), use(compiled(written))
-    assert torch.equal(theirs, mine)
-    assert forgotten is None
-    assert whole[0].equal(torch.ones(3))
-
-
 @pytest.mark.parametrize("function", [lambda x: x.cumprod(0), lambda x: x.prod()])
 def test_gradients_of_gradients_with_respect_to_a_product_itself(function):
     """Eager's formula for elements that are not zero uses the result; ours does not, and says the same of x."""

@@ -74,6 +74,11 @@ def recurrent(x):
     return torch.lstm(x[:, None], (state, state), weights, False, 1, 0.0, True, False, False)[0]
 
 
+def singular(x):
+    """Compute singular values."""
+    return torch.linalg.svdvals(x)
+
+
 PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
     ("hooks", retaining, "a hook is registered"),
@@ -84,6 +89,7 @@ PROGRAMS = [
     ("warnings", warning, "it warns"),
     ("draws", drawing, "draws in the order of the memory"),
     ("lstm", recurrent, "an LSTM looks at grad mode"),
+    ("kernels", singular, "eager computes `linalg_svdvals` by another kernel"),
 ]
 
 

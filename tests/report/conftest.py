@@ -36,7 +36,8 @@ from aotlab.ir.metadata import (
     ViewStep,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.partition.stage import PartitionRecord, SavedValue
+from aotlab.partition.described import SavedValue
+from aotlab.partition.stage import PartitionRecord
 from aotlab.report import Recording, Report
 from aotlab.runtime.stage import RuntimeRecord
 from aotlab.trace.records import AutogradNode, TraceRecord

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import aotlab
-from aotlab._torch import FakeTensorMode
+from aotlab._torch import FakeTensorMode, as_in_eager
 from aotlab.errors import DataDependentError
 from aotlab.frontends.dynamo import backend
-from aotlab.trace.corrections import as_in_eager
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, refusing, same, traced
 
 

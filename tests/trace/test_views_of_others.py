@@ -256,7 +256,7 @@ def test_drawn_programs(seed):
         function = compiled(names["program"])
         assert differences(names["program"], function, order, grad_modes=modes) == [], text
         served += behind(function).calls.compiled
-    assert served > 8
+    assert served > 4
 
 
 def _leaf(over):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotlab.trace import tape
+from aotlab import _torch as internals
 from aotlab.verification.op_database import Outcome, Variant, campaign, error_variants, judge_errors
 from tests.engine_helpers import compiled, leaf, same
 
@@ -32,7 +32,7 @@ def test_a_twelfth_of_the_operators(by_entry: dict[str, Variant]):
 
 def test_a_missed_error_is_noticed(by_entry: dict[str, Variant], monkeypatch: pytest.MonkeyPatch):
     """Without what keeps unused ops in the graph the sweep says which call eager refuses, and how."""
-    monkeypatch.setattr(tape, "may_raise", lambda *_: False)
+    monkeypatch.setattr(internals, "may_raise", lambda *_: False)
     broken = judge_errors(by_entry["mm"])
     assert broken.outcome is Outcome.DIFFERENT
     assert "tensor 0 as int64: eager gives RuntimeError: " in broken.reason
