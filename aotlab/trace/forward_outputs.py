@@ -13,7 +13,7 @@ from aotlab.ir.extents import byte_interval
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, bases_of, is_written
+from aotlab.trace.inputs import Entered, bases_of
 from aotlab.trace.records import Write
 from aotlab.trace.write_calls import overlaps_itself
 
@@ -69,39 +69,31 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
         def f(a, b):           # b = a[2:], so both are windows of one base
             a.mul_(2)          # a is written; b shows it, and gets nothing of its own
 
-    Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
-    of theirs out.
+    Of tensors that share memory those are written that leave bytes out of none of the others.
     """
     found: list[Write] = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
             found.append(Write(k, inputs[k].written_visibly, info.moves_version))
     for base in bases_of(inputs):
-        if not is_written(base, inputs):
+        if not any(infos[k].mutates_data for k in base.members):
             if any(infos[k].moves_version for k in base.members):
                 raise RunEagerly(f"a write to `{inputs[base.members[0]].name}`, which shares memory, changes nothing")
             continue
-        if not any(infos[k].mutates_data for k in base.members):  # no version counter tells through which it was
-            raise RunEagerly(f"`{inputs[base.members[0]].name}`, which shares memory, is written unseen")
         covered: list[tuple[int, int]] = []
         spans = {k: byte_interval(inputs[k].real) for k in base.members}
-        for k in sorted(base.members, key=lambda k: (not infos[k].moves_version, spans[k][0] - spans[k][1])):
+        for k in sorted(base.members, key=lambda k: spans[k][0] - spans[k][1]):  # the longest first
             real, (start, stop) = inputs[k].real, spans[k]
-            inside = any(a <= start and stop <= b for a, b in covered)
-            if not inside and overlaps_itself(real):  # eager lets nobody write it
-                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
-            if inside or any(_are_one_window(inputs[w.index].real, real) for w in found):
+            if any(a <= start and stop <= b for a, b in covered):
                 continue
+            if overlaps_itself(real):  # eager lets nobody write it
+                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
             found.append(Write(k, visible=False, counts=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, stop))
     # After a write that requires grad torch lets nobody write another part of the memory through a view without a
     # history: such writes come last.
     return sorted(found, key=lambda write: (write.visible, write.index))
-
-
-def _are_one_window(a: Tensor, b: Tensor) -> bool:
-    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
 
 
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:

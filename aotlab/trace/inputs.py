@@ -168,8 +168,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         )
     requires_grad = item.real.requires_grad
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
-    if item.base is not None:  # a write to another window of the base is not one to this input
-        mutated = mutated and (internals.version_of(wrapper) != item.version)
     if item.base is not None and item.written_visibly:
         raise RunEagerly(f"`{item.name}` shares memory with another input, and a write gives it a history")
     if mutated and item.base is None and overlaps_itself(item.real):
@@ -228,14 +226,6 @@ def _requires_grad_set(item: Entered) -> bool | None:
     if item.base is not None or item.steps:
         raise RunEagerly(f"`{item.name}` shares memory or was moved, and is made to require grad or not to")
     return wrapper.requires_grad
-
-
-def is_written(base: Base, inputs: Sequence[Entered]) -> bool:
-    """Tell whether a write to a base's memory was recorded that left something else in one of its windows."""
-    assert base.wrapper is not None
-    return internals.has_data_mutation(base.wrapper) and any(
-        internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
-    )
 
 
 def bases_of(inputs: Sequence[Entered]) -> list[Base]:
