@@ -53,9 +53,8 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
     for real in members:
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
         is_view = real.requires_grad and internals.base_of(real) is not None
-        if is_view or not together or real.dtype != first.dtype or may_overlap_itself(_once(real), real.stride()):
-            return []
-        if (real.data_ptr() - origin) % real.element_size():
+        aligned = real.dtype == first.dtype and (real.data_ptr() - origin) % real.element_size() == 0
+        if is_view or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)

@@ -45,7 +45,7 @@ class ForwardOutputs:
     @property
     def training(self) -> bool:
         """Whether anything can be differentiated."""
-        return any(item.root is not None for item in self.returned)
+        return bool(self.positions)
 
     @property
     def positions(self) -> list[int]:
@@ -103,42 +103,38 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     none of its ops may raise.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
-    finals = [internals.from_functional(i.wrapper) for i in inputs]
-    writes = writes_of(inputs, infos)
-    returned: list[Returned] = []
-    for write in writes:
-        wrapper = inputs[write.index].wrapper
-        root = wrapper if write.visible and wrapper.requires_grad else None
-        label = f"mutated input {infos[write.index].name}"
-        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
-    for i, value, root in outputs.returned:
-        returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
+    finals = [internals.from_functional(item.wrapper) for item in inputs]
+    results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
     for i, (value, root) in enumerate(outputs.bases):
-        returned.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
-    found = ForwardOutputs(returned=returned, writes=writes, write_back=[], infos=infos)
-    if found.training:
-        return found
-    operations = findings.recorder.tape.operations
-    if not keep_input_mutations or any(o.may_raise_late for o in operations if o.phase == "forward"):
-        return found  # what raises must leave the inputs as they were: eager has to write them, and to raise its error
-    return _written_in_graph(found, findings, finals)
-
-
-def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
-    """Leave to the graph the writes that it can do as eager does."""
-    inputs = findings.inputs
-    if any(info.precedes_write for info in findings.outputs.infos):
-        return found  # such an output has to be made before the write, and the graph runs first
-    # a write in the graph moves the version counter; where eager's does not, the epilogue writes
-    infos = tuple(
-        replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
-        for info, item in zip(found.infos, inputs, strict=True)
-    )
-    kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
-    return replace(
-        found,
-        returned=[r for r in found.returned if r.source is not TangentSource.MUTATED_INPUT or r.index not in kept],
-        writes=[write for write in found.writes if write.index not in kept],
+        results.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
+    new_values = []
+    writes = writes_of(inputs, infos)
+    for write in writes:
+        wrapper, label = inputs[write.index].wrapper, f"mutated input {infos[write.index].name}"
+        root = wrapper if write.visible and wrapper.requires_grad else None
+        new_values.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
+    kept: set[int] = set()
+    if keep_input_mutations and all(item.root is None for item in (*new_values, *results)) and _may_write(findings):
+        # a write in the graph moves the version counter; where eager's does not, the epilogue writes
+        infos = tuple(
+            replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
+            for info, item in zip(infos, inputs, strict=True)
+        )
+        kept = {info.index for info in infos if info.mutation_type is MutationType.MUTATED_IN_GRAPH}
+    return ForwardOutputs(
+        returned=[*(item for item in new_values if item.index not in kept), *results],
+        writes=[write for write in writes if write.index not in kept],
         write_back=[(inputs[k].fake, finals[k]) for k in sorted(kept)],
         infos=infos,
     )
+
+
+def _may_write(findings: Findings) -> bool:
+    """Tell whether a graph may write inputs itself.
+
+    What raises must leave them as they were, since eager has to write them and to raise its error. And a view from
+    before a write has to be made before it, where the graph runs first.
+    """
+    operations = findings.recorder.tape.operations
+    raises = any(operation.may_raise_late for operation in operations if operation.phase == "forward")
+    return not raises and not any(info.precedes_write for info in findings.outputs.infos)

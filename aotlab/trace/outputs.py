@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import OutputError, SymbolicShapeError
+from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
@@ -89,8 +89,6 @@ class OutputReader:
     def _constant(self, i: int, leaf: Any) -> None:
         """Take an output that is no tensor."""
         name, kind = self.names[i], type(leaf)
-        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
         if not is_constant(leaf):
             raise OutputError(
                 f"`{name}` is a `{kind.__module__}.{kind.__qualname__}`",
