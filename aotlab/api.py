@@ -145,8 +145,8 @@ def aot_function(
     fn
         Takes and returns any pytrees of tensors and plain values; may mutate and alias its arguments.
     fw_compiler, bw_compiler, inference_compiler
-        Take ``(graph_module, example_inputs)`` and return a callable for the forward, the backward (by default as the
-        forward), and for calls without anything to differentiate (likewise). Example inputs are fake tensors.
+        Take ``(graph_module, example_inputs)``, the latter fake, and return a callable: for the forward, the backward
+        and calls without anything to differentiate. The last two are the first by default.
     partition_fn
         Splits the joint graph.
     decompositions
@@ -158,20 +158,10 @@ def aot_function(
     dynamic, static_argnums
         Not supported.
     **upstream
-        Upstream's other parameters, of any supported torch. Those about logging and caching have no effect here;
-        of ``disable_functionalization`` only the default is supported.
+        Upstream's other parameters, of any supported torch, as far as they make no difference here.
 
-    Returns
-    -------
-    CompiledFunction
-        Compiles at its first call and, other than upstream's, whenever its guards fail.
-
-    Raises
-    ------
-    UsageError
-        ``dynamic``, ``static_argnums`` or ``disable_functionalization`` was given.
-    RefusedError
-        At a call, if the program cannot be compiled faithfully; nothing was changed then.
+    Returns a `CompiledFunction`, which compiles at its first call and, other than upstream's, whenever its guards fail.
+    A call raises `RefusedError` if the program cannot be compiled faithfully; nothing was changed then.
 
     Examples
     --------
@@ -324,7 +314,7 @@ compiled_module = aot_module
 Engine = Literal["aotlab", "upstream", "eager"]
 
 
-def _check_choices(fn_or_module: object, frontend: str, partitioner: object) -> None:
+def _check_choices(fn_or_module: object, frontend: str, partitioner: object, engine: str) -> None:
     if not callable(fn_or_module):
         raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
     if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
@@ -334,6 +324,8 @@ def _check_choices(fn_or_module: object, frontend: str, partitioner: object) -> 
         raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, as aotlab.default_partition is one")
     if frontend not in ("direct", "dynamo"):
         raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
+    if engine not in ("aotlab", "upstream", "eager"):
+        raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
 
 
 def compile(
@@ -353,26 +345,18 @@ def compile(
         What to compile. Without it, a decorator is returned.
     backend
         ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
-        Random numbers are eager's but with Inductor, where they are those of `torch.compile`: Inductor's own, or with
-        ``torch._inductor.config.fallback_random`` set to True when the function is compiled, eager's.
+        Random numbers are eager's but with Inductor, where they are those of `torch.compile` (eager's, if
+        ``torch._inductor.config.fallback_random`` is set when the function is compiled).
     frontend
         ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
     dynamic
-        Not supported by the direct frontend yet; handed to Dynamo otherwise.
+        Handed to Dynamo; not supported by the direct frontend yet.
     partitioner
         Splits the joint graph; `default_partition` if not given.
     engine
         ``"aotlab"``; ``"upstream"`` is stock `torch.compile`, ``"eager"`` the function itself, for comparisons.
 
-    Returns
-    -------
-    callable
-        A `CompiledFunction`; of a module an `AotModule`; of a function with Dynamo a function, as `torch.compile` does.
-
-    Raises
-    ------
-    UsageError
-        For unknown choices.
+    Returns a `CompiledFunction`; of a module an `AotModule`; with Dynamo a function, as `torch.compile` does.
 
     Examples
     --------
@@ -389,14 +373,12 @@ def compile(
         return partial(
             compile, backend=backend, frontend=frontend, dynamic=dynamic, partitioner=partitioner, engine=engine
         )
-    _check_choices(fn_or_module, frontend, partitioner)
+    _check_choices(fn_or_module, frontend, partitioner, engine)
     if engine == "eager":
         return fn_or_module
     if engine == "upstream":
         stock: Any = "aot_eager" if backend == "eager" else backend
         return torch.compile(fn_or_module, backend=stock, dynamic=dynamic)
-    if engine != "aotlab":
-        raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
     chosen = partitioner or default_partition
     if frontend == "dynamo":
         made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)

@@ -54,10 +54,9 @@ _Eagerly = tuple[str | None, tuple[CallState, str] | None]
 class Entry:
     """One compiled form of a function: the generated function ``run``, and the calls that it is for.
 
-    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call. ``records`` are
-    the stages', by name, with graphs that a compiler may have changed. ``reason`` says why it was compiled although
-    there were others; None for the first. ``printed`` is what the function printed while it was traced, until that is
-    written; ``calls`` counts those that it served.
+    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call; ``records`` the
+    stages', by name. ``reason`` says why it was compiled although there were others. ``printed`` is what the function
+    printed while it was traced, until that is written.
     """
 
     number: int
@@ -94,9 +93,8 @@ class Entry:
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     """Nothing was compiled, for the reason that ``refusal`` gives.
 
-    ``state`` is the call's, where calls that look the same need not be tried again; if the function ``raised`` while it
-    was traced, not until eager has run the call. ``known`` says that this was found out, and said, before. ``printed``
-    is what the function printed meanwhile.
+    ``state`` is the call's, if the like need not be tried again; where the function ``raised`` while it was traced,
+    that holds once eager has run the call. ``known`` says that the reason was told before.
     """
 
     refusal: AotlabError
@@ -134,12 +132,10 @@ def next_number() -> int:
 class CompiledFunction:
     """A function with its compiled entries; calling it compiles where no entry's guards hold.
 
-    ``compile_call`` makes an entry of ``(target, args, kwargs, explain, entry_number, function_id)``. Who runs a
-    refused call eagerly for himself has it ``tells`` him of a refusal, although `config.fallback` is ``"eager"``.
-    ``number`` is what events call it, if it belongs together with an earlier one: Dynamo's graphs for one piece of
-    code. ``warn`` says whether a warning says that a call runs eagerly. ``accept`` is asked about a new entry before it
-    serves its first call: of ``(entry, args, kwargs)``, which it leaves as they are, it makes a sentence that says why
-    it shall not be used, or None.
+    ``compile_call`` makes an entry of ``(target, args, kwargs, explain, entry_number, function_id)``. With ``tells``, a
+    refusal is raised even if `config.fallback` is ``"eager"``: the caller runs the call eagerly for himself. ``number``
+    is what events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
+    eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used.
     """
 
     def __init__(
@@ -169,7 +165,6 @@ class CompiledFunction:
         self._lock = threading.RLock()
         self._eager_calls = 0
         self._warned: set[str] = set()
-        self._told_of_transform = -1  # the audience that was told
         self.__qualname__ = target.name
         self.__name__ = target.name.rpartition(".")[2]
         self.__wrapped__ = getattr(target, "function", None)
@@ -204,10 +199,6 @@ class CompiledFunction:
             self._announce(served[1], started, compiled=is_new and served[1] is not None)
         return served[0]
 
-    def for_target(self, target: Target) -> CompiledFunction:
-        """Make a function with the same settings and no entries for another target."""
-        return CompiledFunction(target, self._compile_call, **self._settings)  # type: ignore[arg-type]
-
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
         module = sys.modules.get(str(self.__module__))
@@ -221,7 +212,9 @@ class CompiledFunction:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""
         target = copy.deepcopy(self._target, memo)
-        return self if target is self._target else self.for_target(target)
+        if target is self._target:
+            return self
+        return CompiledFunction(target, self._compile_call, **self._settings)  # type: ignore[arg-type]
 
     @property
     def number(self) -> int:
@@ -382,21 +375,23 @@ class CompiledFunction:
 
     def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, because a transform is to see what the function does: a graph would hide it."""
-        eagerly = config.fallback != "error"
+        raises = config.fallback == "error"
         text = f"`{self._target.name}` is called under {transform}"
-        suggestion = "" if eagerly else "call the original function there, or compile what calls the transform"
+        suggestion = "call the original function there, or compile what calls the transform" if raises else ""
         refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)
-        if observe.listening() and self._told_of_transform != observe.audience():
-            self._told_of_transform = observe.audience()
-            number, name, backend = observe.next_entry(), self._target.name, self._backend_name
-            frontend = self._target.frontend
+        if observe.listening():
+            number, target = observe.next_entry(), self._target
             observe.emit(
                 observe.CompileStarted(
-                    function=name, function_id=self._id, entry=number, frontend=frontend, backend=backend
+                    function=target.name,
+                    function_id=self._id,
+                    entry=number,
+                    frontend=target.frontend,
+                    backend=self._backend_name,
                 )
             )
-            self._failed(number, time.perf_counter_ns(), refusal, "ran eagerly" if eagerly else "raised")
-        if self._tells or not eagerly:
+            self._failed(number, time.perf_counter_ns(), refusal, "raised" if raises else "ran eagerly")
+        if self._tells or raises:
             raise refusal
         result = self._run_eagerly(args, kwargs)
         if not any(_NO_PART in said for said in self._warned):  # once, whichever transform

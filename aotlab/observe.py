@@ -135,18 +135,12 @@ class CapturedAgain(Event):
 
 Listener = Callable[[Event], None]
 _listeners: tuple[Listener, ...] = ()
-_audience = 0
 _entries = itertools.count()
 
 
 def listening() -> bool:
     """Tell whether anybody would hear an event."""
     return bool(_listeners)
-
-
-def audience() -> int:
-    """Return a number that is another one when somebody has begun to listen: what is said once, they have not heard."""
-    return _audience
 
 
 def emit(event: Event) -> None:
@@ -158,9 +152,8 @@ def emit(event: Event) -> None:
 @contextmanager
 def listen(listener: Listener) -> Iterator[None]:
     """Hear all events of the process for the length of a ``with`` block."""
-    global _audience, _listeners
+    global _listeners
     _listeners = (*_listeners, listener)
-    _audience += 1
     try:
         yield
     finally:

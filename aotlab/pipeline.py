@@ -12,7 +12,7 @@
 
 Every stage hands on one frozen record, which the journal announces to `observe`; capture, synthetic_bases, trace and
 partition hand on live objects beside it (`Call`, `Base`, `Trace`, `Split`), with the tensors that a record must not
-hold. What overlaps among the inputs means is decided inside trace, as soon as it is known what was written.
+hold. What an overlap of inputs means is decided inside trace, where it is known what was written.
 
 Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
@@ -149,9 +149,9 @@ def _through_all_stages(
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
 
-    mutates = any(info.mutates_data for info in traced.metadata.input_info)
+    writes = any(info.mutates_data for info in traced.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
-    state = replace(call.state, mutates=mutates, offsets=offsets)
+    state = replace(call.state, must_not_overlap=writes, offsets=offsets)
     journal.end(state)
     return Entry(
         number=journal.number,

@@ -64,7 +64,7 @@ class Target:
         return NOTHING_MENTIONED
 
     def objects(self) -> list[Any]:
-        """Return the function, and the objects that it reaches; asked after `reached`."""
+        """Return the objects that the function reaches; asked after `run`."""
         return []
 
     def still_same(self) -> Callable[[], bool] | None:

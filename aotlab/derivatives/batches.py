@@ -36,10 +36,10 @@ def by_samples(function: Function, saved: SavedValues, values: list[Tensor | Non
         )
     if not internals.transforms_active() and not any(v is not None and internals.is_batched(v) for v in values):
         return function(values)
-    kept = saved.kept()
+    before = saved.snapshot()
 
     def of_one(given: list[Tensor | None]) -> list[Tensor | None]:
-        saved.restore(kept)
+        saved.restore(before)
         return function(given)
 
     return _for_each_sample(of_one, values, name)

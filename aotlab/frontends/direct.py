@@ -62,8 +62,8 @@ class _DirectTarget(Target):
         return self._known().mentioned
 
     def objects(self) -> list[Any]:
-        """Return the function or module, and the objects that were found."""
-        return [self._called, *(value for _, value in self._known().objects)]
+        """Return what it could reach when it ran."""
+        return [] if self._watch is None else list(self._watch.objects.values())
 
     def still_same(self) -> Callable[[], bool] | None:
         """Write the check of what was found, for the entry; raise if the backward, run for the trace, changed it."""

@@ -20,7 +20,7 @@ from torch import nn
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.trace.places import user_line
+from aotlab.guards.places import user_line
 from aotlab.trace.running import noted
 
 _modules = threading.local()

@@ -2,7 +2,7 @@
 
     f(x, 2)         x: float32[3], strides (1,), a leaf that requires grad; 2: an int; grad mode on; …
 
-A `CallState` is everything about a call that a trace may have baked in. That of the traced call is kept with its entry.
+A `CallState` is everything about a call that a trace may have baked in; an entry keeps that of the traced call.
 `aotlab.runtime.prologue` turns it into straight-line checks, with torch's C++ guards for tensors and global state. When
 they fail, the state of the new call is taken too, and `aotlab.guards.explain` says what changed. Both read the same
 facts, so that a check without a sentence would show as a recompile without a reason.
@@ -137,12 +137,11 @@ def value_facts(value: Any, name: str) -> ValueFacts:
                 argument=name,
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
-    of_library = (
+    if (
         isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType))
         or (isinstance(value, type) and is_library(value))
         or (isinstance(value, types.ModuleType) and is_library_module(value))
-    )
-    if of_library:
+    ):
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
@@ -160,11 +159,11 @@ def value_facts(value: Any, name: str) -> ValueFacts:
 class CallState:
     """All that a trace may have baked in of one call.
 
-    ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared. Each flat argument
-    has a name, its facts, and in ``same_as`` the position of the first one that is the same tensor (or its own).
-    ``reached`` is what the function reads besides, ``mentioned`` names the attributes of tensors that it may read;
-    ``function_modes`` counts the default devices that are set. An entry that ``mutates`` an input takes notice of what
-    overlaps, and of where in their storage those tensors begin whose positions are ``offsets``.
+    ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared; ``same_as`` has for
+    each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
+    besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices.
+    An entry that writes an input ``must_not_overlap``: its guards watch which inputs share memory. ``offsets`` are the
+    positions of tensors whose storage offset was read.
     """
 
     structure: str
@@ -178,7 +177,7 @@ class CallState:
     function_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
-    mutates: bool = True
+    must_not_overlap: bool = True
     offsets: tuple[int, ...] = ()
 
 
@@ -220,16 +219,15 @@ def call_state(
     same_as = []
     tensors = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
-        position = i
         if isinstance(value, Tensor):
             check_tensor(value, name)
             leaves.append(tensor_facts(value, mentioned, name))
-            position = first.setdefault(id(value), i)
-            if position == i:
+            same_as.append(first.setdefault(id(value), i))
+            if same_as[i] == i:
                 tensors.append((i, value))
         else:
             leaves.append(value_facts(value, name))
-        same_as.append(position)
+            same_as.append(i)
     return CallState(
         structure=structure,
         nesting=nesting,

@@ -1,9 +1,4 @@
-"""What a piece of Python code shows without being run: the names that it mentions, and for messages a line.
-
-def f(x):
-H.n += 1        # mentions `H` and `n`; `line_that_changes(codes, "H.n")`
-return x * 2
-"""
+"""What a piece of Python code shows without being run: the names that it mentions, and for messages a line."""
 
 from __future__ import annotations
 
@@ -20,6 +15,11 @@ from aotlab.errors import UserLine
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
+_KINDS_OF_NAMES = {
+    **dict.fromkeys(_GLOBALS, "globals"),
+    **dict.fromkeys(_ATTRIBUTES, "attributes"),
+    "IMPORT_NAME": "imports",
+}
 #: Whoever calls these reads attributes whose names do not stand in the code.
 _BY_STRING = frozenset(
     ("getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "fields",
@@ -27,14 +27,11 @@ _BY_STRING = frozenset(
 )  # fmt: skip
 Known = TypeVar("Known")
 _MOST_DECORATORS = 30  # lines
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF")
-_OF_ITEMS = ("STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
-_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
-_CHANGING = frozenset(
-    ("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "clear", "sort",
-     "reverse", "rotate", "add", "discard", "update", "setdefault", "difference_update", "intersection_update",
-     "symmetric_difference_update")
-)  # fmt: skip
+#: A call of a method that changes a container.
+_CHANGED = (
+    r"\.(append|extend|insert|pop|popitem|popleft|appendleft|extendleft|remove|clear|sort|reverse|rotate|add|discard|"
+    r"update|setdefault|difference_update|intersection_update|symmetric_difference_update)\("
+)
 
 
 class ByCode(Generic[Known]):
@@ -45,7 +42,6 @@ class ByCode(Generic[Known]):
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
-        self._watched: dict[int, weakref.ref[types.CodeType]] = {}
 
     def get(self, code: types.CodeType) -> Known | None:
         """Return what is known of ``code``, None if nothing is."""
@@ -53,14 +49,9 @@ class ByCode(Generic[Known]):
 
     def put(self, code: types.CodeType, value: Known) -> Known:
         """Note ``value``, and return it."""
-        key, known, watched = id(code), self._known, self._watched
-
-        def forget(_: object) -> None:  # called before another object can have the same id
-            known.pop(key, None)
-            watched.pop(key, None)
-
-        watched[key] = weakref.ref(code, forget)
-        known[key] = value
+        self._known[id(code)] = value
+        # called before another object can have the same id
+        weakref.finalize(code, self._known.pop, id(code), None).atexit = False
         return value
 
 
@@ -84,25 +75,18 @@ def names_in(code: types.CodeType) -> CodeNames:
 
 
 def _read(code: types.CodeType) -> CodeNames:
-    found: dict[str, None] = {}
-    attributes: set[str] = set()
-    imports: dict[str, None] = {}
-    todo = [code]
-    while todo:
-        current = todo.pop()
+    found: dict[str, dict[str, None]] = {"globals": {}, "attributes": {}, "imports": {}}
+    for current in _with_inner([code]):
         for instruction in dis.get_instructions(current):
-            if instruction.opname in _GLOBALS:
-                found[str(instruction.argval)] = None
-            elif instruction.opname in _ATTRIBUTES:
-                attributes.add(str(instruction.argval))
-            elif instruction.opname == "IMPORT_NAME":
-                imports[str(instruction.argval)] = None
-        todo += [constant for constant in current.co_consts if isinstance(constant, types.CodeType)]
+            kind = _KINDS_OF_NAMES.get(instruction.opname)
+            if kind is not None:
+                found[kind][str(instruction.argval)] = None
+    names, attributes = found["globals"], found["attributes"]
     return CodeNames(
-        globals=tuple(found),
+        globals=tuple(names),
         attributes=frozenset(attributes),
-        imports=tuple(imports),
-        by_string=not _BY_STRING.isdisjoint(found) or not _BY_STRING.isdisjoint(attributes),
+        imports=tuple(found["imports"]),
+        by_string=not _BY_STRING.isdisjoint(names) or not _BY_STRING.isdisjoint(attributes),
     )
 
 
@@ -119,20 +103,12 @@ def definition(code: types.CodeType) -> UserLine:
 
 def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | None:
     """Return the first line that assigns to ``name``, or to a part of it, or calls a method that changes it."""
-    whole = re.sub(r"(\[[^\]]*\])+$", "", name)
-    last = whole.rpartition(".")[2]
+    last = re.sub(r"(\[[^\]]*\])+$", "", name).rpartition(".")[2]
+    word = rf"\b{re.escape(last)}\b"
+    assigned = rf"^[^=(#]*{word}[^=(]*(?<![!<>])=(?!=)"
+    found = line_like(codes, rf"{assigned}|\bdel\b.*{word}|{word}.*{_CHANGED}")
     key = re.search(r"\['(\w+)'\]$", name)  # `self._parameters['w']` was assigned to as `self.w`, perhaps
-    items = None
-    for code in _with_inner(codes):
-        for number, instructions in _by_line(code):
-            if any(i.opname in _STORES and i.argval == last for i in instructions):
-                return _line(code, number)
-            loaded = [i.argval for i in instructions if i.opname.startswith("LOAD_")]  # two variables at once, perhaps
-            loads = any(last == value or (isinstance(value, tuple) and last in value) for value in loaded)
-            by_method = any(i.opname in _METHODS and i.argval in _CHANGING for i in instructions)
-            if items is None and loads and (by_method or any(i.opname in _OF_ITEMS for i in instructions)):
-                items = _line(code, number)
-    return items if items is not None or key is None else line_that_changes(codes, f".{key[1]}")
+    return found if found is not None or key is None else line_that_changes(codes, f".{key[1]}")
 
 
 def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:

@@ -99,7 +99,7 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
 def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     """Compare what counts of some tensors only, and what tensors have in common."""
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
-        if then.mutates and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+        if then.must_not_overlap and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
                 yield f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             elif before.may_be_written != after.may_be_written:
@@ -118,7 +118,7 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
             yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
         elif was_same != is_same:
             yield f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
-    if then.mutates and then.overlapping != now.overlapping:
+    if then.must_not_overlap and then.overlapping != now.overlapping:
         began = [pair for pair in now.overlapping if pair not in then.overlapping]
         a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
         verb = "share" if began else "no longer share"
@@ -150,7 +150,7 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
     tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]
     if len(tensors) > 1:
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
-    if state.mutates and len(tensors) > 1:
+    if state.must_not_overlap and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     unchecked = _unchecked(state)
     rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in unchecked]

@@ -62,20 +62,20 @@ def _held(container: Any) -> list[Any]:
 
 
 class Watch:
-    """Remembers what objects hold; ``roots`` are (name, object)."""
+    """Remembers what objects hold; ``roots`` are (name, object), ``objects`` all that they lead to, by id."""
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         # by index, and by name; each None where an object has none
         self._before: list[tuple[str, Any, list[Any] | None, dict[str, Any] | None]] = []
         self._caches: list[tuple[str, Any]] = []
-        seen: set[int] = set()
+        self.objects: dict[int, Any] = {}
         todo = [(name, value) for name, value in roots if _is_container(value)]
         budget = _LIMIT
         while todo and budget > 0:
             name, container = todo.pop()
-            if id(container) in seen:
+            if id(container) in self.objects:
                 continue
-            seen.add(id(container))
+            self.objects[id(container)] = container
             if isinstance(container, functools._lru_cache_wrapper):
                 self._caches.append((name, container))
                 continue

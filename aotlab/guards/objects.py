@@ -96,18 +96,6 @@ def compiled_from(value: Any) -> Any:
     return vars(value).get("orig_module" if isinstance(value, nn.Module) else "__wrapped__")
 
 
-def is_data_descriptor(found: Any) -> bool:
-    """Tell whether a member of a class answers before what its object holds."""
-    return found is not None and hasattr(type(found), "__set__")
-
-
-def answered_by_class(kind: type) -> frozenset[str]:
-    """Return the names for which a class answers first, whatever its object holds."""
-    members = {name: member for each in reversed(kind.__mro__) for name, member in vars(each).items()}
-    kinds = functools.cached_property
-    return frozenset(n for n, member in members.items() if is_data_descriptor(member) or isinstance(member, kinds))
-
-
 def is_library_module(module: types.ModuleType) -> bool:
     """Tell whether a module is not the user's own: of the standard library, or installed."""
     file = str(getattr(module, "__file__", None) or "")

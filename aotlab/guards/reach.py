@@ -20,7 +20,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,11 +31,9 @@ from aotlab import _torch as internals
 from aotlab.guards.code import line_like, names_in
 from aotlab.guards.objects import (
     READERS_OF_NAMES,
-    answered_by_class,
     compiled_from,
     entries_of,
     is_changing,
-    is_data_descriptor,
     is_holding,
     is_installed,
     is_library,
@@ -133,7 +131,6 @@ class _Walk:
         self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
         self._tensors: list[tuple[str, Tensor]] = []  # those with attributes
         self._unseen: str | None = None
-        self._known: dict[tuple[Callable[[type], frozenset[str]], type], frozenset[str]] = {}
         self._alive: list[Any] = []  # ids above belong to these
         self._follow()
 
@@ -150,9 +147,8 @@ class _Walk:
     def unseen(self) -> str | None:
         """Say what the function may read that no guard watches; None if there is nothing."""
         for label, tensor in self._tensors:
-            for name, value in attributes_that_count(tensor, self.mentioned).items():
-                if not is_plain(value):
-                    self._cannot_watch(f"`{label}.{name}`, a `{type(value).__qualname__}` on a tensor")
+            for name in attributes_that_count(tensor, self.mentioned):
+                self._cannot_watch(f"`{label}.{name}`, an attribute of a tensor")
         return self._unseen
 
     def _cannot_watch(self, what: str) -> None:
@@ -165,16 +161,12 @@ class _Walk:
             return frozenset()  # of torch's modules, what is there counts
         names = self._names - vars(thing).keys()
         if not isinstance(thing, type):
-            if isinstance(thing, nn.Module):
-                names -= _MODULE_OWN
-            names -= self._once(answered_by_class, type(thing))
+            # what such a property has computed once, an object holds
+            members = (member for each in type(thing).__mro__ for member in vars(each).items())
+            names -= {name for name, member in members if isinstance(member, functools.cached_property)}
+        if isinstance(thing, nn.Module):
+            names -= _MODULE_OWN
         return frozenset(name for name in names if not name.startswith("__"))
-
-    def _once(self, function: Callable[[type], frozenset[str]], kind: type) -> frozenset[str]:
-        """Ask something of each class once."""
-        if (function, kind) not in self._known:
-            self._known[function, kind] = function(kind)
-        return self._known[function, kind]
 
     # --- the walk
 
@@ -365,7 +357,7 @@ class _Walk:
         self._alive.append(module)
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
-        if not is_data_descriptor(static_member(type(module), "training")):  # else the flag of a module that it holds
+        if not hasattr(type(static_member(type(module), "training")), "__set__"):  # else the flag of one that it holds
             self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
         self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
         children = internals.children_held(module)
@@ -428,7 +420,7 @@ class _Walk:
                 self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
         if isinstance(thing, type):
             return
-        for name in sorted(self._once(slots_of, type(thing)) & self._names):
+        for name in sorted(slots_of(type(thing)) & self._names):
             if self._is_new((id(thing), name), chance):
                 self._visit_held(f"{label}.{name}", Place("attribute", thing, name), chance=chance)
 

@@ -54,10 +54,8 @@ class Place:
 
     def write(self, value: Any) -> None:
         """Put a value back, where that can be done; delete what is to be `MISSING`."""
-        if self.kind == "size":
-            return
-        is_one = self.kind in ("item", "held", "attribute")
-        for name in (self.key,) if is_one else [each for each in self.key if each in self._dictionary()]:
+        names = self.key if self.kind in ("absent", "unheld") else (self.key,)
+        for name in () if self.kind == "size" else names:
             if self.kind == "attribute" or isinstance(self.owner, type):
                 with contextlib.suppress(AttributeError):  # what a function of C belongs to never changes
                     delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
@@ -105,10 +103,6 @@ class Reached:
         """Whether names are to be missing."""
         return self.place.kind in ("absent", "unheld")
 
-    def read(self) -> Any:
-        """Fetch the value again."""
-        return self.place.read()
-
     def put_back(self) -> None:
         """Undo an assignment that a trace made, where that is possible."""
         if isinstance(self.expected, Value):
@@ -120,7 +114,7 @@ class Reached:
 
     def holds(self) -> bool:
         """Tell whether the value is still what the trace saw."""
-        now = self.read()
+        now = self.place.read()
         if self.optional:
             return now is not MISSING and (now is None) is self.expected
         return bool(self.expected.holds(now))
@@ -133,18 +127,17 @@ class Reached:
 
     def present_name(self) -> str:
         """Return the name; of what was absent, the name of what is there now."""
-        return self.name.replace("…", str(self.read())) if self.is_absence else self.name
+        return self.name.replace("…", str(self.place.read())) if self.is_absence else self.name
 
     def change(self) -> str:
         """Say what is otherwise now: a clause about what the function reads."""
-        now = self.read()
+        now = self.place.read()
         if self.is_absence:
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
         if self.optional:
-            words = "is None", "is there"
-            where, text = self.name, words[now is not None]
-            text = f"{text} where the compiled entry expects that it {words[not self.expected]}"
+            now, before = ("is None", "is there") if now is None else ("is there", "is None")
+            where, text = self.name, f"{now} where the compiled entry expects that it {before}"
         else:
             where, text = self.expected.difference(now, self.name)
         return f"{_quoted(where)}, which the function reads, {text}"

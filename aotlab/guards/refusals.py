@@ -17,9 +17,8 @@ _LONGEST = 4096
 class Refusals:
     """Kinds of calls that ran eagerly, so that the like need not be looked at as a whole again.
 
-    To find out that a call is of a kind that was refused may take many times as long as the call itself; but eager is
-    always right. So when calls that look alike at a glance ran eagerly twice, the next 4 of them run eagerly without a
-    look, after another look the next 8, and so on: what the user changes to have them compiled is seen in time.
+    A look may take many times as long as the call itself, and eager is always right. So when calls that look alike at a
+    glance ran eagerly twice, the next 4 of them run eagerly without a look, after another look the next 8, and so on.
     """
 
     def __init__(self) -> None:

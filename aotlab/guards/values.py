@@ -165,35 +165,25 @@ def attributes_differ(tensor: Tensor, expected: Attributes, mentioned: Mentioned
 
 
 class _Tensor:
-    """A tensor: the same object, of the same kind, with the same plain attributes as far as the code mentions them."""
+    """A tensor: the same object, of the same kind, without attributes that the code may read."""
 
-    __slots__ = ("attributes", "id", "kind", "mentioned")
+    __slots__ = ("id", "kind", "mentioned")
 
     def __init__(self, value: Tensor, mentioned: Mentioned) -> None:
         self.id = id(value)
         self.kind = _kind(value)
         self.mentioned = mentioned
-        self.attributes = {name: each for name, each in vars(value).items() if is_plain(each)}
 
     def holds(self, now: Any) -> bool:
         if id(now) != self.id or not isinstance(now, Tensor) or _kind(now) != self.kind:
             return False
-        if not self.attributes and not self.mentioned.by_string:
-            return True  # an attribute that comes later would have raised
-        expected = tuple((name, value) for name, value in self.attributes.items() if self.mentioned.counts(name))
-        return not attributes_differ(now, expected, self.mentioned)
+        # without `getattr` and its like, code that reads an attribute that comes later would have raised
+        return not (self.mentioned.by_string and attributes_that_count(now, self.mentioned))
 
     def difference(self, now: Any, path: str) -> tuple[str, str]:
         if not isinstance(now, Tensor) or id(now) != self.id:
             return path, "is missing" if now is MISSING else "is another object"
-        if _kind(now) != self.kind:
-            return path, "is the same tensor with another shape, dtype, place, or requires_grad"
-        held = attributes_that_count(now, self.mentioned)
-        for name in {**held, **self.attributes}:
-            is_now, was = held.get(name, MISSING), self.attributes.get(name, MISSING)
-            if self.mentioned.counts(name) and not same_value(is_now, was):
-                return f"{path}.{name}", f"is {shown(is_now)} where the compiled entry expects {shown(was)}"
-        return path, "has changed"
+        return path, "is the same tensor with another shape, dtype, place, or requires_grad, or an attribute"
 
 
 class ArraySnapshot:
@@ -247,16 +237,14 @@ class _Items:
         items = items_in(now)
         if len(items) != len(self.children):
             return path, f"has {len(items)} items where the compiled entry expects {len(self.children)}"
-        labels: Sequence[Any] = range(len(items))
-        if self.keys is not None:
-            labels = keys_in(now)
-            for snapshot, key in zip(self.keys, labels, strict=True):
-                if not snapshot.holds(key):
-                    return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
-        for snapshot, key, item in zip(self.children, labels, items, strict=True):
-            if not snapshot.holds(item):
+        labels: Sequence[Any] = range(len(items)) if self.keys is None else keys_in(now)
+        for known, key in zip(self.keys or (), labels, strict=self.keys is not None):
+            if not known.holds(key):
+                return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
+        for known, key, item in zip(self.children, labels, items, strict=True):
+            if not known.holds(item):
                 is_set = isinstance(now, (set, frozenset))
-                return snapshot.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
+                return known.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
         return path, "has changed"
 
 

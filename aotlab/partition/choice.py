@@ -68,8 +68,8 @@ class Chooser:
     def lowered(self, budget: float, above: Choice, own: Collection[fx.Node]) -> Choice:
         """Find the cheapest choice in which the values ``own`` take a part of the bytes that ``above`` gives them.
 
-        ``budget`` lies between the least that they can take (0) and what they take (1). Of all other values those are
-        kept that ``above`` keeps, as far as they are still of use, and none that take memory besides.
+        ``budget`` lies between the least that they can take (0) and what they take (1). No other values are kept that
+        take memory than those that ``above`` keeps.
         """
         kept = frozenset(above.kept)
         above = self._weighed(above, own)
@@ -137,9 +137,8 @@ class Chooser:
 class Network:
     """A directed network, whose minimum cuts are found by Dinic's algorithm (Y. Dinitz, 1970).
 
-    Nodes are numbers from 0, ``source`` and ``sink`` the first of them, and so are edges. Capacities are integers of
-    any size, so that costs can be scaled without rounding. One network serves many cuts: its edges stay. (networkx,
-    which comes with torch, takes six times as long for a graph of 2,000 nodes.)
+    Nodes and edges are numbers from 0, ``source`` and ``sink`` the first nodes. Capacities are integers of any size, so
+    that costs can be scaled without rounding. (networkx takes six times as long for a graph of 2,000 nodes.)
     """
 
     source = 0
@@ -169,11 +168,7 @@ class Network:
         return number // 2
 
     def late_cut(self, capacities: Sequence[int]) -> list[bool]:
-        """Find the minimum cut that lies nearest to the sink, given the capacities of the edges.
-
-        Returned is for each node whether it is on the sink's side: whether the sink can still be reached from it when
-        as much as possible flows.
-        """
+        """Find the minimum cut nearest to the sink; return for each node whether it is on the sink's side."""
         left = self._left = [0] * len(self._to)
         left[::2] = capacities
         while (levels := self._levels())[self.sink] >= 0:

@@ -66,19 +66,9 @@ def default_partition(
     Signature and calling convention are those of ``torch._functorch.partitioners.default_partition`` of torch 2.13, so
     that each can stand in for the other; what is static decides nothing here.
 
-    Parameters
-    ----------
-    joint_module
-        Its placeholders are primals, then tangents (whose names contain ``tangents``); it returns the forward's
-        outputs, then one gradient or None per primal.
-    num_fwd_outputs
-        How many of the outputs are the forward's.
-
-    Returns
-    -------
-    forward, backward
-        The forward takes the primals and returns its outputs followed by the values saved for the backward; the
-        backward takes those and the tangents, and returns the gradients.
+    The joint graph takes primals, then tangents (whose names contain ``tangents``); it returns ``num_fwd_outputs``
+    outputs of the forward, then one gradient or None per primal. Of the two graphs that are returned, the forward takes
+    the primals and returns its outputs and the saved values; the backward takes the latter and the tangents.
 
     Examples
     --------
@@ -155,9 +145,8 @@ def extract(
     same = same or {}
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        copy = graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        copies[node] = copy
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
     for node in body:
         if node not in copies and node.op not in ("placeholder", "output"):
             copies[node] = graph.node_copy(node, lambda each: copies[same.get(each, each)])

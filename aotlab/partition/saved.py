@@ -1,8 +1,7 @@
 """What is saved in a value's place: the tensor that it is a view of, or a clone.
 
-A partitioner says which values of the forward a backward uses. Autograd counts writes per storage, and would not see
-one through a view that a compiler made; and an input that the call overwrites is gone by the time of the backward. The
-functions here change the two graphs accordingly; those of `aotlab.partition.stage` say which values each rule is for.
+Autograd counts writes per storage, and would not see one through a view that a compiler made; and an input that the
+call overwrites is gone by the time of the backward. `aotlab.partition.stage` says which values each rule is for.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ def take_from_saved(
 ) -> tuple[int, ...]:
     """Let a backward use copies for what it computes again; return the numbers of the saved values that it uses.
 
-    Placeholders of ``graph`` are values by their first names, and tangents. ``saved`` are the names and fake tensors of
-    the saved values, ``copies`` the numbers of those that are copies to compute again with.
+    ``graph`` takes values by their first names, and tangents. ``saved`` are the names and fake tensors of the saved
+    values, ``copies`` the numbers of those that are copies to compute again with.
     """
     inputs = {str(node.target): node for node in placeholders(graph)}
     top = next(iter(graph.nodes))
@@ -133,8 +132,11 @@ def take_from_saved(
     copied = {id(saved[n][1]): by_number[n] for n in copies}
     for node in list(graph.nodes):
         copy = copied.get(id(node.meta.get("val")))
-        for user in _made_early(node) if copy is not node else ():
-            if copy is not None and not (isinstance(user.target, OpOverload) and moves_nothing(user.target)):
+        if copy is None or copy is node:
+            continue
+        for user in list(node.users):
+            early = user.op == "call_function" and phase_of(user) == "forward"
+            if early and not (isinstance(user.target, OpOverload) and moves_nothing(user.target)):
                 user.replace_input_with(node, copy)
     graph.eliminate_dead_code()
     ordered = [node for node in by_number.values() if node.users]
@@ -146,11 +148,6 @@ def take_from_saved(
     for node in ordered:
         first_op.prepend(node)
     return tuple(n for n, node in by_number.items() if node in ordered)
-
-
-def _made_early(node: fx.Node) -> list[fx.Node]:
-    """Return the ops of the forward that use a node of a backward graph."""
-    return [user for user in node.users if user.op == "call_function" and phase_of(user) == "forward"]
 
 
 def way_to(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:

@@ -54,8 +54,8 @@ Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 class PartitionRecord:
     """The two graphs; without anything to differentiate, ``backward`` is None and nothing is saved.
 
-    ``num_forward_outputs`` is how many of the forward's outputs come before the saved values. Of these ``own`` are the
-    numbers of the caller's tensors themselves, which may be of other sizes by then.
+    ``num_forward_outputs`` of the forward's outputs come before the saved values. Of these ``own`` are the numbers of
+    the caller's tensors themselves, which may be of other sizes by then.
     """
 
     partitioner: str
@@ -130,10 +130,9 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     check_graph(backward, "backward")
     _check_random(backward)
 
-    kept = output_args(forward.graph)[count:]
-    split = Split(copies=frozenset(n for n, node in enumerate(kept) if node is not None and COPY in node.meta))
-    for n, node in enumerate(kept):
-        assert node is not None
+    saved = [node for node in output_args(forward.graph)[count:] if node is not None]
+    split = Split(copies=frozenset(n for n, node in enumerate(saved) if COPY in node.meta))
+    for n, node in enumerate(saved):
         value = _tensor(node.meta.get("val"))
         origin = _tensor(node.meta.get("saved_value", value))
         origin = origin if origin is not None and trace.tape.knows(origin) else None
@@ -148,16 +147,15 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         backward=backward,
         saved=describe_saved(forward, backward, count, trace, split.saved_names, split.copies),
         num_forward_outputs=count,
-        own=tuple(n for n, node in enumerate(kept) if node is not None and node.op == "placeholder"),
+        own=tuple(n for n, node in enumerate(saved) if node.op == "placeholder"),
     )
     return record, split
 
 
 def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.Node]:
-    """Return what autograd's nodes keep and could not be had from what is saved, as the matrix itself of `det`.
+    """Return what autograd's nodes keep for derivatives of higher order and is not saved, as the matrix of `det`.
 
-    The first derivative makes do without it, those of higher order do not; and eager keeps it as well. What the call
-    overwrites is left out, for which it would take a copy.
+    What the call overwrites is left out, for which it would take a copy.
     """
     tape = trace.tape
     nodes: dict[int, fx.Node] = {}
@@ -206,7 +204,7 @@ def _function_of(partitioner: Partitioner) -> Partitioner:
 
 
 def _check_unused(joint: fx.GraphModule) -> None:
-    """Fall back to eager for ops of the forward that nobody uses and that stay; others' partitioners drop them."""
+    """Run eagerly where others' partitioners would drop an op of the forward that nobody uses and that stays."""
     for node in joint.graph.nodes:
         if node.op == "call_function" and not node.users and phase_of(node) == "forward" and must_stay(node):
             raise RunEagerly(
@@ -218,9 +216,8 @@ def _check_unused(joint: fx.GraphModule) -> None:
 def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor]) -> set[fx.Node]:
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
-    pairs = zip(
-        placeholders(forward.graph), trace.inputs.placeholders, strict=False
-    )  # a joint graph has tangents besides
+    # a joint graph has tangents besides
+    pairs = zip(placeholders(forward.graph), trace.inputs.placeholders, strict=False)
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 

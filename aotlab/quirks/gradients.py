@@ -14,8 +14,8 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.function import Findings
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Point, Quirk
 
 if TYPE_CHECKING:

@@ -28,14 +28,14 @@ from torch.utils.hooks import RemovableHandle
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.edges import Edge, edge_of, edges_behind
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.records import Hook, HookKind
-from aotlab.trace.sources import is_made_by_strides, is_made_through, made_through, ways_back
+from aotlab.trace.sources import is_made_by_strides, ways_back
 
 if TYPE_CHECKING:
     from aotlab.trace.escapes import EscapeGuard
@@ -78,11 +78,9 @@ class Hooks(Quirk):
             if state is not None:
                 raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
-        through = made_through(findings.outputs)
         for i, hook in _passed(findings.hooks, findings.outputs, findings.inputs):
-            info = findings.outputs.infos[i]
-            if info.views is None or not is_made_through(i, hook.edge, findings.outputs, through):
-                raise RunEagerly(f"`{info.name}` is a view of a view with a hook, registered at {hook.line}")
+            name = findings.outputs.infos[i].name
+            raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {hook.line}")
 
     def _register(
         self, kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

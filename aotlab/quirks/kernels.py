@@ -17,8 +17,8 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace import boundary
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.running import values_only
 from aotlab.trace.tape import tensors_in

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_line
 from aotlab.trace.boundary import CHANGES_SIZES
-from aotlab.trace.places import user_line
 from aotlab.trace.quirk import Handler, Quirk
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Moves(Quirk):
 
 def _step(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: Tensor = args[0]
-    item = guard.inputs.get(tensor)
+    item = guard.inputs.get(id(tensor))
     what, line = f"`{func.__name__}`", user_line()
     if func in _DETACHES and torch.is_inference_mode_enabled():
         return tensor  # autograd is out of the way there, and nobody else does anything

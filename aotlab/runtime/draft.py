@@ -82,9 +82,9 @@ class Writer:
 class Parts:
     """What the function is made of.
 
-    ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, of the settings and of the arguments, made while the
-    call's own settings were in force. ``repeatable`` says that a call whose compiled forward raises can be run again
-    from its beginning; ``exact``, that the backend computes bit for bit what eager does.
+    ``settings_hold`` and ``tensors_hold`` are torch's C++ guards, made while the call's own settings were in force.
+    ``repeatable``: a call whose compiled forward raises can be run again from its beginning; ``exact``: the backend
+    computes bit for bit what eager does.
     """
 
     call: Call
@@ -121,11 +121,6 @@ class Draft:
 
     # --- what is there
 
-    @property
-    def casts(self) -> bool:
-        """Whether autocast is on when the function is called."""
-        return any(value for name, value in self.state.settings if name in ("autocast on cpu", "autocast on cuda"))
-
     def kept(self, k: int) -> str:
         """Return the expression of the kept input ``k``."""
         return self.expressions[self.parts.dedupe.kept[k]]
@@ -142,11 +137,9 @@ class Draft:
         return ", ".join(expressions)
 
     def base_with(self, k: int) -> Base | None:
-        """Return the synthetic base of which the kept input ``k`` is a window."""
-        for source in self.trace.inputs.sources:
-            if isinstance(source, Base) and k in source.members:
-                return source
-        return None
+        """Return the synthetic base of which the kept input ``k`` is a part."""
+        bases = (each for each in self.trace.inputs.sources if isinstance(each, Base))
+        return next((base for base in bases if k in base.members), None)
 
     # --- the forward outputs: new values of inputs, then what is returned, then intermediate bases
 

@@ -78,15 +78,11 @@ class ForwardCall:
             if trace.training:
                 self._segment(0)
                 self._edges.register_hooks("input")
-            self._begin_epilogue()
-            self._mutations.write(self.draft.results)
         else:
             self._segments()
-            self._begin_epilogue()
-
-    def _begin_epilogue(self) -> None:
-        self.w.add()
-        self.w.add("# epilogue: what the caller can see")
+        w.add()
+        w.add("# epilogue: what the caller can see")
+        self._mutations.write(self.draft.results)  # of several segments it is done by now
 
     def _forward(self) -> Callable[..., Any]:
         """Return what runs the compiled forward under the settings that it needs."""
@@ -95,7 +91,7 @@ class ForwardCall:
         differentiable = self.trace.training or any(info.requires_grad for info in draft.meta.input_info)
         if draft.grad_on and differentiable:
             forward = _without_grad(forward)
-        if draft.casts:
+        if any(value for name, value in draft.state.settings if name in ("autocast on cpu", "autocast on cuda")):
             forward = _without_autocast(forward)
         return _repeatable(forward, self.trace) if draft.parts.repeatable else forward
 
@@ -203,16 +199,13 @@ def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
 class OwnNodes:
     """Gives outputs that the caller gets as they are autograd nodes like those that they have in eager.
 
-    A node with several outputs runs the hooks of all of them whenever one gets a gradient, with None for the others; so
-    does one with a single output when a gradient of a gradient passes only the midst of the call. And autograd's
-    bookkeeping of a tensor that was detached fails if gradients are retained before a write. The former matters to
-    bases of outputs too, if the function has hooks on them.
+    A node with several outputs runs the hooks of all of them whenever one gets a gradient; so does one with a single
+    output when a gradient of a gradient passes only the midst of the call. (That matters to bases of outputs with hooks
+    of the function, too.) And retaining gradients of a detached tensor before a write fails in autograd. Where the
+    traced program's own node keeps an output, gradients of gradients come in there and are to pass these nodes and
+    their hooks as well: so the saved values know them.
 
-    Where the traced program's own node keeps an output, gradients of gradients come in at that, and are to pass these
-    nodes and their hooks as well: so the saved values know them.
-
-    ``entries`` are where gradients come into the segment, each with the position of the forward output that it is, None
-    for a carrier.
+    ``entries`` are where gradients come into the segment, each with the position of its forward output (None: carrier).
     """
 
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
@@ -290,9 +283,8 @@ class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the 
             x.add_(1)
             return x[i]        # i is out of range: eager raises here, and has written x
 
-    The graph is pure, and the epilogue writes ``x`` after it. So a kernel that raises leaves ``x`` as it was, which
-    eager does not, and its error may be of another type and text than eager's. Both are cured by running the very call
-    eagerly, from its beginning, by whoever called the generated function.
+    The graph is pure, and the epilogue writes ``x`` after it; so ``x`` is as it was, which in eager it is not, and the
+    error may be another than eager's. Both are cured by who called the generated function: he runs the call eagerly.
     """
 
     def __init__(self, error: Exception) -> None:

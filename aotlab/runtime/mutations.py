@@ -57,10 +57,8 @@ class Mutations:
         for info in self.draft.meta.input_info:
             # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
             in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            k, counts = (
-                info.index,
-                info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata,
-            )
+            k = info.index
+            counts = info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata
             if counts and (in_graph or not self._is_counted_with_another(k)):
                 self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
                 self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")

@@ -58,7 +58,7 @@ class Outputs:
         trace = self.draft.trace
         if output.index in trace.outputs.constants:
             value = trace.outputs.constants[output.index]
-            plain = isinstance(value, (int, str, bool, type(None))) and type(value).__module__ == "builtins"
+            plain = value is None or type(value) in (int, str, bool)
             return repr(value) if plain else self.w.constant("constant", value)
         if output.same_as is not None:
             return self.expression(output.same_as)

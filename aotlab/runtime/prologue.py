@@ -137,7 +137,9 @@ class Prologue:
         """Write the checks that what happened to an input may happen to this one."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
-        if self._takes_no_view(info):
+        grad_mode = draft.grad_on or draft.trace.training
+        # the history of a view would change, and that of what it is a view of
+        if info.requires_grad_set is not None or (info.may_write_a_view and grad_mode):
             draft.miss([f"{tensor}._base is not None"])
             return
         if info.may_write_a_view and draft.trace.training:
@@ -160,7 +162,11 @@ class Prologue:
             self._counters()  # a step that changes no values moves a version as well
             return
         if any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
-            self._same_pattern()  # such an entry is for calls that share memory in the very same way
+            at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+            expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
+            check = otherwise(overlapping_pairs, expected)  # for calls that share memory in the very same way
+            tensors = self.draft.star(self.draft.all_kept())
+            self.draft.miss([self.w.call("shares_memory_otherwise", check, tensors)])
             for info in self.draft.meta.input_info:
                 if info.requires_grad and self.draft.base_with(info.index) is not None:
                     self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
@@ -174,42 +180,31 @@ class Prologue:
         Those saved before it are spoilt, and so are views of some kinds.
         """
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
-        kept = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
-        kept |= {at[position] for pair in self.state.counters for position in pair} | self.draft.trace.effects.fragile
+        watched = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
+        watched |= {at[position] for pair in self.state.counters for position in pair}
+        watched |= self.draft.trace.effects.fragile
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
-        order = sorted(moved | kept | self.together if moved and kept else self.together)
+        order = sorted(moved | watched | self.together if moved and watched else self.together)
         if len(order) > 1:
             members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
-            self.draft.miss([self.w.call("counted_otherwise", counters_checker(members), *map(self.draft.kept, order))])
-
-    def _same_pattern(self) -> None:
-        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
-        expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
-        kept = self.draft.star(self.draft.all_kept())
-        self.draft.miss([self.w.call("shares_memory_otherwise", pattern_checker(expected), kept)])
-
-    def _takes_no_view(self, info: InputAliasInfo) -> bool:
-        """Tell whether a view in this place would have its own history changed, and that of what it is a view of."""
-        if info.requires_grad_set is not None:
-            return True
-        grad_mode = self.draft.grad_on or self.draft.trace.training
-        return info.may_write_a_view and grad_mode
+            check = otherwise(counted_together, counted_together(list(enumerate(members))))
+            self.draft.miss([self.w.call("counted_otherwise", check, *map(self.draft.kept, order))])
 
     def _apart(self, written: Sequence[int]) -> None:
-        kept = self.draft.all_kept()
+        tensors = self.draft.all_kept()
         extents = []
         for i in self.parts.dedupe.kept:
             facts = self.state.leaves[i]
             assert isinstance(facts, TensorFacts)
             extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
-        if len(kept) == 2:
-            a, b = kept
+        if len(tensors) == 2:
+            a, b = tensors
             one, two = self.w.local("start"), self.w.local("start")
             self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
             self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
         else:
             check = overlap_checker(extents, written)
-            self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(kept))])
+            self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
 
     def _apart_in_history(self) -> None:
         """Write the check that no input shares the history that a write gives to another one."""
@@ -217,20 +212,16 @@ class Prologue:
         given = [info.index for info in infos if info.requires_grad_after and not info.requires_grad]
         if given and len(infos) > 1:
             order = [*given, *(info.index for info in infos if info.index not in given)]
-            kept = self.draft.star([*map(self.draft.kept, order)])
-            self.draft.miss([self.w.call("share_a_history", relation_checker(len(given)), kept)])
+            tensors = self.draft.star([*map(self.draft.kept, order)])
+            self.draft.miss([self.w.call("share_a_history", relation_checker(len(given)), tensors)])
 
 
 # --- the checks that a call makes of the memory that its inputs share
 
 
-def pattern_checker(expected: tuple[tuple[int, int, int], ...]) -> Callable[..., bool]:
-    """Make a check of whether tensors share memory in another way than was traced."""
-
-    def otherwise(*tensors: Tensor) -> bool:
-        return overlapping_pairs(list(enumerate(tensors))) != expected
-
-    return otherwise
+def otherwise(find: Callable[[list[tuple[int, Tensor]]], object], expected: object) -> Callable[..., bool]:
+    """Make a check of whether ``find`` says of numbered tensors something else than ``expected``."""
+    return lambda *tensors: find(list(enumerate(tensors))) != expected
 
 
 def overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[..., bool]:
@@ -263,9 +254,3 @@ def relation_checker(count: int) -> Callable[..., bool]:
         return len(first) < count or not first.isdisjoint(owners[count:])
 
     return related
-
-
-def counters_checker(members: Sequence[Tensor]) -> Callable[..., bool]:
-    """Make a check of whether other tensors than was traced share a version counter."""
-    expected = counted_together(list(enumerate(members)))
-    return lambda *tensors: counted_together(list(enumerate(tensors))) != expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -57,41 +56,27 @@ def _raise_for_second_backward() -> NoReturn:
 
 
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
-    node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
-    with torch.enable_grad():
-        one = torch.empty((), dtype=value.dtype, device=value.device, requires_grad=node is not None)
-        stand_in = one.expand(value.shape)
+    stand_in = torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
     internals.set_version(stand_in, version)
     leaf, out = _keep(stand_in)
     internals.set_version(stand_in, is_at)
-    try:
-        torch.autograd.grad(out, leaf)
-    except RuntimeError as error:
-        if node is not None:  # torch 2.11 writes `MulBackward0`, later ones `Mul`
-            name = node.name() if "Backward0, is at version" in str(error) else re.sub(r"Backward\d*$", "", node.name())
-            named = f"which is output {value.output_nr} of {name}, is at version"
-            error.args = (re.sub(r"which is output \d+ of [^,]+, is at version", named, str(error)), *error.args[1:])
-        raise
+    torch.autograd.grad(out, leaf)
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 
 class SavedValues:
     """The values that one call's forward saved, kept as autograd keeps its own.
 
-    They go through the innermost ``saved_tensors_hooks``; their versions are checked when they are used; they are let
-    go after a backward unless the graph is kept. ``released`` has one bit for each autograd node of the traced program
-    that held tensors and has been used up: a second backward that reaches one of those fails as in eager, while one
-    that does not goes through. What a custom function's node keeps as an attribute is never used up.
+    They go through the innermost ``saved_tensors_hooks`` (``hooked``: there are some); their versions are checked when
+    they are used; they are let go after a backward unless the graph is kept. ``released`` has a bit for each autograd
+    node of the traced program that is used up: a second backward that reaches one of those fails as in eager, another
+    goes through. What a custom function's node keeps as an attribute is never used up.
 
-    ``pending`` are the gradients that wait for a backward to come by, since they belong into its midst; ``hooked`` says
-    that there are hooks.
-
-    ``nodes`` are the autograd nodes behind results that the function's own nodes keep, by the edges of the traced
-    program; dead ones are those of results that nobody has any more.
-
-    ``places`` says, by their numbers, which of the values are the caller's tensors themselves, and with which strides
-    the backward was compiled for them: one that was given other memory since is an error.
+    ``pending`` are gradients that wait for the backward into whose midst they belong. By edges of the traced program,
+    ``nodes`` are the autograd nodes behind results that the function's own nodes keep. ``places`` has the numbers of
+    those values that are the caller's tensors themselves, with the strides that the backward was compiled for: other
+    memory since is an error.
     """
 
     __slots__ = ("_hooks", "_places", "_starts", "_values", "_versions", "_watched", "hooked", "nodes", "pending",
@@ -117,11 +102,8 @@ class SavedValues:
                 self._values = [hooks[0](value) for value in values]
 
     def watch(self, tensor: Tensor, mask: int) -> None:
-        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager.
-
-        What hooks have packed is not compared: it may be something else.
-        """
-        if self._hooks is None:
+        """Let a later write to ``tensor`` be an error for the nodes in ``mask``, which keep it in eager."""
+        if self._hooks is None:  # what hooks have packed may be something else
             alias = tensor.detach()  # without a history, which would lead back to here
             self._watched.append((alias, internals.version_of(alias), mask))
 
@@ -152,14 +134,10 @@ class SavedValues:
             self._versions = internals.versions_of(self._values)
 
     def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
-        """Return those of the values that are needed by a backward that reaches the nodes in ``mask``.
+        """Return the values that a backward needs which reaches the nodes in ``mask``.
 
-        Raises
-        ------
-        RuntimeError
-            As autograd does: when the graph has been freed, or a value was written in place.
-        MetadataMutationError
-            One of the caller's tensors was given other memory or sizes.
+        Raises autograd's errors if the graph has been freed or a value was written; `MetadataMutationError` if one of
+        the caller's tensors was given other memory or sizes.
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
@@ -177,7 +155,11 @@ class SavedValues:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         for (n, stride), start in zip(self._places.items(), self._starts, strict=True):
             if (self._values[n].data_ptr() != start or self._values[n].stride() != stride) and n in needs:
-                raise _other_memory()
+                raise MetadataMutationError(
+                    "a tensor that was saved for the backward was given other sizes or other memory after the call",
+                    why="the backward would compute with what is there now, and was compiled for the sizes before",
+                    suggestion="run the backward first, or call the original function",
+                )
         return list(map(self._values.__getitem__, needs))
 
     def tensors(self) -> list[Tensor]:
@@ -209,21 +191,13 @@ class SavedValues:
             self._values = None if any(all_masks) else self._values
             self._watched = []
 
-    def kept(self) -> tuple[Any, ...]:
-        """Say what is kept now, for `restore`."""
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return what is there now, for `restore`."""
         return self.released, self._values, self._watched
 
-    def restore(self, kept: tuple[Any, ...]) -> None:
-        """Keep what was kept before a backward: it is run once more, for another sample."""
-        self.released, self._values, self._watched = kept
-
-
-def _other_memory() -> MetadataMutationError:
-    return MetadataMutationError(
-        "a tensor that was saved for the backward was given other sizes or other memory after the call",
-        why="the backward would compute with what is there now, and was compiled for the sizes that there were",
-        suggestion="run the backward first, or call the original function",
-    )
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Have again what was there before a backward: it is run once more, for another sample."""
+        self.released, self._values, self._watched = snapshot
 
 
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
@@ -284,7 +258,7 @@ class Keeping:
             self._draft.w.add("saved.remember_versions()")
 
     def _taken(self) -> dict[int, int]:
-        """Return which saved values are the new value of an input, that is then kept in their place.
+        """Return which saved values are the new value of an input, which is then kept instead.
 
         Of ``x.tanh_()`` eager keeps ``x``. A GPU's kernels are written for the alignment of the new value, which the
         caller's tensor need not have.

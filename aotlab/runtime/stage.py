@@ -25,9 +25,8 @@ For training there is one `Compiled` autograd node per call, which only inputs t
 backward is compiled for the tangents that are defined; saved values are kept by `SavedValues`, which does what autograd
 does for its own. A call whose kernels raise is run eagerly, from its beginning.
 
-Each part of the text is written by a file of its own, in this order: `prologue` and `arguments`; `forward_call`;
-`mutations`, `outputs`; `saved`. They share one `draft`. The text is kept in the record, and registered
-with `linecache`, so that tracebacks show it.
+Each part of the text has a file, in this order: `prologue` and `arguments`; `forward_call`; `mutations`, `outputs`;
+`saved`. They share one `draft`. The text is kept in the record, and by `linecache` for tracebacks.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from aotlab.errors import (
     RefusedError,
     UserLine,
 )
-from aotlab.trace.places import called, name_of, user_line
+from aotlab.guards.places import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"
@@ -62,6 +62,7 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__deepcopy__: Row("`copy.deepcopy`"),
     Tensor.__reduce_ex__: Row("a pickle"),
     Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
+    internals.BASE_GETTER: Row("`_base`", "a trace has other views, and views of others"),
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
@@ -71,20 +72,6 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__format__: Row("the text", _VALUES, error=DataDependentError),
 }  # fmt: skip
 
-_UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
-_ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
-#: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
-EAGER_OPS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
-    "lift_fresh": _ITSELF,
-    "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
-    # functionalization forgets it, and the graph would write where there is no memory
-    "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
-}
-
-_HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
-_CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
-_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What changes a tensor in place other than in its values.
 CHANGES_SIZES = (
     Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
@@ -102,12 +89,28 @@ WITHOUT_VECTORS = (
     torch.norm, Tensor.norm, torch.nuclear_norm,
 )  # fmt: skip
 _BY_OTHER_KERNELS = (*LAID_OUT_BY_ROWS, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
+_UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
+_CHANGES = ("changes a tensor in place other than in its values", "call the method, to have it compiled")
+_ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
+#: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
+EAGER_OPS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
+    **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
+    "lift_fresh": _ITSELF,
+    "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
+    # functionalization forgets it, and the graph would write where there is no memory
+    "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
+}
+
+HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
+_CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
+_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
-    Tensor.register_hook: _HOOKED,
-    Tensor.register_post_accumulate_grad_hook: _HOOKED,
-    Tensor.retain_grad: _HOOKED,
-    Tensor.retains_grad.__get__: _HOOKED,  # type: ignore[attr-defined]  # a getter
+    Tensor.register_hook: HOOKED,
+    Tensor.register_post_accumulate_grad_hook: HOOKED,
+    Tensor.retain_grad: HOOKED,
+    Tensor.retains_grad.__get__: HOOKED,  # type: ignore[attr-defined]  # a getter
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
     Tensor.storage_offset: _LOOKED_AT,
     Tensor.as_strided: _LOOKED_AT,
@@ -119,15 +122,7 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
 }
 #: What is claimed whatever its first argument is: a tensor of a transform, or one from outside.
 CLAIMED_ANYHOW = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS))
-#: What is claimed, as it is called below Python's methods.
-METHODS_OF_OPS: Mapping[Any, Any] = {
-    op: method
-    for method in CHANGES_SIZES
-    if (packet := getattr(torch.ops.aten, method.__name__, None)) is not None
-    for op in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
-}
 
-_VALUE = "a trace has no values, and what it took for one would hold at every call"
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
 _TEXT = f"return it and print it outside, or {BY_DYNAMO}"
@@ -169,16 +164,15 @@ def is_captured(tensor: Tensor) -> bool:
 
 
 def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
-    """Refuse a call in `OF_A_TENSOR` of a traced tensor, or of one that is no argument's; ``name`` is an argument's."""
+    """Refuse a look at a traced tensor by a row of `OF_A_TENSOR`, and any at a captured one."""
     row = OF_A_TENSOR.get(func)
-    if row is None:
-        return
-    of = called(tensor, "a traced tensor") if name is None else f"`{name}`"
-    if internals.is_functional(tensor):
+    if row is not None and internals.is_functional(tensor):
+        of = called(tensor, "a traced tensor") if name is None else f"`{name}`"
         raise row.error(
             f"{row.what} of {of} was asked for", line=user_line(), why=row.why, suggestion=row.instead, argument=name
         )
     if is_captured(tensor):
+        row = row or Row(f"`{spoken_name(func)}`", instead=_OUTSIDE)
         raise row.error(
             f"{row.what} of {called(tensor)}, which is not an argument, was asked for",
             line=user_line(),
@@ -201,7 +195,7 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
         f"`torch.{name}`{of and f' of {of}'} was called inside the function",
         line=user_line(),
         why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
-        suggestion=f"do it outside of the compiled function, or {BY_DYNAMO}",
+        suggestion=_OR_DYNAMO,
     )
 
 
@@ -217,24 +211,19 @@ def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
 
 def leave_unasked(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
     """Leave to eager what asks no mode: ``set_``, and ``apply_`` and the like, which read memory that is not there."""
-    sets, given = otherwise.__name__ == "set_", tensors_in((args, kwargs))
-    if not any(internals.is_functional(tensor) or (is_captured(tensor) and not sets) for tensor in given):
+    name, given = otherwise.__name__, tensors_in((args, kwargs))
+    if not any(internals.is_functional(tensor) or (is_captured(tensor) and name != "set_") for tensor in given):
         return otherwise(*args, **kwargs)
     with internals.disable_torch_function():  # the mode is still on
-        if sets:
-            raise gets_memory(called(args[0]), "`set_`")
-        raise RunEagerly(
-            f"`{otherwise.__name__}` calls Python with each element of a tensor, at {user_line()}",
-            suggestion="compute with whole tensors, to have it compiled",
-        )
+        what, instead = f"`{name}` calls Python with each element of a tensor", "compute with whole tensors"
+        if name == "set_":
+            what, instead = f"`set_` gives {called(args[0])} other memory", "copy the values with `copy_`"
+        raise RunEagerly(f"{what}, at {user_line()}", suggestion=f"{instead}, to have it compiled")
 
 
-def gets_memory(name: str, what: str) -> RunEagerly:
-    """Say that a tensor is given other memory."""
-    return RunEagerly(
-        f"{what} gives {name} other memory, at {user_line()}",
-        suggestion="copy the values with `copy_`, or return the new tensor, to have it compiled",
-    )
+def op_name(func: Any) -> str:
+    """Return the name of a function; of one overload of an op, that of the op."""
+    return str(getattr(func, "__name__", "")).partition(".")[0]
 
 
 def spoken_name(func: Any) -> str:
@@ -264,36 +253,25 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
 
 def explain_question(error: DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say of a refusal what the user asked for; ``func`` is what was called, with what."""
-    name = str(getattr(func, "__name__", "")).partition(".")[0]
-    plain = {"__getitem__": "x[…]", "__setitem__": "x[…] = …"}.get(name, name)
-    asked = _asked(name, args, kwargs)
-    known = None if asked is None else name_of(asked)
-    if asked is None and len(tensors_in((args, kwargs))) > 1:
-        text = "its arguments"
-    elif known is not None:
+    name, given = op_name(func), tensors_in((args, kwargs))
+    if name in ("__getitem__", "__setitem__") and len(args) > 1:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        bounds = [(part.start, part.stop, part.step) if isinstance(part, slice) else part for part in index]
+        given = tensors_in(bounds) or given[:1]  # the values of an index are asked for rather than the tensor's
+    elif name in ("repeat_interleave", "masked_select"):
+        given = given[1:] or given
+    known = name_of(given[0]) if len(given) == 1 or (given and name in _ASKS_VALUES) else None
+    text = "a tensor" if len(given) == 1 else "its arguments"
+    if known is not None:
         text = f"`{known}`"
     elif 0 < len(error.inputs) <= 3:
         text = f"a tensor computed from {' and '.join(f'`{each}`' for each in error.inputs)}"
-    else:
-        text = "a tensor"
+    plain = {"__getitem__": "x[…]", "__setitem__": "x[…] = …"}.get(name, name)
     if error.of_size:
-        if name:
-            error.reword(seen=f"the size of what `{plain}` returns depends on the values of {text}")
+        seen, suggestion = f"the size of what `{plain}` returns depends on the values of {{}}", _ASKS_SIZES.get(name)
         why = "a graph traced ahead of time has one size for each result"
-        error.reword(why=why, suggestion=_ASKS_SIZES.get(name, _OR_DYNAMO))
-    elif name:
-        seen, suggestion = _ASKS_VALUES.get(name, (f"`{plain}` asks for the values of {{}}", _OR_DYNAMO))
-        error.reword(seen=seen.format(text), why=_VALUE, suggestion=suggestion)
+    else:
+        seen, suggestion = _ASKS_VALUES.get(name, (f"`{plain}` asks for the values of {{}}", None))
+        why = "a trace has no values, and what it took for one would hold at every call"
+    error.reword(seen=seen.format(text), why=why, suggestion=suggestion or _OR_DYNAMO)
     error.reword(argument=known if known in error.inputs else next(iter(error.inputs), None))
-
-
-def _asked(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the tensor whose values are asked for: of an index rather the index."""
-    if name in ("__getitem__", "__setitem__") and len(args) > 1:
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        parts = [(part.start, part.stop, part.step) if isinstance(part, slice) else part for part in index]
-        return next(iter(tensors_in((parts, args))), None)
-    if name in ("repeat_interleave", "masked_select") and len(tensors_in(args)) > 1:
-        return tensors_in(args)[1]
-    tensors = tensors_in((args, kwargs))
-    return tensors[0] if len(tensors) == 1 or (tensors and name in _ASKS_VALUES) else None

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from aotlab import _torch as internals
 from aotlab.errors import RandomOpError
 from aotlab.trace.edges import Edge, next_edges
-from aotlab.trace.escapes import guard_of_backward
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.history import nodes_of, reachable
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
@@ -119,7 +119,8 @@ class Deriver:
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            with self.holder(), tracing(self.recorder), guard_of_backward(self.recorder.quirks), casting:
+            guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
+            with self.holder(), tracing(self.recorder), guard, casting:
                 yield
                 self.recorder.states.end()
         finally:

@@ -15,20 +15,16 @@ from aotlab import _torch as internals
 from aotlab.capture import nesting
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.given import check_containers, given_objects
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import LeakedTensorError
-from aotlab.guards.code import line_that_changes
-from aotlab.guards.reached import codes_in
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.trace.chronicle import Chronicle
-from aotlab.trace.containers import Places
+from aotlab.trace.chronicle import Chronicle, Ground
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import Entered, bases_of, input_info
 from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
-from aotlab.trace.storage_looks import Ground
 from aotlab.trace.surroundings import (
     clocks_watched,
     failures_told_apart,
@@ -69,7 +65,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
     lifted, args, kwargs = call.rebuild(values)
-    places = Places(args, kwargs, call.target.objects())
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
     with world_unchanged(recorder), failures_told_apart(), tracing(recorder):
@@ -90,8 +85,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
                     f"a view of `{item.name}`, a view itself, is made without autograd",
                     suggestion="pass a tensor that is no view, to have it compiled",
                 )
-        _check_containers(call, values, args, kwargs)
-        leaves, names, out_spec = places.read_result(result)
+        check_containers(call, values, args, kwargs)
+        given = given_objects(args, kwargs, call.target.objects())
+        leaves, names, out_spec = nesting.flatten_result(result, given)
         infos = _input_infos(recorder, inputs)
         outputs = OutputReader(recorder.tape, leaves, names, inputs, escapes.chronicle).run()
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
@@ -106,7 +102,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
-        offsets_read=tuple(sorted(escapes.looks.offsets_read)),
+        offsets_read=tuple(sorted(escapes.chronicle.offsets_read)),
         chronicle=escapes.chronicle,
         hooks=tuple(escapes.hooks.values()),
         holder=call.target.holder(lifted),
@@ -151,12 +147,7 @@ def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
         assert base.wrapper is not None
         first = inputs[base.members[0]]
         grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
-    return EscapeGuard(
-        grounds,
-        inputs,
-        histories_unknown={item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)},
-        quirks=recorder.quirks,
-    )
+    return EscapeGuard(grounds, inputs, quirks=recorder.quirks)
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:
@@ -170,33 +161,3 @@ def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasI
                 suggestion="call the function under torch.inference_mode(), or pass a clone that was made outside",
             )
     return infos
-
-
-def _check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
-    """Refuse a function that put something into a container of the caller's, or took something out."""
-    now, spec = nesting.flatten((args, kwargs))
-    before = values[call.lifted_count :]
-    if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
-        return
-    _, given, named = call.rebuild(values)
-    heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))
-    parts = zip(heads, [*given, *named.values()], [*args, *kwargs.values()], strict=True)
-    codes = codes_in(call.state.reached)
-    changes = ((head, _first_change(head, was, is_)) for head, was, is_ in parts)
-    head, path = next((head, path) for head, path in changes if path is not None)
-    raise LeakedTensorError(
-        f"the function changes the argument `{head}`" + (f" at `{path}`" if path != head else ""),
-        why="a compiled call would not",
-        suggestion="return the new value",
-        argument=head,
-        line=line_that_changes(codes, path) or line_that_changes(codes, head),
-    )
-
-
-def _first_change(name: str, before: Any, after: Any) -> str | None:
-    """Return the path of the first thing in a container that is not what it was, None if there is none."""
-    (were, old), (are, new) = nesting.flatten([before]), nesting.flatten([after])
-    then = dict(zip(nesting.paths([(name, before)]), were, strict=True))
-    now = dict(zip(nesting.paths([(name, after)]), are, strict=True))
-    changed = (path for path in {**now, **then} if path not in now or path not in then or now[path] is not then[path])
-    return next(changed, name if old != new else None)

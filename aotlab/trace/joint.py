@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,15 +35,15 @@ def make_joint(
     findings: Findings, *, keep_input_mutations: bool, static_inputs: int, exact: bool
 ) -> tuple[TraceRecord, Trace]:
     """Make the tangents, differentiate, and write the joint graph."""
-    recorder, outputs, chronicle = findings.recorder, findings.outputs, findings.chronicle
+    recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    placeholders, graph_sources = placeholders_of(findings, forward.writes, training=forward.training)
+    inputs = _graph_inputs(findings, forward)
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
     sources.update(carriers)
-    through = made_through(outputs)
-    check_passed(findings, through)
-    slots = _slots(parts, sources, graph_sources, findings.dedupe.kept)
+    check_passed(findings)
+    effects = _effects(findings, forward, sources)
+    slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
     deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts)
@@ -61,23 +61,11 @@ def make_joint(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             static_input_indices=tuple(range(static_inputs)),
         ),
-        inputs=GraphInputs(
-            fakes=[item.fake for item in findings.inputs],
-            placeholders=placeholders,
-            sources=graph_sources,
-            offsets_read=findings.offsets_read,
-            final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
+        inputs=inputs,
+        outputs=ProgramOutputs(
+            spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
         ),
-        outputs=ProgramOutputs(spec=findings.out_spec, constants=outputs.constants, made_through=through),
-        effects=Effects(
-            write_back=forward.write_back,
-            hooks=place_hooks(findings.hooks, sources, outputs, findings.inputs),
-            quirks=recorder.quirks,
-            fragile=frozenset(k for k, item in enumerate(findings.inputs) if item.storage in chronicle.fragile),
-            viewed_unseen=frozenset(
-                k for k, item in enumerate(findings.inputs) if item.storage in chronicle.viewed_unseen
-            ),
-        ),
+        effects=effects,
         forward_outputs=[item.value for item in forward.returned],
         returned_outputs=[i for i, _, _ in outputs.returned],
         writes=forward.writes,
@@ -128,6 +116,32 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
                 f"`{info.name}` is a view, of a tensor that requires grad or with a hook, and is written",
                 suggestion="pass that tensor, or a clone of the view, to have it compiled",
             )
+
+
+def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
+    placeholders, sources = placeholders_of(findings, forward.writes, training=forward.training)
+    return GraphInputs(
+        fakes=[item.fake for item in findings.inputs],
+        placeholders=placeholders,
+        sources=sources,
+        offsets_read=findings.offsets_read,
+        final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
+    )
+
+
+def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
+    chronicle = findings.chronicle
+
+    def inputs_of(memory: Collection[int]) -> frozenset[int]:
+        return frozenset(k for k, item in enumerate(findings.inputs) if item.storage in memory)
+
+    return Effects(
+        write_back=forward.write_back,
+        hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
+        quirks=findings.recorder.quirks,
+        fragile=inputs_of(chronicle.fragile),
+        viewed_unseen=inputs_of(chronicle.viewed_unseen),
+    )
 
 
 def _differentiate(

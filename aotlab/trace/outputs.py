@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.capture.given import is_constant
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
-from aotlab.trace.containers import is_constant
 from aotlab.trace.inputs import Entered, owner_of, value_of
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import (

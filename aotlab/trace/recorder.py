@@ -21,11 +21,11 @@ from aotlab.errors import (
     SubclassError,
     UserLine,
 )
+from aotlab.guards.places import Locator, called, name_of, user_line, user_place
 from aotlab.ir.graphs import Phase, moves_nothing
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
-from aotlab.trace.places import Locator, called, name_of, user_line, user_place
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.random_state import States, drawn, draws, state_size, without_generator
 from aotlab.trace.running import here

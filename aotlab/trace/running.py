@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace.places import Locator, located
+from aotlab.guards.places import Locator, located
 from aotlab.trace.tape import Operation
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
+from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
@@ -22,9 +21,6 @@ from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.records import Hook, HookKind, Source
 from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
-
-#: What an edge of the traced graph is that nobody else knows.
-_CARRIER = Source("carrier", -1)
 
 
 def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
@@ -61,7 +57,7 @@ def _check_order(parts: Sequence[Segment], known: Mapping[Edge, Source]) -> None
     """Leave to eager a graph in which a segment would need the history that one after it makes."""
     later = {edge for part in parts for edge in part.entries}
     for part in parts:
-        if any(edge in later and known.get(edge, _CARRIER).kind in ("root", "carrier") for edge in part.stops):
+        if any(edge in later and (edge not in known or known[edge].kind == "root") for edge in part.stops):
             raise RunEagerly("writes to views give each other's histories")
         later.difference_update(part.entries)
 
@@ -96,32 +92,20 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
     return found
 
 
-def made_through(outputs: Outputs) -> dict[int, int]:
+def made_through(outputs: Outputs, inputs: Sequence[Entered]) -> dict[int, int]:
     """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
-    views = {i: t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn}
-    if len(views) < 2:
-        return {}
-    at = {edge_of(t): i for i, t in reversed(views.items())}
+    infos = outputs.infos
+    at = {edge_of(t): i for i, t in reversed(outputs.tensors.items()) if infos[i].views and t.grad_fn is not None}
     found: dict[int, int] = {}
-    for i, tensor in views.items():
-        own = outputs.infos[i]
-        node = tensor.grad_fn
-        while node is not None:
-            edges = next_edges(node)
-            if len(edges) != 1:
-                break
-            j = at.get(edges[0])
-            if j is not None and j != i:
-                other = outputs.infos[j]
-                assert own.views is not None
-                assert other.views is not None
-                same = (other.output_type, other.base_idx) == (own.output_type, own.base_idx) or (
-                    other.aliases_intermediate and own.aliases_intermediate and other.base_idx == own.base_idx
-                )
-                if same and len(other.views) < len(own.views) and own.views[: len(other.views)] == other.views:
-                    found[i] = j
-                break
-            node = edges[0][0]
+    for i, edge in ways_back(outputs, inputs) if len(at) > 1 else ():
+        own, other = infos[i], infos[at.get(edge, i)]
+        of_one_base = own.base_idx == other.base_idx and (
+            own.output_type == other.output_type or (own.aliases_intermediate and other.aliases_intermediate)
+        )
+        if own is not other and own.views and other.views and of_one_base:
+            count = len(other.views)
+            if count < len(own.views) and own.views[:count] == other.views:
+                found.setdefault(i, other.index)
     return found
 
 
@@ -129,59 +113,48 @@ def place_hooks(
     hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
 ) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
     """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
-    found: list[tuple[HookKind, Source, Callable[..., Any] | None]] = []
-    for hook in hooks:
-        if hook.kind == "retain_grad":
-            source = next((Source("input", k) for k, i in enumerate(inputs) if i.wrapper is hook.tensor), None)
-            if source is None:
-                source = next((Source("output", i) for i, t in outputs.tensors.items() if t is hook.tensor), None)
-        else:
-            source = known.get(hook.edge)
-        if source is not None:
-            found.append((hook.kind, source, hook.function))
-    return found
+    seen = {id(tensor): Source("output", i) for i, tensor in reversed(outputs.tensors.items())}
+    seen.update({id(item.wrapper): Source("input", k) for k, item in enumerate(inputs)})
+    found = [
+        (hook.kind, seen.get(id(hook.tensor)) if hook.kind == "retain_grad" else known.get(hook.edge), hook.function)
+        for hook in hooks
+    ]
+    return [(kind, source, function) for kind, source, function in found if source is not None]
 
 
-def check_passed(findings: Findings, through: Mapping[int, int]) -> None:
-    """Leave to eager views that are the caller's or not, and that gradients pass otherwise than in eager.
+def check_passed(findings: Findings) -> None:
+    """Leave to eager views that gradients pass otherwise than in eager.
 
         def f(x):
             v, w = x.unbind(0)
-            return v.exp(), w
+            return v, w.exp()
 
-    A hook on ``w`` is called with None when a gradient comes from the first output, since ``v`` and ``w`` have one node
-    in common. And an output that is a view of one made by sizes and strides, whose gradient passes that, has to be made
-    ``through`` it.
+    A hook on ``v`` is called with None when a gradient comes from the second output, since ``v`` and ``w`` have one
+    node in common. And views of an output that is made by sizes and strides would have to be made through it.
     """
-    outputs, inputs, several = findings.outputs, findings.inputs, findings.chronicle.several
+    outputs, inputs = findings.outputs, findings.inputs
+    tensors = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+    several = {
+        tensor.grad_fn
+        for i, tensor in outputs.tensors.items()
+        if outputs.infos[i].views and tensor.grad_fn is not None and internals.is_one_of_several_views(tensor)
+    }
     if several:
-        known = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
-        views = [t for i, t in outputs.tensors.items() if outputs.infos[i].views and t.grad_fn is not None]
-        nodes = {edge_of(view)[0] for view in views}
-        hidden = [view for group in several for view in group if not any(view is tensor for tensor in known)]
-        passed = edges_behind([edge_of(tensor) for tensor in known if tensor.grad_fn is not None])
-        if any(view.grad_fn in nodes and edge_of(view) in passed for view in hidden):
+        known = {edge_of(tensor) for tensor in tensors if tensor.grad_fn is not None}
+        if any(node in several for node, _ in edges_behind(known) - known):
             raise RunEagerly(
                 "an output is one of several views that were made together, and gradients pass another one",
                 suggestion="return all of them or none, to have it compiled",
             )
     by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if is_made_by_strides(info, outputs)}
     for i, edge in ways_back(outputs, inputs) if by_strides else ():
-        if edge in by_strides and not is_made_through(i, edge, outputs, through):
+        if edge in by_strides:
             raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view that is made by sizes and strides")
 
 
 def is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
     """Tell whether an output has a history and is made by sizes and strides, so that no other is made from it."""
     return info.is_made_by_views and info.views is None and outputs.tensors[info.index].grad_fn is not None
-
-
-def is_made_through(i: int, edge: Edge, outputs: Outputs, through: Mapping[int, int]) -> bool:
-    """Tell whether an output is made from the one at an edge, perhaps by others in between."""
-    j: int | None = i
-    while j is not None and edge_of(outputs.tensors[j]) != edge:
-        j = through.get(j)
-    return j is not None
 
 
 def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
@@ -191,14 +164,7 @@ def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
     ends.update(edge_of(root) for root in roots if root is not None)
     for i, tensor in outputs.tensors.items():
-        info = outputs.infos[i]
-        if info.is_made_by_views and tensor.grad_fn is not None:
-            yield from ((i, edge) for edge in _way_back(tensor, ends))
-
-
-def _way_back(tensor: Tensor, ends: Collection[Edge]) -> Iterator[Edge]:
-    """Go from a view to what it is a view of, along the edges that its gradient goes."""
-    edges = next_edges(edge_of(tensor)[0])
-    while len(edges) == 1 and edges[0] not in ends:
-        yield edges[0]
-        edges = next_edges(edges[0][0])
+        edges = next_edges(tensor.grad_fn) if outputs.infos[i].is_made_by_views and tensor.grad_fn is not None else []
+        while len(edges) == 1 and edges[0] not in ends:
+            yield i, edges[0]
+            edges = next_edges(edges[0][0])

@@ -23,7 +23,7 @@ import torch
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
-from aotlab.trace.places import line_of_error, user_line
+from aotlab.guards.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
 from aotlab.trace.tape import Untraceable

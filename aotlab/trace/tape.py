@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
+from aotlab.guards.places import Place, stack_trace
 from aotlab.ir.graphs import STAYS, Phase, is_random
-from aotlab.trace.places import Place, stack_trace
 from aotlab.trace.random_state import SET_STATE, STATE_OF, original
 
 

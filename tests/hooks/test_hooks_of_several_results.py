@@ -136,6 +136,8 @@ RESULTS = {
     "mixed part and one": lambda one, two: (one[:1].exp(), two),
     "part and one": lambda one, two: (one[:1], one.exp(), two),
 }
+#: Of these, eager runs those of views: gradients pass one that is no output.
+HIDE_ONE = ("mixed and one", "mixed, changed and one", "mixed part and one", "part and one")
 
 
 @pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
@@ -157,7 +159,8 @@ def test_a_hook_of_the_caller(results, several, backward, make):
 
             assert differences(program, function, [leaf_input, leaf_input], backward=backward, before=before) == []
             if make is compiled:
-                assert function.calls.compiled > 0
+                one_is_hidden = several in ("unbind", "split") and results in HIDE_ONE
+                assert (function.calls.compiled > 0) is not one_is_hidden
 
 
 def test_results_that_have_a_node_in_common_are_the_callers_own():

@@ -319,11 +319,11 @@ CASES = [
     (_changes_the_class, [_ones], "x", "do it outside"),
     (_draws_by_python, [_ones], "random", "torch's random ops"),
     (_draws_by_numpy, [_ones], "numpy.random", "torch's random ops"),
-    (_seeds, [_ones], "torch.manual_seed", "do it outside"),
+    (_seeds, [_ones], "torch.manual_seed", "move it out"),
     (_reads_the_clock, [_ones], "time.time", "pass the time as an argument"),
     (_reentrant, [partial(leaf, 3)], None, "use_reentrant=False"),
     (_sets, [_ones, _ones], "x", "copy_"),
-    (_sets_data, [_ones, _ones], "x", "return the new tensor"),
+    (_sets_data, [_ones, _ones], "x", "move it out"),
     (_infers_inside, [_ones], None, "inference_mode around the call"),
     (_asks_numpy, [_ones], "x", "move it out"),
     (_asks_array, [_ones], "x", "move it out"),
@@ -480,7 +480,7 @@ def test_writes_to_inference_tensors_outside_of_the_mode_raise_what_eager_raises
 def test_writes_through_detach_to_inference_tensors_are_eagers():
     """Eager lets these pass, so they run eagerly."""
     x = _of_inference()
-    with pytest.warns(RuntimeWarning, match="an inference tensor is written outside of inference_mode"):
+    with pytest.warns(RuntimeWarning, match="was made under inference_mode and is written"):
         compiled(lambda x: x.detach().add_(1))(x)
     assert x.tolist() == [2.0, 2.0, 2.0]
 

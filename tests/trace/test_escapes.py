@@ -16,7 +16,6 @@ from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
     EscapeError,
-    HooksError,
     LeakedTensorError,
     RefusedError,
 )
@@ -261,7 +260,7 @@ CAPTURED = {
     "grad =": (_set_grad, EscapeError),
     "requires_grad_": (_flag, EscapeError),
     "requires_grad =": (_flag_by_assignment, EscapeError),
-    "hook": (_hook, HooksError),
+    "hook": (_hook, EscapeError),
     "swap": (_swap_captured, EscapeError),
     "backward": (_backward_captured, (CapturedTensorError, EscapeError)),
 }  # fmt: skip

@@ -90,12 +90,10 @@ def test_out_that_runs_eagerly(kind, where):
     same(where(lambda y: OUTS[kind](y, torch.zeros(2))), torch.arange(1.0, 5.0).reshape(2, 2), eagerly=True)
 
 
-@pytest.mark.parametrize(
-    "out", [lambda: torch.zeros(3, 2), lambda: torch.zeros(2, 3).t(), lambda: torch.zeros(4, 2)[1:]]
-)
+@pytest.mark.parametrize("out", [lambda: torch.zeros(3, 2), lambda: torch.zeros(4, 2)[1:]])
 @pytest.mark.parametrize("of_view", [False, True])
 def test_out_that_is_compiled(out, of_view):
-    """A result of its own sizes, whatever its strides: of an input, a view of one, and what the function made."""
+    """A result of its own sizes: of an input, a view of one, and what the function made."""
 
     def f(x, y, out):
         made = torch.empty_like(x)

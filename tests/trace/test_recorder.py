@@ -17,9 +17,9 @@ from aotlab.errors import (
     HigherOrderOpError,
     SubclassError,
 )
+from aotlab.guards.places import user_line
 from aotlab.ir.graphs import line_of
 from aotlab.trace import running
-from aotlab.trace.places import user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.tape import Tape, Untraceable, tensors_in
 from aotlab.trace.write_calls import overlaps_itself

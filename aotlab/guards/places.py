@@ -7,6 +7,8 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -16,30 +18,27 @@ from torch import Tensor, nn
 
 from aotlab.errors import UserLine
 from aotlab.guards.code import ByCode
+from aotlab.guards.leaks import items_of
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = Path(__file__).parents[1]
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 #: Everything but the programs that aotlab brings with it: models of benchmarks, the demo, verification.
-_ENGINE = tuple(
-    str(_HERE / name)
-    for name in (
-        *("_torch", "api.py", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook"),
-        *("partition", "pipeline.py", "quirks", "runtime", "trace"),
-    )
-)
-#: The files that call what is traced.
+_ENGINE = (
+    "_torch", "api.py", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook",
+    "partition", "pipeline.py", "quirks", "runtime", "trace",
+)  # fmt: skip
+_NOT_THE_USERS = (_TORCH, *(str(_HERE / name) for name in _ENGINE), "<frozen", "<aotlab", "<eval_with_key>")
+#: The files that call what is traced: the frames around them are the compiled call's.
 _CALLERS = tuple(str(_HERE / name) for name in ("trace/function.py", "trace/deriver.py", "derivatives", "runtime"))
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """A place in running code, kept as code object and instruction, symbolised only when asked for."""
 
-    __slots__ = ("code", "instruction")
-
-    def __init__(self, code: CodeType, instruction: int) -> None:
-        self.code = code
-        self.instruction = instruction
+    code: CodeType
+    instruction: int
 
     def __call__(self) -> UserLine:
         """Look the line up."""
@@ -58,6 +57,12 @@ class Place:
 #: Looks the line of a place up.
 Locator = Callable[[], UserLine | None]
 
+
+class _Located(threading.local):
+    place: Locator | None = None
+
+
+_located = _Located()
 _traces: ByCode[dict[int, str]] = ByCode()
 
 
@@ -77,9 +82,8 @@ _is_user_code: ByCode[bool] = ByCode()
 
 def user_place() -> Locator | None:
     """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
-    known = _located_place()
-    if known is not None:
-        return known
+    if _located.place is not None:
+        return _located.place
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code):
@@ -91,23 +95,16 @@ def user_place() -> Locator | None:
 def is_users(code: CodeType) -> bool:
     """Tell whether code belongs to neither torch, the engine nor the standard library."""
     known = _is_user_code.get(code)
-    if known is None:
-        file = code.co_filename
-        known = not file.startswith((_TORCH, *_ENGINE, "<frozen", "<aotlab", "<eval_with_key>"))
-        if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
-            known = False
-        _is_user_code.put(code, known)
-    return known
-
-
-def starts_traces(code: CodeType) -> bool:
-    """Tell whether code is the engine's that calls what is traced: the frames around it are not."""
-    return code.co_filename.startswith(_CALLERS)
+    if known is not None:
+        return known
+    file = code.co_filename
+    in_library = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+    return _is_user_code.put(code, not (in_library or file.startswith(_NOT_THE_USERS)))
 
 
 def line_of_error(error: BaseException) -> UserLine | None:
     """Return the innermost line of the user's that an error came through."""
-    place, trace = _located_place(), error.__traceback__
+    place, trace = _located.place, error.__traceback__
     if place is not None:
         return place()
     while trace is not None:
@@ -123,16 +120,9 @@ def user_line() -> UserLine | None:
     return None if place is None else place()
 
 
-_located = threading.local()
-
-
 def located(place: Locator | None) -> None:
     """Say where the running op comes from, for frontends that know better than the stack; None: ask the stack."""
     _located.place = place
-
-
-def _located_place() -> Locator | None:
-    return getattr(_located, "place", None)
 
 
 def name_of(tensor: Tensor) -> str | None:
@@ -142,7 +132,7 @@ def name_of(tensor: Tensor) -> str | None:
     compiled function is not asked.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not starts_traces(frame.f_code):
+    while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if is_users(frame.f_code):
             names = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
             own = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
@@ -167,9 +157,5 @@ def _tensors(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, nn.Module):
         for each in (value.named_parameters, value.named_buffers):
             yield from ((f".{path}", tensor) for path, tensor in each())
-    elif isinstance(value, dict):
-        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:100])
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{i}]", item) for i, item in enumerate(value[:100]))
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield from ((f".{key}", item) for key, item in list(vars(value).items())[:100])
+    else:
+        yield from islice(items_of(value), 100)
