@@ -119,9 +119,7 @@ class OutputReader:
                 suggestion="return the value",
             )
 
-    def _info(
-        self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None
-    ) -> None:
+    def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:
         """Write down what an output is."""
         leaf = self.leaves[i]
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
@@ -131,7 +129,7 @@ class OutputReader:
             )
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
         several = call_of_several(leaf)
-        if several is not None and views != () and all(step.item is None for step in views or ()):
+        if several is not None and views and all(step.item is None for step in views):
             raise RunEagerly(f"`{self.names[i]}` is one of several views that were made together, and is made anew")
         first = self._first_of.setdefault(id(leaf), i)
         self._infos[i] = OutputAliasInfo(
@@ -144,8 +142,7 @@ class OutputReader:
             requires_grad=leaf.requires_grad,
             views=views,
             same_as=None if first == i else first,
-            is_detached=views is None and internals.base_of(leaf) is None,
-            made_under_no_grad=views != () and internals.was_made_under_no_grad(leaf),
+            made_under_no_grad=bool(views) and internals.was_made_under_no_grad(leaf),
             precedes_write=item is not None and self._precedes_write(i, item),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
@@ -196,17 +193,23 @@ class OutputReader:
             ):
                 # autograd makes the history again by sizes and strides, which share gradients out among equal places
                 raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
-            views = with_detach(views_between(self.tape, base_value, self.values[i]), output, item.wrapper)
-            lazy = views is not None and len(views) > 1 and any(step.target in _LAZY for step in views)
-            if lazy or (views is None and _reads_otherwise(self.values[i], base_value)):
+            views = self._views(i, base_value, item.wrapper)
+            if len(views) > 1 and any(step.target in _LAZY for step in views):
                 raise RunEagerly(f"the views from `{item.name}` to `{name}` cannot be made again", suggestion=_CLONE)
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+    def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
+        """Return the views that lead to an output from a value, which that of ``root`` is."""
+        views = views_between(self.tape, base, self.values[i])
+        if views is None:
+            raise RunEagerly(f"the views to `{self.names[i]}` cannot be made again", suggestion=_CLONE)
+        return with_detach(views, self.leaves[i], root)
 
     # --- intermediates
 
     def _intermediates(self, members: Sequence[int]) -> None:
         """Classify outputs that share the storage of one intermediate."""
-        leaves, values, names = self.leaves, self.values, self.names
+        leaves, values = self.leaves, self.values
         distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
         lone = distinct[0]
         if len(distinct) == 1 and covers_storage(values[lone]) and not self._is_made_by_views(lone):
@@ -231,12 +234,9 @@ class OutputReader:
         for i in members:
             if i == owner:
                 continue
-            views = views_between(self.tape, base, values[i])
-            if views is None:
-                raise RunEagerly(f"the views to `{names[i]}` cannot be made again", suggestion=_CLONE)
             if self.chronicle.is_made_again(leaves[i]):
-                raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
-            self._info(i, first, where, with_detach(views, leaves[i], root))
+                raise RunEagerly(f"`{self.names[i]}` is a view of an intermediate from before that was written")
+            self._info(i, first, where, self._views(i, base, root))
             first = following
 
     def _is_made_by_views(self, i: int) -> bool:
@@ -264,9 +264,3 @@ class OutputReader:
                 suggestion="return clones, to have it compiled",
             )
         return value_of(root, "a base"), root
-
-
-def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
-    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
-    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
-    return ways[0] != ways[1]
