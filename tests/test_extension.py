@@ -105,7 +105,7 @@ def test_typescript_tests(tmp_path: Path) -> None:
     made: list[dict[str, object]] = []
     for report in reports():
         found = verdict(report)
-        for value in (report.to_dict(), bundle(report)[MIME_TYPE]):
+        for value in (report.to_dict(), bundle(report, live=True)[MIME_TYPE]):
             made.append({"report": value, "sentence": found.sentence, "state": found.state})
         made[-2]["sparse"] = report.to_dict(sparse=True)
     path = tmp_path / "reports.json"

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from aotlab.bench.memory import MemoryUse, measure_memory
-from aotlab.bench.timing import Case, Comparison, Paired, Samples, compare, training_cases
+from aotlab.bench.timing import Case, Comparison, Paired, Samples, compare, training_case
 
-__all__ = ["Case", "Comparison", "MemoryUse", "Paired", "Samples", "compare", "measure_memory", "training_cases"]
+__all__ = ["Case", "Comparison", "MemoryUse", "Paired", "Samples", "compare", "measure_memory", "training_case"]

@@ -9,9 +9,10 @@ name (``again``); that ratio, which ought to be 1, says how far the others can b
     cases = [Case(name="eager", call=lambda: f(x)), Case(name="aotlab", call=lambda: g(x))]
     compare(cases, again="eager").ratio("aotlab", "eager").median
 
-A case that needs something fresh for every call (a backward needs a forward that nobody has used up) gives
-``prepare`` in place of ``call``: what it does is not timed, what it returns is. All times are in nanoseconds
-per call.
+A case that needs something fresh for every call gives ``prepare`` in place of ``call``: what it does is not timed,
+what it returns is. One that consists of several parts, as a training step does of forward and backward, gives
+``parts``: the parts are timed one after another within the same calls, and the whole is their sum, so that they add
+up. All times are in nanoseconds per call.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from aotlab.errors import UsageError
+from aotlab.report.model import Ratio, TimingRow
 
 Call = Callable[[], object]
+Parts = Iterator[tuple[str, Call]]
+
+#: Ratios say something where the same code, timed twice, comes so close to itself.
+QUIET = 0.05
 
 #: Prepared calls are kept alive until their sample is over; more than this many at a time would measure memory.
 _MOST_PREPARED = 1000
@@ -39,21 +45,25 @@ _AGAIN = " (again)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to time: a ``call`` that can be repeated, or ``prepare``, which returns a fresh one untimed.
+    """One thing to time: a ``call`` that can be repeated, ``prepare``, which returns a fresh one untimed, or ``parts``.
+
+    The latter yields the parts of a call, each by name, in order; what it does between them is not timed. The samples
+    of a part bear the name of the case, a space, and its own; those of the case are the sums.
 
     Raises
     ------
     UsageError
-        Both or neither of ``call`` and ``prepare`` are given.
+        Not exactly one of ``call``, ``prepare`` and ``parts`` is given.
     """
 
     name: str
     call: Call | None = None
     prepare: Callable[[], Call] | None = None
+    parts: Callable[[], Parts] | None = None
 
     def __post_init__(self) -> None:
-        if (self.call is None) == (self.prepare is None):
-            raise UsageError(f"case {self.name!r} needs either call or prepare, and not both")
+        if (self.call, self.prepare, self.parts).count(None) != 2:
+            raise UsageError(f"case {self.name!r} needs either call or prepare or parts, and no two of them")
 
     def calls(self, count: int) -> Iterable[Call]:
         """Make ``count`` calls ready to be timed."""
@@ -65,7 +75,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The times of one case: ``ns`` per call, one sample per round in order; each averages ``inner`` calls."""
+    """The times of one case or part: ``ns`` per call, one sample per round in order.
+
+    Each is the mean of ``inner`` calls, or their median where the calls were timed one by one, in parts.
+    """
 
     name: str
     inner: int
@@ -150,7 +163,45 @@ class Comparison:
     @property
     def noise(self) -> Paired | None:
         """The A/A ratio: the second timing of the case ``again`` over its first; None if no case ran twice."""
-        return None if self.again is None else self.ratio(self.again + _AGAIN, self.again)
+        return self._noise_of("")
+
+    def _noise_of(self, part: str) -> Paired | None:
+        return None if self.again is None else self.ratio(self.again + _AGAIN + part, self.again + part)
+
+    def rows(self, *, frame: str | None = None, graph: int | None = None) -> list[TimingRow]:
+        """Make a report's rows of cases that are engines, with the parts ``forward`` and, in training, ``backward``.
+
+        Each row but eager's has its ratio to eager's time and that of stock ``torch.compile``, where they were timed.
+        """
+        names = [samples.name for samples in self.samples]
+        engines = [name for name in ("eager", "upstream", "aotlab") if name in names]
+        parts = {"forward": " forward", "backward": " backward", "total": ""}
+        phases = parts if f"{engines[0]} backward" in names else ("forward",)
+        return [self._row(engine, phase, parts[phase], frame, graph) for phase in phases for engine in engines]
+
+    def _row(self, engine: str, phase: str, part: str, frame: str | None, graph: int | None) -> TimingRow:
+        names = [samples.name for samples in self.samples]
+        samples, again = self[engine + part], self._noise_of(part)
+        ratios = []
+        for other in ("eager", "upstream"):
+            if other in names and engine not in ("eager", other):
+                ratio = self.ratio(engine + part, other + part)
+                low, middle, high = (round(each, 4) for each in (ratio.p10, ratio.median, ratio.p90))
+                ratios.append(Ratio(over=other, median=middle, p10=low, p90=high, noise=doubt(ratio, again)))
+        return TimingRow(
+            engine=engine,
+            phase=phase,
+            median_ns=round(samples.median_ns),
+            min_ns=round(samples.min_ns),
+            p10_ns=round(samples.p10_ns),
+            p90_ns=round(samples.p90_ns),
+            repeats=samples.n * samples.inner,
+            device=self.device,
+            frame=frame,
+            graph=graph,
+            ratios=tuple(ratios),
+            again=0.0 if again is None else round(again.median, 4),
+        )
 
     @property
     def again_name(self) -> str | None:
@@ -211,13 +262,13 @@ def compare(
     line_up = list(cases)
     if again is not None:
         twice = cases[names.index(again)]
-        line_up.append(Case(name=again + _AGAIN, call=twice.call, prepare=twice.prepare))
+        line_up.append(replace(twice, name=again + _AGAIN))
     wait = _waiter(torch.device(device))
-    times: list[list[float]] = [[] for _ in line_up]
+    times: dict[str, tuple[int, list[float]]] = {}
     with _collector_off():
         for case in line_up:
-            for call in case.calls(warmup):
-                call()
+            if warmup:
+                _sample(case, warmup, wait)
         lengths = [inner if inner is not None else _inner_calls(case, sample_ns, wait) for case in cases]
         if again is not None:
             # The same case measured the same way, or the A/A ratio would show the lengths of the loops.
@@ -230,19 +281,27 @@ def compare(
                 order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
                 for index in order:
                     gc.collect()
-                    times[index].append(_sample(line_up[index], lengths[index], wait) / lengths[index])
-    samples = tuple(
-        Samples(name=case.name, inner=count, ns=tuple(ns))
-        for case, count, ns in zip(line_up, lengths, times, strict=True)
-    )
+                    for name, ns in _sample(line_up[index], lengths[index], wait).items():
+                        times.setdefault(name, (lengths[index], []))[1].append(ns)
+    samples = tuple(Samples(name=name, inner=count, ns=tuple(ns)) for name, (count, ns) in times.items())
     return Comparison(samples=samples, device=str(device), again=again)
 
 
-def training_cases(name: str, forward: Callable[[], object], leaves: Sequence[torch.Tensor]) -> tuple[Case, Case]:
-    """Make the two cases of a training step: its ``forward`` alone, and its backward alone.
+def doubt(ratio: Paired, again: Paired | None) -> str:
+    """Say why a ratio may be noise, by the A/A ratio ``again`` and its own spread; an empty text if neither says so."""
+    if ratio.n < 2:
+        return "it was timed only once"
+    if again is not None and abs(again.median - 1) > QUIET:
+        return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
+    if ratio.p10 <= 1 <= ratio.p90:
+        return "the faster one changed from round to round"
+    return ""
 
-    The backward's forward is not timed, nor are the tangents (ones) for every output that requires grad. Gradients
-    are taken with respect to ``leaves`` and dropped, so that no call adds to what an earlier one left in ``.grad``.
+
+def training_case(name: str, forward: Call, leaves: Sequence[torch.Tensor]) -> Case:
+    """Make the case of a training step, with its parts ``"forward"`` and ``"backward"``; see `training_parts`.
+
+    The backward starts from every output that requires grad.
 
     Raises
     ------
@@ -250,14 +309,33 @@ def training_cases(name: str, forward: Callable[[], object], leaves: Sequence[to
         When the backward is prepared: no output requires grad.
     """
 
-    def prepare() -> Call:
-        outputs = [tensor for tensor in tensors_in(forward()) if tensor.requires_grad]
-        if not outputs:
+    def roots(result: object) -> list[torch.Tensor]:
+        found = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+        if not found:
             raise UsageError(f"{name}: no output requires grad, so there is no backward to time")
-        tangents = [torch.ones_like(output) for output in outputs]
-        return partial(torch.autograd.grad, outputs, leaves, tangents, allow_unused=True)
+        return found
 
-    return Case(name=name, call=forward), Case(name=name, prepare=prepare)
+    return Case(name=name, parts=lambda: training_parts(forward, roots, leaves))
+
+
+def training_parts(
+    forward: Call, roots_of: Callable[[object], Sequence[torch.Tensor]], leaves: Sequence[torch.Tensor]
+) -> Parts:
+    """Yield a forward and the backward from ``roots_of`` its result, by tangents of ones, which are not timed.
+
+    Gradients are taken with respect to ``leaves`` and dropped, so that no call adds to what an earlier one left in
+    ``.grad``. What the forward has kept is let go of within the backward, as in a training step.
+    """
+    results: list[object] = []
+    yield "forward", lambda: results.append(forward())
+    roots = list(roots_of(results.pop()))
+    tangents = [torch.ones_like(root) for root in roots]
+
+    def backward() -> None:
+        torch.autograd.grad(roots, leaves, tangents, allow_unused=True)
+        roots.clear()
+
+    yield "backward", backward
 
 
 def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
@@ -271,25 +349,41 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def _sample(case: Case, inner: int, wait: Callable[[], None]) -> int:
+def _sample(case: Case, inner: int, wait: Callable[[], None]) -> dict[str, float]:
+    """Return how long one of ``inner`` calls takes, and each of its parts, by name."""
+    if case.parts is not None:
+        laps = [_laps(case.parts(), wait) for _ in range(inner)]
+        of_parts = {f"{case.name} {part}": float(np.median([lap[part] for lap in laps])) for part in laps[0]}
+        return {case.name: float(np.median([sum(lap.values()) for lap in laps])), **of_parts}
     calls = case.calls(inner)
     wait()
     begin = time.perf_counter_ns()
     for call in calls:
         call()
     wait()
-    return time.perf_counter_ns() - begin
+    return {case.name: (time.perf_counter_ns() - begin) / inner}
+
+
+def _laps(parts: Parts, wait: Callable[[], None]) -> dict[str, int]:
+    laps = {}
+    for name, call in parts:
+        wait()
+        begin = time.perf_counter_ns()
+        call()
+        wait()
+        laps[name] = time.perf_counter_ns() - begin
+    return laps
 
 
 def _inner_calls(case: Case, sample_ns: int, wait: Callable[[], None]) -> int:
     """Choose how many calls make a sample of at least ``sample_ns``, from growing trials."""
-    most = _MOST_PREPARED if case.prepare is not None else 10_000_000
+    most = 10_000_000 if case.call is not None else _MOST_PREPARED
     count = 1
     while True:
-        took = max(_sample(case, count, wait), 1)
+        took = max(count * _sample(case, count, wait)[case.name], 1)
         if took >= sample_ns:
             # Once more: a hiccup of the machine would leave a fast case with samples of one call.
-            took = max(min(took, _sample(case, count, wait)), 1)
+            took = max(min(took, count * _sample(case, count, wait)[case.name]), 1)
         if took >= sample_ns or count >= most:
             return count
         # Up to ten times more at a step: the first trial of a fast call is mostly the clock.

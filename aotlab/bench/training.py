@@ -37,14 +37,11 @@ from aotlab.bench.courses import (
     train,
 )
 from aotlab.bench.models import Trained, trained_models
-from aotlab.bench.timing import Case, compare
+from aotlab.bench.timing import QUIET, Case, compare
 from aotlab.report.model import Report
 
 #: Our min-cut may hold so many times what upstream's does.
 MOST = 1.02
-
-#: So far from itself a program may come where ratios of times are shown.
-QUIET = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ import itertools
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 import pandas as pd
 import torch
@@ -26,7 +26,7 @@ from torch import nn
 
 from aotlab import api
 from aotlab.bench.programs import transformer_encoder
-from aotlab.bench.timing import Comparison, compare, tensors_in, training_cases
+from aotlab.bench.timing import Comparison, compare, tensors_in, training_case
 from aotlab.errors import UsageError
 from aotlab.report import Report, TimingRow
 from aotlab.report.text import duration
@@ -35,7 +35,6 @@ from aotlab.verification import verify
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., object]
 Results = dict[str, torch.Tensor]
-Phase = Literal["forward", "backward"]
 
 #: What the transformer learns to complete: 8 lines of 32 bytes.
 TEXT = (
@@ -175,7 +174,7 @@ class Outcome:
 
     program: Program
     frame: str | None
-    timings: Mapping[Phase, Comparison]
+    timings: tuple[TimingRow, ...]
     failures: tuple[str, ...]
 
 
@@ -239,7 +238,7 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
     for index, program in enumerate(ours):
         name, failed = _name(program), failures[index]
         frame = next((frame.name for frame in report.frames if name in frame.function.split(".")), None)
-        timings: dict[Phase, Comparison] = {}
+        timings: tuple[TimingRow, ...] = ()
         if not failed:
             # Eager is equal to eager: what was not compiled would verify.
             failed += _not_compiled(report, frame, name, backend)
@@ -251,8 +250,8 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
                 failed += [f"{name}: {row['sentence']}" for row in rows if not row["equal"]]
             say(f"timing {name} beside eager and upstream")
             with _noted(failed, f"{name} could not be timed"):
-                timings = _timings(program, compiled[index], backend, device)
-                report = report.with_timings(_timing_rows(timings, frame))
+                timings = tuple(_timings(program, compiled[index], backend, device).rows(frame=frame))
+                report = report.with_timings(timings)
         outcomes.append(Outcome(program=program, frame=frame, timings=timings, failures=tuple(failed)))
     return report, outcomes
 
@@ -341,37 +340,14 @@ def _verify_rows(program: Program, backend: str) -> Iterator[dict[str, object]]:
         }
 
 
-def _timings(program: Program, compiled: Function, backend: str, device: torch.device) -> dict[Phase, Comparison]:
-    """Time the forward and the backward under all three engines, in turns."""
+def _timings(program: Program, compiled: Function, backend: str, device: torch.device) -> Comparison:
+    """Time forward, backward and both together under all three engines, in turns."""
     stock = torch.compile(program.function, backend="aot_eager" if backend == "eager" else backend)
     engines: dict[str, Function] = {"eager": program.function, "upstream": stock, "aotlab": compiled}
-    forward, backward = zip(
-        *[
-            training_cases(name, partial(function, *program.arguments), program.leaves)
-            for name, function in engines.items()
-        ],
-        strict=True,
-    )
-    measure = partial(compare, rounds=_ROUNDS, sample_ns=_SAMPLE_NS, limit_ns=_LIMIT_NS, device=device, again="aotlab")
-    return {"forward": measure(forward), "backward": measure(backward)}
-
-
-def _timing_rows(timings: Mapping[Phase, Comparison], frame: str | None) -> Iterator[TimingRow]:
-    for phase, comparison in timings.items():
-        for samples in comparison.samples:
-            if samples.name == comparison.again_name:
-                continue
-            yield TimingRow(
-                engine=samples.name,
-                phase=phase,
-                median_ns=round(samples.median_ns),
-                min_ns=round(samples.min_ns),
-                p10_ns=round(samples.p10_ns),
-                p90_ns=round(samples.p90_ns),
-                repeats=samples.n * samples.inner,
-                device=comparison.device,
-                frame=frame,
-            )
+    cases = [
+        training_case(name, partial(function, *program.arguments), program.leaves) for name, function in engines.items()
+    ]
+    return compare(cases, rounds=_ROUNDS, sample_ns=_SAMPLE_NS, limit_ns=_LIMIT_NS, device=device, again="aotlab")
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
@@ -421,18 +397,14 @@ def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFram
     yield "Verification against eager, by what was compared", _verification_table(report, outcome.frame)
 
 
-def _timing_table(timings: Mapping[Phase, Comparison]) -> pd.DataFrame:
+def _timing_table(timings: Sequence[TimingRow]) -> pd.DataFrame:
     rows = []
-    for phase, comparison in timings.items():
-        noise = comparison.noise
-        assert noise is not None
-        medians = {name: duration(round(comparison[name].median_ns)) for name in ("eager", "upstream", "aotlab")}
-        ratios = {
-            "aotlab / eager": comparison["aotlab"].median_ns / comparison["eager"].median_ns,
-            "aotlab / upstream": comparison["aotlab"].median_ns / comparison["upstream"].median_ns,
-            "A/A": noise.median,
-        }
-        rows.append({"phase": phase, **medians, **{name: f"{ratio:.2f}" for name, ratio in ratios.items()}})
+    for phase, group in itertools.groupby(timings, key=lambda row: row.phase):
+        found = {row.engine: row for row in group}
+        ratios = {ratio.over: str(ratio) for ratio in found["aotlab"].ratios}
+        medians = {name: duration(row.median_ns) for name, row in found.items()}
+        beside = {f"aotlab / {other}": ratio for other, ratio in ratios.items()}
+        rows.append({"phase": phase, **medians, **beside, "A/A": f"{found['aotlab'].again:.2f}"})
     return pd.DataFrame(rows)
 
 

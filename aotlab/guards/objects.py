@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import array
 import collections
-import contextvars
 import functools
 import io
 import mmap
@@ -42,8 +41,7 @@ _CHANGING: tuple[type, ...] = (
 #: Objects that hold something where no guard looks.
 _HOLDING: tuple[type, ...] = (
     array.array, bytearray, collections.ChainMap, collections.UserDict, collections.UserList, collections.UserString,
-    contextvars.ContextVar, functools.singledispatchmethod, operator.attrgetter, operator.methodcaller, queue.Queue,
-    types.MappingProxyType,
+    functools.singledispatchmethod, operator.attrgetter, operator.methodcaller, queue.Queue,
 )  # fmt: skip
 
 

@@ -16,7 +16,9 @@ iterator or a file that only the code of an installed package reads is that pack
 from __future__ import annotations
 
 import builtins
+import contextvars
 import functools
+import gc
 import sys
 import threading
 import types
@@ -261,6 +263,11 @@ class _Walk:
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
             self._todo.append((label, value.__wrapped__, chance))
+        elif isinstance(value, contextvars.ContextVar):
+            self._visit_held(f"{label}.get()", Place("variable", value))
+        elif isinstance(value, types.MappingProxyType):
+            (behind,) = gc.get_referents(value)
+            self._visit(label, behind, Place("item", {0: behind}, 0), chance=chance)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value, False))
         elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):

@@ -27,11 +27,12 @@ class Place:
     """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
 
     An *item* of a dictionary; what an object or a class *held* in its ``__dict__``, whichever that is; an *attribute*
-    that C code provides, of a cell, a function or a slot; the *size* of a dictionary. Or nothing: ``key`` are names
-    that the code mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
+    that C code provides, of a cell, a function or a slot; the *size* of a dictionary; the value of a context
+    *variable*. Or nothing: ``key`` are names that the code mentions, and that are *absent* from a dictionary or
+    *unheld* by an object or a class.
     """
 
-    kind: Literal["item", "held", "attribute", "size", "absent", "unheld"]
+    kind: Literal["item", "held", "attribute", "size", "variable", "absent", "unheld"]
     owner: Any
     key: Any = None
 
@@ -42,6 +43,8 @@ class Place:
         """Return what is there, of absent names the first that is, or `MISSING`; runs no code of the user's."""
         if self.kind == "size":
             return len(self.owner)
+        if self.kind == "variable":
+            return self.owner.get(MISSING)
         if self.kind == "attribute":
             try:
                 return getattr(self.owner, self.key)
@@ -55,7 +58,8 @@ class Place:
     def write(self, value: Any) -> None:
         """Put a value back, where that can be done; delete what is to be `MISSING`."""
         names = self.key if self.kind in ("absent", "unheld") else (self.key,)
-        for name in () if self.kind == "size" else names:
+        # a trace runs in a context of its own, so that variables stay as they are
+        for name in () if self.kind in ("size", "variable") else names:
             if self.kind == "attribute" or isinstance(self.owner, type):
                 with contextlib.suppress(AttributeError):  # what a function of C belongs to never changes
                     delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
@@ -71,6 +75,8 @@ class Place:
             return f"{owner}.{self.key}"
         if self.kind == "size":
             return f"len({owner})"
+        if self.kind == "variable":
+            return f"{owner}.get(MISSING)"
         held = owner if self.kind in ("item", "absent") else f"{owner}.__dict__"
         if self.kind in ("absent", "unheld"):
             return f"{held}.keys()"

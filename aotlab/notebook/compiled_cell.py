@@ -510,7 +510,12 @@ class CompiledCell(Views):
         frames = {graph.entry: graph.index for frame in self.report().frames for graph in frame.graphs}
         every = [
             timing.Captured(
-                frame=each.name, graph=each.graph, compiled=each.compiled, inputs=each.inputs, graphs=frames
+                frame=each.name,
+                graph=each.graph,
+                compiled=each.compiled,
+                inputs=each.inputs,
+                graphs=frames,
+                stock="aot_eager" if self.options.backend == "eager" else "inductor",
             )
             for each in self._captured()
             if isinstance(each, CapturedGraph) and each.compiled.entries

@@ -156,7 +156,7 @@ def _draw(axes: Axes, group: _Group) -> None:
                 error_kw={"ecolor": _INK, "elinewidth": 1.2, "capsize": 3},
             )
             axes.annotate(
-                f"{_shortened(row.engine)}  {duration(row.median_ns)}{_ratio(row, rows)}",
+                f"{_shortened(row.engine)}  {'; '.join([duration(row.median_ns), *map(str, row.ratios[:1])])}",
                 (max(high, median), place),
                 xytext=(6, 0),
                 textcoords="offset points",
@@ -169,20 +169,11 @@ def _draw(axes: Axes, group: _Group) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(place - 0.75, -0.75)
     # Room for the labels, which stand to the right of the bars.
-    axes.set_xlim(0, longest * 1.6 if longest else 1)
+    axes.set_xlim(0, longest * 2 if longest else 1)
     axes.set_title(f"{group.label}, {unit}", loc="left", fontsize=10)
     axes.patch.set_alpha(0.0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
-
-def _ratio(row: TimingRow, beside: Sequence[TimingRow]) -> str:
-    """Say how a row's median compares with eager's."""
-    eager = next((each for each in beside if each.engine == "eager"), None)
-    if eager is None or eager is row or not eager.median_ns or not row.median_ns:
-        return ""
-    times = row.median_ns / eager.median_ns
-    return f"  ({times:.2f} × eager)"
 
 
 def _groups(rows: Sequence[TimingRow]) -> list[_Group]:

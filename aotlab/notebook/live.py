@@ -44,7 +44,6 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 from aotlab.errors import UsageError
@@ -192,8 +191,7 @@ def part_message(report: Report, asked: object) -> Message | None:
     for frame in report.frames:
         for graph in frame.graphs:
             if (frame.name, graph.index) == (fields.get("frame"), fields.get("index")):
-                whole = replace(graph, nodes=())  # the page lists none
-                return {"kind": "graph", "frame": frame.name, "graph": encode(cleaned(whole))}
+                return {"kind": "graph", "frame": frame.name, "graph": encode(cleaned(graph))}
     return None
 
 

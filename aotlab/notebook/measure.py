@@ -1,15 +1,19 @@
 """Time captured graphs beside eager: what the button in the dashboard's timing tab does.
 
 What Dynamo captured can be run twice: as the graph of torch ops that it is, and as the compiled form of that graph.
-Both are timed in turns (`aotlab.bench.timing`), on copies of the inputs that alias each other as the inputs do, under
-the grad mode, inference mode and autocast of the capture. The user's tensors, gradients, random state, call counters
-and compiled entries stay as they are: an entry is called directly, so that neither the counters nor a recording see it,
-and nothing is compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has
-given a history, say), a tensor of the same kind takes its place, and a sentence says so.
+Both are timed in turns (`aotlab.bench.timing`), with what stock ``torch.compile`` makes of the graph where that is
+asked for, on copies of the inputs that alias each other as the inputs do, under the grad mode, inference mode and
+autocast of the capture. The user's tensors, gradients, random state, call counters and compiled entries stay as they
+are: an entry is called directly, so that neither the counters nor a recording see it, and nothing but stock's form is
+compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has given a history,
+say), a tensor of the same kind takes its place, and a sentence says so.
 
-An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. What
-is not in the times: Dynamo's own guards, and the Python between graphs. The main thread must not be running anything
-else meanwhile; `aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
+An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. A
+training graph is timed by whole steps, with the clock read between the forward and the backward, so that these add up
+to the step. What is not in the times: Dynamo's own guards, and the Python between graphs. Into what stock
+``torch.compile`` has compiled there is no public way but through Dynamo: its times hold, without the guards, Dynamo's
+part of a call, and a sentence says so. The main thread must not be running anything else meanwhile;
+`aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
-from aotlab.bench.timing import Call, Case, compare, tensors_in
+from aotlab.bench.timing import Case, Comparison, Parts, compare, tensors_in, training_parts
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
 from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
@@ -38,17 +42,11 @@ from aotlab.verification.clones import attach, captured_tensors, random_state_re
 #: How long all graphs of one click may take together, in seconds, where no single call is that slow.
 SECONDS = 5.0
 
-#: A sample is made of so many calls that the fastest phase fills this time.
+#: A sample is made of so many calls that the fastest engine fills this time.
 _SAMPLE_NS = 1_000_000
 
 #: How many rounds are wanted; the limit of time usually comes first.
 _ROUNDS = 30
-
-#: The most calls in a sample: each may hold a forward, and copies of the inputs, alive.
-_MOST_CALLS = 200
-
-#: The most bytes of copied inputs that one sample may hold alive.
-_MOST_BYTES = 256 * 2**20
 
 Inputs = tuple[Any, ...]
 Run = Callable[[Inputs], Any]
@@ -72,6 +70,8 @@ class Captured:
     graphs
         The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
         in the order in which they were compiled.
+    stock
+        The backend by which stock ``torch.compile`` compiles the graph to be timed beside; None: it is not.
     """
 
     frame: str
@@ -79,6 +79,7 @@ class Captured:
     compiled: Callable[..., Any]
     inputs: Callable[[], Inputs | None]
     graphs: Mapping[int, int] = field(default_factory=dict)
+    stock: str | None = None
 
 
 class _Skipped(Exception):  # noqa: N818  # a signal within this module; its text is for the user
@@ -91,7 +92,7 @@ def measure(
     seconds: float = SECONDS,
     note: Callable[[str], None] | None = None,
 ) -> tuple[TimingRow, ...]:
-    """Time each graph's forward, backward and both together, beside eager.
+    """Time each graph's forward, backward and both together, beside eager and, if asked for, stock ``torch.compile``.
 
     Must be called on the thread that runs the user's code, while nothing else runs there.
 
@@ -110,8 +111,8 @@ def measure(
     Returns
     -------
     tuple[TimingRow, ...]
-        For each graph the phase ``"forward"`` under the engines ``"eager"`` and ``"aotlab"``; where something requires
-        grad, ``"backward"`` and ``"total"`` (both in one) as well.
+        For each graph the phase ``"forward"`` under the engines ``"eager"``, ``"upstream"`` (stock ``torch.compile``)
+        and ``"aotlab"``; where something requires grad, ``"backward"`` and ``"total"`` (their sum) as well.
 
     Raises
     ------
@@ -161,8 +162,11 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         ours: Run = partial(_spread, captured.compiled) if entry is None else partial(_enter, entry.run)
         undo.enter_context(_settings(entry))
         behaviour = _behaviour(eager, fresh, entry)
+        runs = {"eager": eager, "aotlab": ours}
+        if captured.stock is not None:
+            runs["upstream"] = partial(_spread, _stock(captured.graph, captured.stock))
         timer = _Timer(
-            runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(ours)},
+            runs={engine: behaviour.wrap(run) for engine, run in runs.items()},
             ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
             held=tuple([tensor for _, tensor in held if tensor.requires_grad]),
@@ -171,7 +175,18 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
     if replaced:
         skip(f"{captured.frame} was timed with other values for {listed(replaced)}, gone or changed since it ran")
-    return [replace(row, frame=captured.frame, graph=_index(captured, entry)) for row in timed]
+    return timed.rows(frame=captured.frame, graph=_index(captured, entry))
+
+
+def _stock(graph: fx.GraphModule, backend: str) -> Callable[..., Any]:
+    """Let stock ``torch.compile`` compile a graph at its first call, without Dynamo's guards.
+
+    Of code of its own, so that nothing is looked up among what was compiled of it for other inputs.
+    """
+    own = internals.forward_of(fx.GraphModule(graph, graph.graph))
+    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    compiled: Callable[..., Any] = torch.compile(own, backend=backend, dynamic=False, options=options)
+    return compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,122 +285,88 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Timer:
-    """Both forms of one graph, and what timing them takes.
+    """The forms of one graph by engine, and what timing them takes.
 
     ``ready`` gives each call its inputs: fresh ones if calls change them, else the same for all, as they may be large.
     """
 
-    runs: Mapping[str, Run]
+    runs: dict[str, Run]
     ready: Callable[[], _Copy]
     behaviour: _Behaviour
     held: tuple[Tensor, ...]
     device: torch.device
 
-    def timed(self, seconds: float, skip: Callable[[str], None]) -> list[TimingRow]:
-        """Time all phases in turns, and return a row for each."""
-        end_ns = time.perf_counter_ns() + round(seconds * 1e9)
-        cases, costs = self._tried(("forward",), seconds)
-        if self.behaviour.outputs or self.behaviour.written:
+    def timed(self, seconds: float, skip: Callable[[str], None]) -> Comparison:
+        """Time all engines in turns, each by whole calls of which the phases are parts, and one of them twice."""
+        trains = bool(self.behaviour.outputs or self.behaviour.written)
+        if "upstream" in self.runs:
             try:
-                more, more_costs = self._tried(("backward", "total"), seconds)
+                self._once(self._case("upstream", trains))  # compiles
+            except Exception as error:  # noqa: BLE001  # what stock torch.compile cannot do is no reason not to time ours
+                skip(f"stock torch.compile was not timed: it raises {_line(error)}")
+                del self.runs["upstream"]
+            else:
+                skip("stock torch.compile was timed with Dynamo's part of a call, some µs that are in no other time")
+        end_ns = time.perf_counter_ns() + round(seconds * 1e9)
+        cases, costs = self._tried(False, seconds)
+        if trains:
+            try:
+                cases, costs = self._tried(True, seconds)
             except Exception as error:  # noqa: BLE001  # what the user's backward raises, eager's would too
                 skip(f"only the forward was timed: the backward raises {_line(error)}")
-            else:
-                cases, costs = cases | more, costs + more_costs
         left_ns = max(end_ns - time.perf_counter_ns(), 0)
-        inner = self._calls_per_sample(costs, left_ns)
-        fits = 2 * inner * sum(map(sum, costs)) <= max(2 * left_ns, 10**9)
-        found = compare(
-            list(cases.values()),
+        round_ns = sum(costs) + costs[-1]
+        # Rather more rounds than longer samples: a median of two says little.
+        inner = max(1, min(_SAMPLE_NS // min(costs), left_ns // (10 * round_ns)))
+        fits = 2 * inner * round_ns <= max(2 * left_ns, 10**9)
+        return compare(
+            cases,
             rounds=_ROUNDS if fits else 1,
             warmup=0,
             inner=inner,
             limit_ns=left_ns,
             device=self.device,
+            again="aotlab" if fits else None,
         )
-        return [
-            TimingRow(
-                engine=engine,
-                phase=phase,
-                median_ns=round(samples.median_ns),
-                min_ns=round(samples.min_ns),
-                p10_ns=round(samples.p10_ns),
-                p90_ns=round(samples.p90_ns),
-                repeats=samples.n * samples.inner,
-                device=str(self.device),
-            )
-            for (engine, phase), case in cases.items()
-            for samples in [found[case.name]]
-        ]
 
-    def _tried(
-        self, phases: Sequence[str], seconds: float
-    ) -> tuple[dict[tuple[str, str], Case], list[tuple[int, int]]]:
-        """Make the cases of ``phases``, keyed by engine and phase, and call each; also return what that costs."""
-        makers = {"forward": self._forward, "backward": self._backward, "total": self._total}
-        cases = {(engine, phase): makers[phase](engine, run) for phase in phases for engine, run in self.runs.items()}
-        return cases, [self._try(case, seconds) for case in cases.values()]
+    def _tried(self, backward: bool, seconds: float) -> tuple[list[Case], list[int]]:
+        """Make a case for each engine, ours last, and call each; also return what that costs, in ns."""
+        cases = [self._case(engine, backward) for engine in ("eager", "upstream", "aotlab") if engine in self.runs]
+        return cases, [self._try(case, seconds) for case in cases]
 
-    def _forward(self, engine: str, run: Run) -> Case:
-        return Case(name=f"{engine} forward", prepare=lambda: partial(run, self.ready().inputs))
-
-    def _backward(self, engine: str, run: Run) -> Case:
-        tangents = self._tangents(run)
-
-        def prepare() -> Call:
+    def _case(self, engine: str, backward: bool) -> Case:
+        def parts() -> Parts:
             copy = self.ready()
-            leaves = self._leaves(copy)
-            roots = self.behaviour.roots(copy, run(copy.inputs))
-            return partial(torch.autograd.grad, roots, leaves, tangents, allow_unused=True)
+            forward = partial(self.runs[engine], copy.inputs)
+            if backward:
+                return training_parts(forward, partial(self.behaviour.roots, copy), self._leaves(copy))
+            return iter([("forward", forward)])
 
-        return Case(name=f"{engine} backward", prepare=prepare)
-
-    def _total(self, engine: str, run: Run) -> Case:
-        tangents, roots = self._tangents(run), self.behaviour.roots
-
-        def prepare() -> Call:
-            copy = self.ready()
-            leaves = self._leaves(copy)
-            return lambda: torch.autograd.grad(roots(copy, run(copy.inputs)), leaves, tangents, allow_unused=True)
-
-        return Case(name=f"{engine} total", prepare=prepare)
+        return Case(name=engine, parts=parts)
 
     def _leaves(self, copy: _Copy) -> list[Tensor]:
         # Up to the inputs and no further, so that what stands behind a copied non-leaf is not timed. That an input
         # which gets written is not: by then it is an output.
         return [*(copy.leaves if self.behaviour.mutates else copy.differentiable), *self.held]
 
-    def _tangents(self, run: Run) -> list[Tensor]:
-        copy = self.ready()
-        return [torch.ones_like(root) for root in self.behaviour.roots(copy, run(copy.inputs))]
-
-    def _try(self, case: Case, seconds: float) -> tuple[int, int]:
+    def _try(self, case: Case, seconds: float) -> int:
         """Return what preparing and making one call cost, in ns: the least of some calls, or of one if that is slow."""
         tries = [self._once(case)]
-        while len(tries) < 4 and sum(map(sum, tries)) < seconds * 1e9 / 40:
+        while len(tries) < 4 and sum(tries) < seconds * 1e9 / 40:
             tries.append(self._once(case))
-        return min(tries, key=sum)
+        return max(1, min(tries))
 
-    def _once(self, case: Case) -> tuple[int, int]:
+    def _once(self, case: Case) -> int:
+        assert case.parts is not None
         begin = self._now()
-        (call,) = case.calls(1)
-        middle = self._now()
-        call()
-        return middle - begin, self._now() - middle
+        for _, call in case.parts():
+            call()
+        return self._now() - begin
 
     def _now(self) -> int:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
-
-    def _calls_per_sample(self, costs: Sequence[tuple[int, int]], left_ns: int) -> int:
-        wanted = _SAMPLE_NS // max(1, min(call for _, call in costs))
-        # Rather more rounds than longer samples: a median of two says little.
-        affordable = left_ns // (10 * max(1, sum(map(sum, costs))))
-        most = _MOST_CALLS
-        if self.behaviour.mutates:
-            most = min(most, _MOST_BYTES // max(1, _bytes_in(self.ready().tensors)))
-        return max(1, min(wanted, affordable, most))
 
 
 # --- small parts -------------------------------------------------------------------------------------------------
@@ -514,12 +495,6 @@ def _anything(*inputs: Any) -> None:
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _bytes_in(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of the storages of ``tensors``."""
-    strided = [tensor for tensor in tensors if tensor.layout == torch.strided]
-    return sum({internals.storage_key(each): each.untyped_storage().nbytes() for each in strided}.values())
 
 
 def _device(inputs: Inputs) -> torch.device:

@@ -44,7 +44,7 @@ class Shown:
         """Show the report in the place of what was said, or of an earlier one; once only where that cannot be."""
         if not self.quiet and (self._replaceable or not self._reported):
             self._reported = True
-            self._publish(bundle(report))
+            self._publish(bundle(report, live=True))
 
     def _publish(self, data: dict[str, Any]) -> None:
         if not self._replaceable:

@@ -20,7 +20,13 @@ from aotlab.errors import AotlabError
 
 R = TypeVar("R")
 
-_PRIMITIVES: dict[object, str] = {bool: "boolean", int: "integer", str: "string", types.NoneType: "null"}
+_PRIMITIVES: dict[object, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    types.NoneType: "null",
+}
 
 
 class ReportFormatError(AotlabError, ValueError):
@@ -32,7 +38,7 @@ def encode(value: object, *, sparse: bool = False) -> object:
 
     If ``sparse``, fields that have their default are left out, which `decode` puts back.
     """
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, tuple):
         return [encode(item, sparse=sparse) for item in value]
@@ -118,6 +124,8 @@ def _shape(kind: type[object]) -> _Shape:
 def _decode(hint: object, value: object, path: str) -> object:
     if hint in _PRIMITIVES:
         # `type(...) is`, since True is an int to isinstance and 1.0 is no int to us.
+        if hint is float and type(value) is int:
+            return float(value)
         if type(value) is not hint:
             raise _mismatch(path, _PRIMITIVES[hint], value)
         return value
@@ -148,7 +156,7 @@ def _json_type(hint: object) -> str:
 
 
 def _mismatch(path: str, expected: str, value: object) -> ReportFormatError:
-    found = {dict: "object", list: "array", float: "number"}.get(type(value)) or _PRIMITIVES[type(value)]
+    found = {**_PRIMITIVES, dict: "object", list: "array"}[type(value)]
     return ReportFormatError(f"the report is damaged: {path} should be {expected}, but is {found}")
 
 

@@ -1,8 +1,9 @@
 """Make a report small enough to be kept in a notebook, and say what was left out.
 
 A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
-little of it; so what a cell's output embeds is cut until it fits, the bulkiest things first: nodes, then code, then
-long tables, then whole graphs. The verdict and all counts are those of the whole report, and each cut is noted.
+little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes, of
+which no notebook shows a list, are never in it. The verdict and all counts are those of the whole report, and each cut
+is noted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
+#: The fields of a graph that no notebook shows.
+_UNSEEN = frozenset({"nodes", "autograd", "compiled"})
+
 #: The fields that hold code.
 _CODE_FIELDS = frozenset({"text", "source"})
 
@@ -27,11 +31,10 @@ _CODE_FIELDS = frozenset({"text", "source"})
 class Limits:
     """How much of a report may stay.
 
-    ``nodes``, ``graphs`` and ``rows`` are the most records that a table of nodes, of graphs or frames, and any other
-    table may have; ``code`` and ``text`` the most characters that a piece of code and any other text may have.
+    ``graphs`` and ``rows`` are the most records that a table of graphs or frames, and any other table, may have;
+    ``code`` and ``text`` the most characters that a piece of code, and any other text, may have.
     """
 
-    nodes: int
     code: int
     rows: int
     graphs: int
@@ -40,14 +43,14 @@ class Limits:
 
 #: From the mildest to the harshest; the last leaves a few kilobytes whatever the report holds.
 _LADDER = (
-    Limits(nodes=200, code=40_000, rows=1000, graphs=50, text=20_000),
-    Limits(nodes=100, code=15_000, rows=300, graphs=30, text=5000),
-    Limits(nodes=0, code=15_000, rows=200, graphs=20, text=2000),
-    Limits(nodes=0, code=6000, rows=100, graphs=10, text=1000),
-    Limits(nodes=0, code=2000, rows=60, graphs=5, text=500),
-    Limits(nodes=0, code=1000, rows=20, graphs=3, text=200),
-    Limits(nodes=0, code=200, rows=5, graphs=1, text=100),
-    Limits(nodes=0, code=0, rows=0, graphs=0, text=100),
+    Limits(code=40_000, rows=1000, graphs=50, text=20_000),
+    Limits(code=15_000, rows=300, graphs=30, text=5000),
+    Limits(code=15_000, rows=200, graphs=20, text=2000),
+    Limits(code=6000, rows=100, graphs=10, text=1000),
+    Limits(code=2000, rows=60, graphs=5, text=500),
+    Limits(code=1000, rows=20, graphs=3, text=200),
+    Limits(code=200, rows=5, graphs=1, text=100),
+    Limits(code=0, rows=0, graphs=0, text=100),
 )
 
 
@@ -59,7 +62,8 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
     the harshest, or with the one that was right for a report of the same graphs.
     """
     told = replace(report, summary=summary(report))
-    key = tuple([(frame.name, graph.entry, graph.duration_ns) for frame in report.frames for graph in frame.graphs])
+    graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
+    key = tuple([(name, graph.entry, graph.duration_ns, len(graph.guards)) for name, graph in graphs])
     known = _rungs.get(key) if most is not None else None
     if known is not None and fits(small := _cut(told, _LADDER[known])):
         return small
@@ -112,7 +116,7 @@ def _characters(value: object, most: int) -> int:
 
 @cache
 def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple([field.name for field in fields(kind)])
+    return tuple([field.name for field in fields(kind) if kind is not Graph or field.name not in _UNSEEN])
 
 
 class _Cutter:
@@ -166,11 +170,7 @@ class _Cutter:
             return rows[:20]
         if not is_dataclass(rows[0]):  # a shape, or names that belong to one row
             return rows
-        most = {
-            "nodes": self._limits.nodes,
-            "frames": self._limits.graphs,
-            "graphs": self._limits.graphs,
-        }.get(name, self._limits.rows)
+        most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:
             return rows
         kept, total = self._rows.get(name, (0, 0))

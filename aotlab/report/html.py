@@ -1,8 +1,8 @@
 """The report as a page: static, self-contained, readable in light and dark, without scripts and without a network.
 
-`page` is a file of its own, `fragment` the same inside of a notebook's output. Both are put together from
-`aotlab.report.markup`, so that nothing of the user's can become markup. Bars are plain boxes whose widths are
-percentages of the scale beside them.
+`page` is a file of its own, `fragment` what stands in it, and, in a short form, in a notebook's output. Both are put
+together from `aotlab.report.markup`, so that nothing of the user's can become markup. Bars are plain boxes whose widths
+are percentages of the scale beside them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ MOST_CALLS = 150
 #: Of how many functions, or stretches of a cell, the first graph is open.
 MOST_OPENED = 3
 
+#: The style of the short form, which leaves colours to what shows the notebook. The class is named twice so that these
+#: rules outrank JupyterLab's.
+_SHORT_STYLE = Markup(
+    ".aotlab-report.aotlab-report :is(td,th){text-align:left;vertical-align:top}"
+    ".aotlab-report.aotlab-report :is(table,pre,p){margin:0 0 .3em}"
+    ".aotlab-report .verdict{font-weight:600}"
+)
+
+_SHORT_FOOTER = words(
+    "A summary: JupyterLab with aotlab installed draws all of it; `%%aotcompile -o report` keeps the report, "
+    "`report.to_html(path)` writes it."
+)
+
 _SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!"}
 _ENGINES = ("eager", "upstream", "aotlab")
 _PHASES = ("forward", "backward", "total")
@@ -47,27 +60,31 @@ def page(report: Report) -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
-        element("style", join(style, backdrop)),
+        element("style", join(style, backdrop, _style())),
     )
     body = element("body", element("div", fragment(report), kind="aotlab-page"))
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
-def fragment(report: Report) -> str:
-    """Write ``report`` as one element that can stand in another page; it brings its style along."""
-    frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
+def fragment(report: Report, *, short: bool = False) -> str:
+    """Write ``report`` as one element that can stand in another page.
+
+    The ``short`` form, for notebooks, has the cell's lines, inputs, outputs, recompiles and differences, and says where
+    the rest is.
+    """
+    frames = [_frame(frame, opened=index < MOST_OPENED, short=short) for index, frame in enumerate(report.frames)]
     return element(
         "div",
-        element("style", _style()),
+        element("style", _SHORT_STYLE) if short else None,
         _header(report),
-        cell_section(report),
+        cell_section(report, short=short),
         *frames,
         _graph_breaks(report),
-        _time(report),
+        None if short else _time(report),
         _timings(report.timing_rows),
-        _verification(report),
-        legend(report),
-        _footer(report),
+        _verification(report, short=short),
+        None if short else legend(report),
+        element("footer", _SHORT_FOOTER) if short else _footer(report),
         kind="aotlab-report",
     )
 
@@ -136,16 +153,16 @@ def _footer(report: Report) -> Markup:
     return element("footer", f"{recorded}; report version {report.version}. Switches: {switches or 'none recorded'}.")
 
 
-def _frame(frame: Frame, *, opened: bool) -> Markup:
+def _frame(frame: Frame, *, opened: bool, short: bool) -> Markup:
     refused = {refusal.graph: refusal for refusal in frame.refusals}
     return element(
         "section",
         element("h2", element("code", frame.name), " ", element("small", place(frame.line)) if frame.line else None),
         *[
-            graph_section(graph, refused.get(graph.index), opened=opened and index == 0)
+            graph_section(graph, refused.get(graph.index), opened=opened and index == 0, short=short)
             for index, graph in enumerate(frame.graphs)
         ],
-        _calls(frame),
+        None if short else _calls(frame),
         _recompiles(frame),
     )
 
@@ -261,29 +278,32 @@ def _timings(rows: Sequence[TimingRow]) -> Markup | None:
         found += [title, element("div", *cards, kind="pair")]
     devices = listed(sorted({row.device for row in rows}))
     return join(
-        heading("Timings", f"medians on {devices}; the thin line goes from the 10th to the 90th percentile"), *found
+        heading(
+            "Timings",
+            f"medians on {devices}; lines, and ranges of ratios, go from the 10th to the 90th percentile",
+        ),
+        *found,
     )
 
 
 def _card(phase: str, rows: Sequence[TimingRow], scale: int) -> Markup:
-    eager = next((row.median_ns for row in rows if row.engine == "eager"), None)
     cells: list[Markup] = []
     for row in sorted(rows, key=lambda row: _rank(_ENGINES, row.engine)):
         tone = f"engine-{row.engine}" if row.engine in _ENGINES else "engine-eager"
-        ratio = ""
-        if eager and row.engine != "eager":
-            ratio = f"{row.median_ns / eager:.2f}× eager"
         cells += [
             element("span", f"{row.engine} "),
             track(0, row.median_ns, scale, tone, whisker=(row.p10_ns, row.p90_ns), note=_spread(row)),
             element("span", f"{duration(row.median_ns)} ", kind="number"),
-            element("span", f"{ratio} ", kind="soft nowrap"),
+            element("span", f"{'; '.join(map(str, row.ratios))} ", kind="soft"),
         ]
     repeats = sorted({row.repeats for row in rows})
     about = f"{' or '.join(map(str, repeats))} repeats"
+    again = next((f", the same code against itself {row.again:.2f}×" for row in rows if row.again), "")
+    noise = listed(list(dict.fromkeys(row.noise for row in rows if row.noise)))
     return element(
         "div",
-        element("p", f"{phase.capitalize()} ", element("small", about)),
+        element("p", f"{phase.capitalize()} ", element("small", about + again)),
+        element("p", f"Noise: {noise}.", kind="soft") if noise else None,
         element("div", *cells, kind="rows"),
         kind="card",
     )
@@ -300,11 +320,11 @@ def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
     return (order.index(name), "") if name in order else (len(order), name)
 
 
-def _verification(report: Report) -> Markup | None:
+def _verification(report: Report, *, short: bool) -> Markup | None:
     rows = report.verification_rows
-    if not rows:
-        return None
     about = summary(report)
+    if not rows or (short and not about.different):
+        return None
     different = [row for row in rows if not row.equal]
     engines = listed(sorted({row.engine for row in rows}))
     head = heading("Verification", f"{engines} against eager")
@@ -326,6 +346,8 @@ def _verification(report: Report) -> Markup | None:
         )
     else:
         open_part = element("p", mark(f"all {about.compared:,} equal", "good"))
+    if short:
+        return join(head, open_part)
     everything = [
         [
             cell(mark("equal", "good") if row.equal else mark("differs", "bad")),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from aotlab.report.counts import count
+from aotlab.report.counts import count, summary
 from aotlab.report.cut import fitting
 from aotlab.report.html import fragment
 from aotlab.report.markup import clean
@@ -16,16 +17,27 @@ from aotlab.report.verdict import verdict
 CAP = 200_000
 
 
-def bundle(report: Report) -> dict[str, object]:
+def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
     """Return the MIME bundle of ``report``, cut so that it adds at most `CAP` bytes to a notebook.
 
-    It never holds a widget: a saved notebook would reopen with a dead one.
+    Of a report that is ``live``, so that its page asks the kernel for the rest, it holds only the counts of guards, of
+    kernels, whose sources stand in the compiler's code, and of what is equal to eager. It never holds a widget: a saved
+    notebook would reopen with a dead one.
     """
+    told = summary(report)
+    frames = []
+    for frame in report.frames:
+        graphs = [replace(graph, counts=count(graph)) for graph in frame.graphs]
+        if live:
+            graphs = [replace(graph, guards=(), kernels=()) for graph in graphs]
+        frames.append(replace(frame, graphs=tuple(graphs)))
+    rows = tuple([row for row in report.verification_rows if not (live and row.equal)])
+    report = replace(report, summary=told, frames=tuple(frames), verification_rows=rows)
     found: dict[str, object] = {}
 
     def fits(cut: Report) -> bool:
         nonlocal found
-        # First the cheap half of the truth: the page of a large report takes seconds to write, its JSON does not.
+        # First the cheap half of the truth: the HTML of a large report takes seconds to write, its JSON does not.
         if len(json.dumps(cut.to_dict(sparse=True))) > CAP:
             return False
         made = _bundle(cut)
@@ -68,4 +80,5 @@ def plain(report: Report) -> str:
 
 
 def _bundle(report: Report) -> dict[str, object]:
-    return {MIME_TYPE: report.to_dict(sparse=True), "text/html": fragment(report), "text/plain": plain(report)}
+    html = fragment(report, short=True)
+    return {MIME_TYPE: report.to_dict(sparse=True), "text/html": html, "text/plain": plain(report)}

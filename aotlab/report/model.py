@@ -897,15 +897,41 @@ class GraphBreakRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """How long one engine takes beside another, formed within each round.
+
+    Attributes
+    ----------
+    over
+        The other engine: ``"eager"`` or ``"upstream"``.
+    median, p10, p90
+        The median over the rounds, and the range of eight rounds in ten.
+    noise
+        Why it may be noise, as a clause; empty if neither its spread nor the A/A ratio says so.
+    """
+
+    over: str
+    median: float
+    p10: float
+    p90: float
+    noise: str = ""
+
+    def __str__(self) -> str:
+        """Write the ratio, and before it whether it is noise."""
+        other = "torch.compile" if self.over == "upstream" else self.over
+        return f"{'noise: ' if self.noise else ''}{self.median:.2f}× {other} ({self.p10:.2f}–{self.p90:.2f})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimingRow:
     """One measurement: many repeats of one phase under one engine.
 
     Attributes
     ----------
     engine
-        ``"eager"``, ``"upstream"`` or ``"aotlab"``.
+        ``"eager"``, ``"upstream"`` (stock ``torch.compile``) or ``"aotlab"``.
     phase
-        ``"forward"``, ``"backward"`` or ``"total"``.
+        ``"forward"``, ``"backward"`` or ``"total"``, which is the sum of both within each call.
     median_ns, min_ns, p10_ns, p90_ns
         Statistics over the repeats.
     repeats
@@ -914,6 +940,10 @@ class TimingRow:
         Where it ran.
     frame, graph
         What was measured, where it is one of this report's.
+    ratios
+        How it compares with eager, and with stock ``torch.compile``.
+    again
+        The A/A ratio: how many times as long the same code took when it was timed a second time; 0 if it was not.
     """
 
     engine: str
@@ -926,6 +956,13 @@ class TimingRow:
     device: str = "cpu"
     frame: str | None = None
     graph: int | None = None
+    ratios: tuple[Ratio, ...] = ()
+    again: float = 0.0
+
+    @property
+    def noise(self) -> str:
+        """Why its ratios may be noise; empty if nothing says so."""
+        return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

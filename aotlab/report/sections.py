@@ -42,8 +42,8 @@ MOST_NODES = 400
 MOST_STORAGES = 60
 
 
-def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
-    """Write one graph: a fold with everything that is known of it."""
+def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool, short: bool) -> Markup:
+    """Write one graph: a fold with everything that is known of it, or if ``short`` with its inputs and outputs."""
     counts = count(graph)
     kind = {True: "training", False: "inference", None: None}[graph.training]
     status = "compiled in an earlier run of the cell" if graph.reused and graph.status == "compiled" else graph.status
@@ -55,6 +55,19 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
         duration(graph.duration_ns) if graph.duration_ns is not None else None,
         amount(graph.calls, "call"),
     ]
+    rest = (
+        ()
+        if short
+        else (
+            _storage_map(graph.storages, counts),
+            _autograd(graph.autograd),
+            _saved(graph, counts),
+            _kernels(graph.kernels, counts),
+            _guards(graph, counts),
+            _codes(graph),
+            _nodes(graph.nodes, counts),
+        )
+    )
     return element(
         "details",
         element("summary", f"Graph {graph.index} ", element("small", " · ".join(fact for fact in facts if fact))),
@@ -63,16 +76,10 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
             element("p", "Compiled again: ", words(graph.misses[0].sentence), kind="note") if graph.misses else None,
             element("p", f"The backward raises: {graph.backward_error}", kind="note") if graph.backward_error else None,
             _refusal(refusal),
-            _stages(graph, counts),
+            None if short else _stages(graph, counts),
             _inputs(graph.inputs, counts),
             _outputs(graph.outputs, counts),
-            _storage_map(graph.storages, counts),
-            _autograd(graph.autograd),
-            _saved(graph, counts),
-            _kernels(graph.kernels, counts),
-            _guards(graph, counts),
-            _codes(graph),
-            _nodes(graph.nodes, counts),
+            *rest,
             kind="inside",
         ),
         kind="graph",

@@ -16,8 +16,8 @@ from aotlab.report.verdict import Break, breaks_of, served
 MOST_MUTATED = 200
 
 
-def cell_section(report: Report) -> Markup | None:
-    """Write the section about the cell, None if the report is about none."""
+def cell_section(report: Report, *, short: bool) -> Markup | None:
+    """Write the section about the cell, if ``short`` only its lines; None if the report is about none."""
     if report.cell is None:
         return None
     about = [
@@ -33,7 +33,7 @@ def cell_section(report: Report) -> Markup | None:
         heading("The cell", title),
         element("p", mark("ended with", "bad"), error, kind="note") if error is not None else None,
         _lines(report, report.cell),
-        _mutated(report, report.cell),
+        None if short else _mutated(report, report.cell),
     )
 
 

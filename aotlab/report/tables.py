@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Column = tuple[str, str]
 Row = Mapping[str, object]
 
-_TEXT, _COUNT, _TRUTH = "string", "Int64", "boolean"
+_TEXT, _COUNT, _TRUTH, _NUMBER = "string", "Int64", "boolean", "Float64"
 
 _KEY: dict[str, Column] = {
     "frame": (_TEXT, "the function; unique in the report: `f (2)` is another `f`, or what follows a graph break in it"),
@@ -204,14 +204,22 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "timings": {
         **_KEY,
-        "engine": (_TEXT, "eager, upstream or aotlab"),
-        "phase": (_TEXT, "forward, backward or total"),
+        "engine": (_TEXT, "eager, upstream (stock torch.compile) or aotlab"),
+        "phase": (_TEXT, "forward, backward or total, which is the sum of both within each call"),
         "device": (_TEXT, "where it ran"),
+        "noise": (_TEXT, "why the ratios may be noise; empty if nothing says so"),
         "median_ns": (_COUNT, "median of the repeats, in ns"),
         "min_ns": (_COUNT, "fastest of the repeats, in ns"),
         "p10_ns": (_COUNT, "a tenth of the repeats are faster, in ns"),
         "p90_ns": (_COUNT, "a tenth of the repeats are slower, in ns"),
         "repeats": (_COUNT, "how many repeats there were"),
+        "over_eager": (_NUMBER, "how many times eager's time it takes: the median over the rounds"),
+        "over_eager_p10": (_NUMBER, "the same; a tenth of the rounds are below"),
+        "over_eager_p90": (_NUMBER, "the same; a tenth of the rounds are above"),
+        "over_upstream": (_NUMBER, "how many times as long as stock torch.compile it takes"),
+        "over_upstream_p10": (_NUMBER, "the same; a tenth of the rounds are below"),
+        "over_upstream_p90": (_NUMBER, "the same; a tenth of the rounds are above"),
+        "again": (_NUMBER, "the A/A ratio: how many times as long the same code took when it was timed again"),
     },
     "verification": {
         **_KEY,
@@ -480,7 +488,13 @@ def _time_rows(report: Report) -> Iterator[Row]:
 
 def _timing_rows(report: Report) -> Iterator[Row]:
     for row in report.timing_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["timings"]}
+        ratios: Row = {
+            f"over_{ratio.over}{end}": value
+            for ratio in row.ratios
+            for end, value in (("", ratio.median), ("_p10", ratio.p10), ("_p90", ratio.p90))
+        }
+        known = {name: getattr(row, name, None) for name in COLUMNS["timings"]}
+        yield {**known, **ratios, "again": row.again or None}
 
 
 def _verification_rows(report: Report) -> Iterator[Row]:

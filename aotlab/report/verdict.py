@@ -53,7 +53,7 @@ def verdict(report: Report) -> Verdict:
             state="different" if differing else "nothing",
         )
     state, ending = _verified(report)
-    sentences = [f"{_compiled(report, graphs)}; {ending}."]
+    sentences = [f"{_compiled(report, graphs)}; {ending}.", *_timed(report)]
     if differing:
         state = "different"
         sentences.insert(0, f"NOT equal to eager, so not used: {_difference(differing)}.")
@@ -143,6 +143,30 @@ def _verified(report: Report) -> tuple[State, str]:
     if missing:
         return "partly", f"verified: equal to eager on {compared}, but {listed(missing, 3)} not verified"
     return "verified", f"verified: equal to eager on {compared}"
+
+
+def _timed(report: Report) -> list[str]:
+    """Say how many times as long as eager and stock ``torch.compile`` the slowest graph takes; nothing if untimed."""
+    rows = {(row.frame, row.graph, row.phase): row for row in report.timing_rows if row.engine == "aotlab"}
+    whole = [row for row in rows.values() if row.phase == "total"]
+    whole = [row for row in whole or rows.values() if row.ratios]
+    if not whole:
+        return []
+    slowest = max(whole, key=lambda row: row.median_ns)
+    what = "a whole step" if slowest.phase == "total" else f"a {slowest.phase}"
+    if len(whole) > 1:
+        what += f" of {_short(slowest.frame or 'it')}, the slowest of {amount(len(whole), 'graph')}"
+    # What holds for both ratios is said once, before both.
+    common = slowest.noise if len({ratio.noise for ratio in slowest.ratios}) == 1 else ""
+    clauses = []
+    for ratio in slowest.ratios:
+        doubt = f"noise, since {ratio.noise}: " if ratio.noise and not common else ""
+        whose = {"eager": "eager's", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
+        if ratio.over == "upstream" and report.cell is not None:
+            whose += " with Dynamo's part of a call, which ours is timed without,"
+        clauses.append(f"{doubt}{ratio.median:.2f}× {whose} ({ratio.p10:.2f}–{ratio.p90:.2f})")
+    told = f"time of {what}, with the range of eight rounds in ten: {'; '.join(clauses)}"
+    return [_sentence(f"noise, since {common}: {told}" if common else told)]
 
 
 # What was not

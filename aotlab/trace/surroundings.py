@@ -7,6 +7,7 @@ What it prints and warns of meanwhile is held back: eager prints it, and warns, 
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import sys
 import threading
@@ -51,7 +52,9 @@ def tracing(recorder: Recorder) -> Iterator[None]:
 def world_unchanged(recorder: Recorder) -> Iterator[None]:
     """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
     settings, nesting = internals.global_state(), internals.autocast_nesting()
-    random_state, numpy_state = random.getstate(), _numpy_state()  # torch's generator is guarded by `EscapeGuard`
+    random_state = random.getstate()  # torch's generator is guarded by `EscapeGuard`
+    numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
+    numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
     try:
         yield
     finally:
@@ -60,7 +63,10 @@ def world_unchanged(recorder: Recorder) -> Iterator[None]:
         if internals.any_autocast_enabled() and (recorder.has_checkpoints or not nesting):
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(nesting)
-        drew = "`numpy.random`" if _numpy_state() != numpy_state else None
+        drew = None
+        if numpy is not None and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(numpy_state):
+            drew = "`numpy.random`"
+            numpy.random.set_state(numpy_state)
         if random.getstate() != random_state:
             drew = "Python's `random`"
             random.setstate(random_state)
@@ -81,14 +87,6 @@ def world_unchanged(recorder: Recorder) -> Iterator[None]:
             why="a compiled call would not",
             suggestion="change it outside of the compiled function",
         )
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
-    if numpy is None:
-        return None
-    state = numpy.random.get_state(legacy=False)["state"].items()
-    return [(name, part.tobytes() if hasattr(part, "tobytes") else part) for name, part in state]
 
 
 @contextmanager

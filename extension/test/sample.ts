@@ -98,7 +98,9 @@ export function sample(graphs = 1): Json {
 
 function timing(engine: string, median: number): object {
   const around = { min_ns: median - 2, p10_ns: median - 1, p90_ns: median + 1 };
-  return { engine, phase: 'forward', median_ns: median, ...around, repeats: 9, frame: 'step', graph: 0 };
+  const ratio = { over: 'eager', median: 0.5, p10: 0.25, p90: 1.5, noise: 'it changed' };
+  const ratios = engine === 'eager' ? [] : [ratio, { over: 'upstream', median: 0.75, p10: 0.7, p90: 0.8 }];
+  return { engine, phase: 'forward', median_ns: median, ...around, repeats: 9, frame: 'step', graph: 0, ratios, again: 1.01 };
 }
 
 function graph(index: number): object {

@@ -188,7 +188,7 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
-test('timings stand beside eager, with the ratio', () => {
+test('timings stand beside eager, with the ratios, and what is noise says so first', () => {
   show(sample());
   tab('timing');
   const rows = all('table[data-table=timings] tr[data-name]').map(row => [
@@ -198,8 +198,10 @@ test('timings stand beside eager, with the ratio', () => {
   ]);
   assert.deepEqual(rows, [
     ['eager', '2.00 µs', ''],
-    ['aotlab', '1.00 µs', '0.50× eager']
+    ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50); 0.75× torch.compile (0.70–0.80)']
   ]);
+  assert.equal(text('table[data-table=timings] small'), '9 repeats, the same code against itself 1.01×');
+  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise: it changed.');
 });
 
 test('differences come before everything that was compared', () => {
@@ -375,6 +377,13 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
+  view.dispose();
+  show({ ...report, verification_rows: [], summary: { sentence: 'fine', state: 'verified', compared: 36 } });
+  tab('verification');
+  assert.equal(
+    text('[data-panel=verification]'),
+    '36 observables compared with eager, 0 differ; a kernel that has the report lists them.'
+  );
 });
 
 test('while the kernel answers, what was cut is asked for once, and shown', () => {

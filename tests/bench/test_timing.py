@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from aotlab.bench.timing import Call, Case, Comparison, Paired, Samples, compare, tensors_in, training_cases
+from aotlab.bench.timing import Call, Case, Comparison, Paired, Samples, compare, doubt, tensors_in, training_case
 from aotlab.errors import UsageError
+from aotlab.report.model import Ratio
 
 
 class Clock:
@@ -234,41 +238,105 @@ def test_a_case_is_called_or_prepared() -> None:
         Case(name="both", call=int, prepare=lambda: int)
 
 
-def test_backward_is_timed_apart_from_forward(clock: Clock) -> None:
-    """The forward's time shows in the forward's case only, the backward's in the backward's only."""
+def test_forward_and_backward_add_up_to_the_step(clock: Clock) -> None:
+    """All three are of the same calls; what lets go of the forward's graph counts to the backward, once."""
+
+    class Kept:
+        def __del__(self) -> None:
+            clock.sleep(4)
 
     class Timed(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             clock.sleep(200)
+            ctx.kept = Kept()
             return x * 2
 
         @staticmethod
-        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
-            clock.sleep(30)
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            clock.sleep(next(costs))
             return grads[0] * 2
 
+    # Not one backward takes as long as another, in whichever phase it would be timed again.
+    costs = itertools.count(30, 10)
     leaf = torch.ones(2, requires_grad=True)
-    ahead, back = training_cases("timed", partial(Timed.apply, leaf), [leaf])
-    assert compare([ahead], rounds=2, inner=2)["timed"].ns == (200.0, 200.0)
-    assert compare([back], rounds=2, inner=2)["timed"].ns == (30.0, 30.0)
+    found = compare([training_case("timed", partial(Timed.apply, leaf), [leaf])], rounds=2, warmup=1, inner=1)
+    assert found["timed forward"].ns == (200.0, 200.0)
+    assert found["timed backward"].ns == (44.0, 54.0)
+    assert found["timed"].ns == (244.0, 254.0)
     assert leaf.grad is None
 
 
 def test_a_backward_needs_an_output_that_requires_grad() -> None:
     """Asking for the backward of a function without one is an error that names the case."""
-    _, back = training_cases("flat", lambda: torch.ones(2), [])
     with pytest.raises(UsageError, match="flat: no output requires grad"):
-        compare([back], rounds=1)
+        compare([training_case("flat", lambda: torch.ones(2), [])], rounds=1)
 
 
 def test_outputs_without_gradient_are_left_out_of_the_backward() -> None:
     """Of several outputs, nested, those that require grad are differentiated."""
     leaf = torch.ones(2, requires_grad=True)
-    _, back = training_cases("mixed", lambda: {"a": leaf.detach(), "b": [leaf * 3, None]}, [leaf])
-    assert back.prepare is not None
-    (gradient,) = tensors_in(back.prepare()())
-    assert gradient.tolist() == [3.0, 3.0]
+    gradients: list[list[float]] = []
+    leaf.register_hook(lambda gradient: gradients.append(gradient.tolist()))
+    compare(
+        [training_case("mixed", lambda: {"a": leaf.detach(), "b": [leaf * 3, None]}, [leaf])],
+        rounds=1,
+        warmup=0,
+        inner=1,
+    )
+    assert gradients == [[3.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "again", "expected"),
+    [
+        ((1.2, 1.3, 1.4), 1.0, ""),
+        ((0.6, 0.7, 0.8), 0.96, ""),
+        ((0.9, 1.3, 1.4), 1.0, "the faster one changed from round to round"),
+        ((1.2, 1.3, 1.4), 1.5, "the same code, timed twice, differed by 50%"),
+        ((1.2, 1.3, 1.4), 0.9, "the same code, timed twice, differed by 10%"),
+        ((1.3,), 1.0, "it was timed only once"),
+    ],
+)
+def test_noise_is_recognized(ratio: tuple[float, ...], again: float, expected: str) -> None:
+    """A ratio is doubted if its spread or the A/A ratio says so."""
+    assert doubt(Paired.of(ratio), Paired.of([again])) == expected
+
+
+def test_rows_hold_the_ratios_of_each_phase() -> None:
+    """Ratios to eager and stock are formed within rounds, with the noise of their own phase before them."""
+    samples: dict[str, tuple[float, ...]] = {
+        "eager": (30.0, 60.0),
+        "eager forward": (10.0, 20.0),
+        "eager backward": (20.0, 40.0),
+        "upstream": (15.0, 30.0),
+        "upstream forward": (5.0, 10.0),
+        "upstream backward": (10.0, 20.0),
+        "aotlab": (60.0, 120.0),
+        "aotlab forward": (20.0, 40.0),
+        "aotlab backward": (40.0, 80.0),
+        "aotlab (again)": (60.0, 120.0),
+        "aotlab (again) forward": (20.0, 40.0),
+        "aotlab (again) backward": (80.0, 160.0),
+    }
+    rows = replace(_measured(**samples), again="aotlab").rows(frame="f", graph=1)
+    assert [(row.phase, row.engine) for row in rows] == [
+        (phase, engine) for phase in ("forward", "backward", "total") for engine in ("eager", "upstream", "aotlab")
+    ]
+    assert {(row.frame, row.graph, row.device) for row in rows} == {("f", 1, "cpu")}
+    ours = {row.phase: row for row in rows if row.engine == "aotlab"}
+    assert {phase: (row.median_ns, row.again) for phase, row in ours.items()} == {
+        "forward": (30, 1.0),
+        "backward": (60, 2.0),
+        "total": (90, 1.0),
+    }
+    assert ours["total"].ratios == (
+        Ratio(over="eager", median=2.0, p10=2.0, p90=2.0),
+        Ratio(over="upstream", median=4.0, p10=4.0, p90=4.0),
+    )
+    assert [bool(row.noise) for row in ours.values()] == [False, True, False]
+    assert [len(row.ratios) for row in rows[:3]] == [0, 1, 2]
+    assert str(ours["backward"].ratios[0]) == "noise: 2.00× eager (2.00–2.00)"
 
 
 def test_tensors_are_found_in_containers() -> None:

@@ -51,6 +51,7 @@ def test_ten_steps(name, min_cut):
     assert len(set(found.losses)) == 10  # it learns something
 
 
+@pytest.mark.tier("full")  # slow, but what tells first that a release of transformers does something new
 @pytest.mark.parametrize("name", ["Llama", "LSTM", "U-Net"])
 def test_ten_steps_directly(name):
     """Those that do not ask tensors for values are compiled by the direct frontend, in one graph."""

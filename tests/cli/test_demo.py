@@ -114,10 +114,10 @@ def test_all_stages_are_there(shown: tuple[int, str, Report, str]) -> None:
 
 
 def test_three_engines_are_timed_in_both_directions(shown: tuple[int, str, Report, str]) -> None:
-    """Forward and backward of eager, upstream and aotlab stand in the timings of both programs."""
+    """Forward, backward and both together of eager, upstream and aotlab stand in the timings of both programs."""
     for frame in (0, 1):
         timed = [(row["phase"], row["engine"]) for row in _rows(shown[2], "timings", frame)]
-        assert timed == [(p, e) for p in ("forward", "backward") for e in ("eager", "upstream", "aotlab")]
+        assert timed == [(p, e) for p in ("forward", "backward", "total") for e in ("eager", "upstream", "aotlab")]
     assert (shown[2].timings["median_ns"] > 1000).all()
 
 

@@ -228,16 +228,6 @@ HOLDING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     "simple queue": (lambda: queue.SimpleQueue(), lambda q: q.put(1), lambda q: q.qsize() + 1),
     "in a container": (lambda: [bytearray(b"\x02")], lambda q: q[0].append(1), lambda q: len(q[0])),
     "view of a dictionary": (lambda: {1: 2}.keys(), lambda k: k.mapping, lambda k: len(k)),
-    "mapping proxy": (
-        lambda: types.MappingProxyType(vars(OWNER)),
-        lambda _: setattr(OWNER, "own", 9),
-        lambda p: p.get("own", 2),
-    ),
-    "context variable": (
-        lambda: contextvars.ContextVar("number", default=2),
-        lambda number: number.set(9),
-        lambda number: number.get(),
-    ),
     "attrgetter": (lambda: operator.attrgetter("scale"), lambda _: setattr(OWNER, "scale", 9), lambda g: g(OWNER)),
     "methodcaller": (lambda: operator.methodcaller("read"), lambda _: setattr(OWNER, "scale", 9), lambda c: c(OWNER)),
     "generic function": (_singled, lambda f: f.register(int, lambda kind: 9), lambda f: f(3)),
@@ -250,6 +240,34 @@ HOLDING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     "a cycle": (_in_itself, _put("k", 9), lambda d: d["k"]),
     "a list on a tensor": (_on_a_tensor, lambda held: held[0].held.append(1), lambda held: len(held[0].held)),
 }
+
+
+GUARDED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "mapping proxy": (
+        lambda: types.MappingProxyType(vars(OWNER)),
+        lambda _: setattr(OWNER, "own", 9),
+        lambda p: p.get("own", 2),
+    ),
+    "context variable": (
+        lambda: contextvars.ContextVar("number", default=2),
+        lambda number: number.set(9),
+        lambda number: number.get(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_what_is_guarded(kind: str) -> None:
+    """What is behind it is read again at each call; transformers' models have both."""
+    make, change, read = GUARDED[kind]
+    held = make()
+    candidate = compiled(lambda x: x * read(held))
+    actual = [candidate(torch.ones(())).item() for _ in range(2)]
+    change(held)
+    actual.append(candidate(torch.ones(())).item())
+    vars(OWNER).pop("own", None)
+    assert actual == [2.0, 2.0, 9.0]
+    assert (behind(candidate).calls.compiled, len(behind(candidate).entries)) == (3, 2)
 
 
 @pytest.mark.parametrize("kind", HOLDING)
@@ -348,6 +366,16 @@ def test_generators_of_random_numbers(make: Callable[[], Any]) -> None:
         actual = _three(candidate)
     assert _three(lambda x: x * eagers.random()) == actual
     assert len(set(actual)) == 3
+
+
+@pytest.mark.parametrize("module", [random, numpy.random], ids=["py", "numpy"])
+def test_random_numbers_of_a_module(module: Any) -> None:
+    """A call that draws them runs eagerly with the numbers that eager draws: those of the trace count for nothing."""
+    module.seed(5)
+    expected = _three(lambda x: x * module.random())
+    module.seed(5)
+    with pytest.warns(RuntimeWarning, match="draws from"):
+        assert _three(compiled(lambda x: x * module.random())) == expected
 
 
 def test_a_file_that_is_written() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from aotlab.notebook import figures
 from aotlab.notebook.figures import figure_svg, timing_figure
-from aotlab.report.model import Environment, Report, TimingRow
+from aotlab.report.model import Environment, Ratio, Report, TimingRow
 
 HOSTILE = '</svg><script>alert(1)</script>$x$&"\x1b\u202e'
 
@@ -70,16 +70,18 @@ def bars(figure: Figure) -> list[float]:
 
 def test_bars_are_medians_beside_eager() -> None:
     """A bar for each engine and phase, as long as its median, with the ratio to eager's written beside it."""
-    figure = timing_figure(report(*STEP))
+    forward = replace(STEP[1], ratios=(Ratio(over="eager", median=0.5, p10=0.45, p90=0.75),))
+    backward = replace(STEP[3], ratios=(Ratio(over="eager", median=1.5, p10=0.8, p90=2, noise="it changed"),))
+    figure = timing_figure(report(STEP[0], forward, STEP[2], backward))
     assert bars(figure) == [20.0, 10.0, 40.0, 60.0]
     assert texts(figure) == [
         "step, on cpu, µs",
         "forward",
         "backward",
         "eager  20.0 µs",
-        "aotlab  10.0 µs  (0.50 × eager)",
+        "aotlab  10.0 µs; 0.50× eager (0.45–0.75)",
         "eager  40.0 µs",
-        "aotlab  60.0 µs  (1.50 × eager)",
+        "aotlab  60.0 µs; noise: 1.50× eager (0.80–2.00)",
     ]
 
 

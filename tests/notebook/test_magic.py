@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from aotlab import observe
 from aotlab.notebook import live
 from aotlab.notebook.magic import CHOICES, FLAGS, parse
+from aotlab.report.mime import embedded_size
 from tests.notebook.plain_shells import (
     cell,
     compiled,
@@ -199,16 +200,23 @@ def test_no_verification(shell: InteractiveShell) -> None:
 
 
 def test_time(shell: InteractiveShell) -> None:
-    """``--time`` puts rows for eager and aotlab, forward and backward, into the report; without it there are none."""
+    """``--time`` puts rows for eager, stock and aotlab into the report, and a sentence into the verdict."""
     execute(shell, "w = torch.ones(3, requires_grad=True)")
     execute(shell, cell("loss = (w * x).sum()"))
     assert len(shell.user_ns["report"].timings) == 0
     execute(shell, cell("loss = (w * x).sum()", "--quiet --time"))
     timings = shell.user_ns["report"].timings
-    assert {(engine, phase) for engine in ("eager", "aotlab") for phase in ("forward", "backward", "total")} == set(
+    engines = ("eager", "upstream", "aotlab")
+    assert {(engine, phase) for engine in engines for phase in ("forward", "backward", "total")} == set(
         zip(timings["engine"], timings["phase"], strict=True)
     )
     assert (timings["median_ns"] > 0).all()
+    assert (timings["again"] > 0).all()
+    assert "× eager's (" in shell.user_ns["report"].verdict
+    assert (
+        "× stock torch.compile's with Dynamo's part of a call, which ours is timed without, ("
+        in shell.user_ns["report"].verdict
+    )
     assert shell.user_ns["w"].grad is None
 
 
@@ -344,6 +352,19 @@ def test_the_display_is_opened_with_the_cell_and_replaced_in_place() -> None:
         assert REPORT_MIME in shown[-1]["data"]
         # What a front end keeps of it: nothing of the progress.
         assert shown[-1]["type"] == "update_display_data"
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_line_adds_little_to_a_notebook(backend: str) -> None:
+    """What the file of a notebook holds of a line with a backward is at most 25 KB, the code of its graphs included."""
+    with kernel_notebook() as notebook:
+        run_in_kernel(notebook, "import torch\nx = torch.ones(3, 4, requires_grad=True)")
+        notebook.messages.clear()
+        run_in_kernel(notebook, f"%%aotcompile --backend {backend}\n(x.sin() * 2).sum().backward()")
+        data = notebook.messages[-1]["data"]
+        stages = data[REPORT_MIME]["frames"][0]["graphs"][0]["stages"]
+        assert any("aten.sin" in code["text"] for stage in stages for code in stage.get("codes", ()))
+        assert embedded_size(data) <= 25_000
 
 
 def test_two_runs_have_two_displays() -> None:

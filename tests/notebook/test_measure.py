@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -446,21 +449,82 @@ def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch, cost_ns: int, most
 
 
 def test_copies_of_large_inputs_are_not_heaped_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a graph that writes its input, a sample holds no more copies alive than fit into the limit."""
-    monkeypatch.setattr(module, "_MOST_BYTES", 10 * 4000)
+    """For a graph that writes its input, only the call that is being timed has a copy."""
     graph = fx.symbolic_trace(lambda x: x.add_(1))
     one = Captured(frame="f", graph=graph, compiled=lambda x: x.add_(1), inputs=lambda: (torch.ones(1000),))
-    inner = set()
-    compare = module.compare
+    copied: list[weakref.ref[Any]] = []
+    alive = set()
+    copy = module._copy
 
-    def spy(cases: Any, **settings: Any) -> Any:
-        inner.add(settings["inner"])
-        return compare(cases, **settings)
+    def spy(*args: Any) -> Any:
+        alive.add(sum(each() is not None for each in copied))
+        made = copy(*args)
+        copied.append(weakref.ref(made.inputs[0]))
+        return made
 
-    monkeypatch.setattr(module, "compare", spy)
+    monkeypatch.setattr(module, "_copy", spy)
     measure([one], lambda text: None, SECONDS)
-    assert inner
-    assert max(inner) <= 10
+    assert len(copied) > 10
+    assert max(alive) <= 1
+
+
+def test_the_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of the whole step is the sum of what is told of its forward and backward, for each engine."""
+    clock = itertools.count(step=1000)  # every look at it takes a while, so that there is no time without a look
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            time.perf_counter_ns()
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                time.perf_counter_ns()
+            return grad
+
+    graph = fx.symbolic_trace(lambda x: x.sigmoid())
+    one = Captured(frame="f", graph=graph, compiled=Slow.apply, inputs=lambda: (torch.ones(2, requires_grad=True),))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock))
+    rows = {(row.engine, row.phase): row.median_ns for row in measure([one], lambda text: None, 0.01)}
+    ours = [rows["aotlab", phase] for phase in ("forward", "backward", "total")]
+    eager = [rows["eager", phase] for phase in ("forward", "backward", "total")]
+    assert (ours, eager) == ([2000, 4000, 6000], [1000, 1000, 2000])
+
+
+def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
+    """Stock torch.compile stands between eager and aotlab, in what is written as in what is not, and compiles anew."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4))
+    notebook.compile(lambda x: x.mul_(2).sin())(torch.randn(4))
+    notebook.compile(lambda x: x.sin().sum())(torch.randn(4, requires_grad=True))
+    notebook.captured = [replace(each, stock="aot_eager") for each in notebook.captured]
+    three = ("eager", "upstream", "aotlab")
+    expected = [(engine, phase) for phase in ("forward", "backward", "total") for engine in three]
+    rows = notebook.measure()
+    assert kinds(rows) == [*expected, *[(engine, "forward") for engine in three], *expected]
+    assert [[ratio.over for ratio in row.ratios] for row in rows[:3]] == [[], ["eager"], ["eager", "upstream"]]
+    assert all("with Dynamo's part of a call" in note for note in notebook.notes)
+    assert len(notebook.notes) == 3
+    # For other inputs, what was compiled for these must not serve.
+    notebook.inputs[2] = (torch.randn(3, requires_grad=True),)
+    notebook.captured[2].compiled(*notebook.inputs[2])
+    assert kinds(notebook.measure()) == kinds(rows)
+    assert len(notebook.notes) == 6
+
+
+def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stock torch.compile raises, the others are timed."""
+
+    def stock(*_: Any) -> Any:
+        raise ValueError("not this graph")
+
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    notebook.captured = [replace(each, stock="inductor") for each in notebook.captured]
+    monkeypatch.setattr(module, "_stock", lambda graph, backend: stock)
+    assert kinds(notebook.measure()) == FORWARD
+    assert notebook.notes == ["frame 0: stock torch.compile was not timed: it raises ValueError: not this graph"]
 
 
 def test_inputs_that_are_not_written_are_copied_once(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:

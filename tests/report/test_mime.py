@@ -10,17 +10,17 @@ import pytest
 
 from aotlab.report import MIME_TYPE, Report, cut
 from aotlab.report.collect import Recording
+from aotlab.report.counts import count, summary
 from aotlab.report.cut import fitting
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
 from aotlab.report.model import Code, Graph, Kernel
 
 
-def big(report: Report, *, nodes: int = 5000, kernels: int = 40, graphs: int = 1, text: int = 20_000) -> Report:
+def big(report: Report, *, kernels: int = 40, graphs: int = 1, text: int = 20_000) -> Report:
     """Make a report of a large model out of a small one."""
     graph = report.frames[0].graphs[0]
     large = replace(
         graph,
-        nodes=tuple(replace(graph.nodes[i % len(graph.nodes)], name=f"node_{i}") for i in range(nodes)),
         kernels=tuple(
             Kernel(name=f"k{i}", language="c++", graph_name="g", kind="forward", source="x" * text)
             for i in range(kernels)
@@ -41,12 +41,35 @@ def test_the_bundle_has_json_html_and_text_and_no_widget(report: Report) -> None
     assert str(found["text/plain"]).splitlines()[0] == report.verdict
 
 
+def embedded(report: Report, **left: tuple[()]) -> Report:
+    """Return the report as a notebook holds it: without what no notebook shows, and counted."""
+    left = dict.fromkeys(("nodes", "autograd", "compiled"), ()) | left
+    frames = [
+        replace(frame, graphs=tuple(replace(graph, counts=count(graph), **left) for graph in frame.graphs))
+        for frame in report.frames
+    ]
+    return replace(report, frames=tuple(frames))
+
+
 def test_the_json_is_a_report_with_its_verdict(report: Report) -> None:
-    """A small report is embedded whole; reading it back gives the report and its summary."""
+    """A small report is embedded but for its nodes; reading it back gives the report, counts and its summary."""
     read = Report.from_dict(json.loads(json.dumps(bundle(report)[MIME_TYPE])))
     assert read.summary is not None
     assert (read.summary.sentence, read.summary.state) == (report.verdict, "partly")
-    assert replace(read, summary=None) == report
+    assert replace(read, summary=None) == embedded(report)
+
+
+def test_what_a_kernel_answers_for_is_counted_only(report: Report) -> None:
+    """Of guards, kernels and what is equal to eager a live report embeds the numbers, and all that differs."""
+    rows = [{"kind": "value", "subject": f"out[{i}]", "equal": i > 0} for i in range(9)]
+    whole = report.with_verification(rows)
+    read = Report.from_dict(bundle(whole, live=True)[MIME_TYPE])
+    assert read == replace(
+        embedded(whole, guards=(), kernels=()), summary=summary(whole), verification_rows=whole.verification_rows[:1]
+    )
+    assert [count(graph).guards for graph in read.frames[0].graphs] == [
+        len(graph.guards) for graph in report.frames[0].graphs
+    ]
 
 
 def test_jupyter_finds_the_methods(recording: Recording) -> None:
@@ -62,9 +85,8 @@ def test_jupyter_finds_the_methods(recording: Recording) -> None:
     "size",
     [
         {},
-        {"nodes": 20_000, "kernels": 5, "text": 10},
-        {"nodes": 10, "kernels": 2000, "text": 2000},
-        {"nodes": 300, "kernels": 3, "graphs": 60, "text": 5000},
+        {"kernels": 2000, "text": 2000},
+        {"kernels": 3, "graphs": 60, "text": 5000},
     ],
 )
 def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict[str, int]) -> None:
@@ -77,7 +99,7 @@ def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict
     assert note.startswith("This output is cut to fit a notebook: ")
     assert note in str(found["text/html"]).replace("&#x27;", "'")
     assert read.verdict == whole.verdict
-    assert len(str(found["text/html"])) > 20_000  # the mildest cut that fits, not the harshest
+    assert embedded_size(found) > 60_000  # the mildest cut that fits, not the harshest
 
 
 def test_the_size_is_that_of_the_notebook_file(report: Report) -> None:
@@ -146,5 +168,5 @@ def test_a_report_of_the_same_graphs_is_cut_once(report: Report, monkeypatch: py
     monkeypatch.setattr(cut, "_cut", lambda told, limits: (cuts.append(limits), original(told, limits))[1])
     assert bundle(replace(whole, created="later"))["text/plain"] == first["text/plain"]
     assert len(cuts) == 1
-    bundle(big(report, nodes=6000, graphs=2))
+    bundle(big(report, graphs=2))
     assert len(cuts) > 2

@@ -12,7 +12,7 @@ import pytest
 
 from aotlab.report import Report
 from aotlab.report.collect import graph_break
-from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimingRow
 from aotlab.report.verdict import DIFFERS, Verdict, verdict
 
 SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
@@ -215,3 +215,54 @@ def test_refusals_are_told_once(one: Report) -> None:
     )
     expected = f"{COMPILED} Line 3 ran eagerly (it draws). 1 compilation refused, first line 3 (Refused)."
     assert Verdict(sentence=expected, state="partly") == verdict(made)
+
+
+def timed(phase: str, median_ns: int, *ratios: Ratio, frame: str = "line 2") -> TimingRow:
+    """Make a timing of ours."""
+    times = dict.fromkeys(("min_ns", "p10_ns", "p90_ns"), median_ns)
+    return TimingRow(
+        engine="aotlab", phase=phase, median_ns=median_ns, **times, repeats=9, frame=frame, graph=0, ratios=ratios
+    )
+
+
+def ratio(over: str, median: float, noise: str = "") -> Ratio:
+    """Make a ratio with a range around it."""
+    return Ratio(over=over, median=median, p10=median - 0.25, p90=median + 0.25, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], ""),
+        # The step counts, not its parts; and of several measurements the last.
+        (
+            [
+                timed("total", 90, ratio("eager", 9)),
+                timed("forward", 10, ratio("eager", 2)),
+                timed("total", 20, ratio("eager", 1.5), ratio("upstream", 0.5)),
+            ],
+            " Time of a whole step, with the range of eight rounds in ten: "
+            "1.50× eager's (1.25–1.75); 0.50× stock torch.compile's (0.25–0.75).",
+        ),
+        # Where nothing is trained, the forward; of several graphs the slowest.
+        (
+            [timed("forward", 10, ratio("eager", 2)), timed("forward", 20, ratio("eager", 3), frame="line 3")],
+            " Time of a forward of line 3, the slowest of 2 graphs, with the range of eight rounds in ten: "
+            "3.00× eager's (2.75–3.25).",
+        ),
+        # Noise is said before its number, once if all is.
+        (
+            [timed("total", 20, ratio("eager", 1.5), ratio("upstream", 1, "it changed"))],
+            " Time of a whole step, with the range of eight rounds in ten: 1.50× eager's (1.25–1.75); "
+            "noise, since it changed: 1.00× stock torch.compile's (0.75–1.25).",
+        ),
+        (
+            [timed("total", 20, ratio("eager", 1.5, "A/A is off"), ratio("upstream", 1, "A/A is off"))],
+            " Noise, since A/A is off: time of a whole step, with the range of eight rounds in ten: "
+            "1.50× eager's (1.25–1.75); 1.00× stock torch.compile's (0.75–1.25).",
+        ),
+    ],
+)
+def test_timings_have_their_headline(one: Report, rows: list[TimingRow], expected: str) -> None:
+    """The ratio of a step with its range stands in the verdict, and that it is noise before it."""
+    assert verdict(one.with_timings(rows)).sentence == COMPILED + expected

@@ -201,6 +201,7 @@ const environment = record('Environment', {
 });
 const graphBreak = record('GraphBreakRow', { frame: text(), where: text(), words: text(), reason: text(), at_ns: number() });
 const time = record('TimeRow', { kind: text(), duration_ns: number(), count: number(1) });
+const ratio = record('Ratio', { over: text(), median: number(), p10: number(), p90: number(), noise: text() });
 const timing = record('TimingRow', {
   engine: text(),
   phase: text(),
@@ -211,7 +212,9 @@ const timing = record('TimingRow', {
   repeats: number(),
   device: text('cpu'),
   frame: maybe(text()),
-  graph: maybe(number())
+  graph: maybe(number()),
+  ratios: list(ratio),
+  again: number()
 });
 const verification = record('VerificationRow', {
   engine: text(),
@@ -278,7 +281,7 @@ export type Report = Read<typeof report>;
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
   symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
-  refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, timing, verification, fact, summary,
+  refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];
 

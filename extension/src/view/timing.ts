@@ -1,4 +1,4 @@
-/** Timing: eager beside aotlab for the forward and the backward, and the button that measures now. */
+/** Timing: eager beside stock torch.compile and aotlab, by phase, and the button that measures now. */
 
 import type { Report, TimingRow } from '../model/report';
 import { duration, grouped, listed, short } from '../model/words';
@@ -25,7 +25,7 @@ export function timingPanel(context: Context): Child[] {
     groups.set(key, [...(groups.get(key) ?? []), row]);
   }
   if (groups.size > 0) {
-    drawn.push(heading('Medians', 'the thin line goes from the 10th to the 90th percentile'));
+    drawn.push(heading('Medians', 'lines, and ranges of ratios, go from the 10th to the 90th percentile'));
   }
   for (const members of groups.values()) {
     drawn.push(group(members));
@@ -50,7 +50,7 @@ export function measuring(source: Source, report: Report | null): HTMLElement {
       measured ? 'Measure again' : 'Measure'
     );
     button.addEventListener('click', () => source.measure());
-    const about = measured ? '' : 'Times the forward and the backward of each graph, eager and compiled in turns.';
+    const about = measured ? '' : 'Times forward and backward of each graph, eager, by stock torch.compile and by aotlab in turns.';
     const words = source.failure === '' ? about : `It could not be measured: ${source.failure}`;
     row.append(button, h('span', { role: 'status' }, source.progress === '' ? words : source.progress));
   } else if (!measured) {
@@ -85,18 +85,26 @@ function group(rows: readonly TimingRow[]): HTMLElement {
 }
 
 function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLElement {
-  const eager = rows.find(row => row.engine === 'eager')?.median_ns ?? 0;
+  const again = rows.find(row => row.again > 0)?.again;
+  const noise = [...new Set(rows.flatMap(row => row.ratios.map(each => each.noise)))].filter(each => each !== '');
   const repeats = listed([...new Set(rows.map(row => grouped(row.repeats)))]);
   const ordered = [...rows].sort((a, b) => rank(ENGINES, a.engine) - rank(ENGINES, b.engine));
   return h(
     'table',
     { 'data-table': 'timings', 'data-phase': phase, class: 'al-bars' },
-    h('caption', {}, phase, ' ', h('small', {}, `${repeats} repeats`)),
-    h('tbody', {}, ...ordered.map(row => bar(row, scale, eager)))
+    h(
+      'caption',
+      {},
+      phase,
+      ' ',
+      h('small', {}, `${repeats} repeats`, again === undefined ? '' : `, the same code against itself ${again.toFixed(2)}×`),
+      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise: ${listed(noise)}.`) : ''
+    ),
+    h('tbody', {}, ...ordered.map(row => bar(row, scale)))
   );
 }
 
-function bar(row: TimingRow, scale: number, eager: number): HTMLElement {
+function bar(row: TimingRow, scale: number): HTMLElement {
   const engine = ENGINES.includes(row.engine) ? row.engine : 'eager';
   const length = h('i', { class: `al-engine-${engine}` });
   length.style.width = `${(100 * row.median_ns) / scale}%`;
@@ -104,13 +112,17 @@ function bar(row: TimingRow, scale: number, eager: number): HTMLElement {
   whisker.style.left = `${(100 * row.p10_ns) / scale}%`;
   whisker.style.width = `${(100 * Math.max(Math.min(row.p90_ns, scale) - row.p10_ns, 0)) / scale}%`;
   const about = `10 % ${duration(row.p10_ns)}, median ${duration(row.median_ns)}, 90 % ${duration(row.p90_ns)}`;
-  const ratio = eager > 0 && row.engine !== 'eager' ? `${(row.median_ns / eager).toFixed(2)}× eager` : '';
+  const ratios = row.ratios.map(each => {
+    const other = each.over === 'upstream' ? 'torch.compile' : each.over;
+    const range = `(${each.p10.toFixed(2)}–${each.p90.toFixed(2)})`;
+    return `${each.noise === '' ? '' : 'noise: '}${each.median.toFixed(2)}× ${other} ${range}`;
+  });
   return h(
     'tr',
     { 'data-name': row.engine, title: about },
     h('th', { scope: 'row', 'data-column': 'engine' }, row.engine),
     h('td', { class: 'al-bar-cell' }, h('span', { class: 'al-track' }, length, whisker)),
     h('td', { class: 'al-number', 'data-column': 'median_ns' }, duration(row.median_ns)),
-    h('td', { class: 'al-soft', 'data-column': 'ratio' }, ratio)
+    h('td', { class: 'al-soft', 'data-column': 'ratio' }, ratios.join('; '))
   );
 }

@@ -28,30 +28,32 @@ export function verificationPanel(context: Context): Child[] {
   const all = context.chosen.length === context.entries.length;
   const concerns = (row: VerificationRow): boolean =>
     all || row.frame === null || (row.graph === null ? frames.has(row.frame) : chosen.has(`${row.frame}/${row.graph}`));
-  const rows = context.report.verification_rows.filter(concerns);
+  const { summary, verification_rows: every } = context.report;
+  const rows = every.filter(concerns);
+  const cut = (summary?.compared ?? 0) > every.length;
   if (rows.length === 0) {
-    return [soft('Nothing was compared with eager.')];
+    const left = `${amount(summary?.compared ?? 0, 'observable')} compared with eager, ${grouped(summary?.different ?? 0)} differ`;
+    return [soft(cut ? `${left}; a kernel that has the report lists them.` : 'Nothing was compared with eager.')];
   }
   const different = rows.filter(row => !row.equal);
   // Of a report that was cut the rows of single graphs are not counted; those that differ are the last to go.
-  const { summary } = context.report;
   const [compared, differing] =
-    all && summary !== null ? [summary.compared, summary.different] : [rows.length, different.length];
+    all && summary !== null ? [summary.compared, summary.different] : [cut ? null : rows.length, different.length];
   const engines = listed([...new Set(rows.map(row => row.engine))]);
   const drawn: Child[] = [
     h(
       'p',
       { class: 'al-counts' },
       different.length > 0
-        ? mark(`${grouped(differing)} of ${grouped(compared)} differ`, 'bad')
-        : mark(`all ${amount(compared, 'observable')} equal`, 'good'),
+        ? mark(`${grouped(differing)}${compared === null ? '' : ` of ${grouped(compared)}`} differ`, 'bad')
+        : mark(`all ${amount(compared ?? rows.length, 'observable')} equal`, 'good'),
       h('span', { class: 'al-soft' }, `${engines} against eager`)
     )
   ];
   if (different.length > 0) {
     drawn.push(heading('Differences'), verificationTable('differences', different));
   }
-  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows, compared));
+  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows, compared ?? rows.length));
   return drawn;
 }
 
