@@ -44,23 +44,21 @@ class Outputs:
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
 
 
+@dataclass(slots=True)
 class OutputReader:
     """Classifies the outputs of a trace; ``chronicle`` tells which views were made before a write."""
 
-    def __init__(
-        self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
-    ) -> None:
-        self.tape = tape
-        self.leaves = leaves
-        self.names = names
-        self.inputs = inputs
-        self.chronicle = chronicle
-        self.read = Outputs()
-        self.values: dict[int, Tensor] = {}
-        self._infos: dict[int, OutputAliasInfo] = {}
-        self._storages = StorageNumbers()
-        self._first_of: dict[int, int] = {}
-        self._calls: dict[Any, int] = {}
+    tape: Tape
+    leaves: Sequence[Any]
+    names: Sequence[str]
+    inputs: Sequence[Entered]
+    chronicle: Chronicle
+    read: Outputs = field(default_factory=Outputs)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    _infos: dict[int, OutputAliasInfo] = field(default_factory=dict)
+    _storages: StorageNumbers = field(default_factory=StorageNumbers)
+    _first_of: dict[int, int] = field(default_factory=dict)
+    _calls: dict[Any, int] = field(default_factory=dict)
 
     def run(self) -> Outputs:
         """Classify the outputs by the memory that they have."""
@@ -186,11 +184,8 @@ class OutputReader:
                     f"`{name}` shares memory with `{item.name}` and has an autograd history of its own",
                     suggestion=_CLONE,
                 )
-            if (
-                output.requires_grad
-                and overlaps_itself(item.real)
-                and item.version != internals.version_of(item.wrapper)
-            ):
+            moved = item.version != internals.version_of(item.wrapper)
+            if output.requires_grad and moved and overlaps_itself(item.real):
                 # autograd makes the history again by sizes and strides, which share gradients out among equal places
                 raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
             views = self._views(i, base_value, item.wrapper)
@@ -225,19 +220,16 @@ class OutputReader:
         if owner is not None:
             self._info(owner, OutputType.NON_ALIAS)
             self.read.returned.append((owner, base, root))
-            where, first = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
-            following = first
+            where, kind = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
         else:
-            where = len(self.read.bases)
+            where, kind = len(self.read.bases), OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT
             self.read.bases.append((base, root))
-            first, following = OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE
-        for i in members:
-            if i == owner:
-                continue
+        for i in (i for i in members if i != owner):
             if self.chronicle.is_made_again(leaves[i]):
                 raise RunEagerly(f"`{self.names[i]}` is a view of an intermediate from before that was written")
-            self._info(i, first, where, self._views(i, base, root))
-            first = following
+            self._info(i, kind, where, self._views(i, base, root))
+            if owner is None:
+                kind = OutputType.ALIAS_OF_INTERMEDIATE
 
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
