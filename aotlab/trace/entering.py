@@ -65,7 +65,11 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
 
 def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:
     """Make what stands for ``real``, ``offset`` elements behind the beginning of the base's memory."""
-    window = memory.as_strided(_once(real), real.stride(), offset)
+    window = memory
+    if real.is_contiguous():  # a slice, which compilers fuse better
+        window = memory.narrow(0, offset, real.numel()).view(real.shape)
+    if window.stride() != real.stride():
+        window = memory.as_strided(_once(real), real.stride(), offset)
     if window.shape != real.shape:
         window = window.expand(real.shape)
     if not real.requires_grad or real.is_leaf:

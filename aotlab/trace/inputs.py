@@ -111,10 +111,9 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
 
 def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Base | None) -> Entered:
     """Note what the stand-in of an input is like before the program runs."""
-    attributes = dict(vars(real))
+    vars(wrapper).update(vars(real))
     if isinstance(real, torch.nn.Parameter):
-        attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
-    vars(wrapper).update(attributes)
+        vars(wrapper)["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
     return Entered(
         name=name,
         real=real,
