@@ -110,7 +110,8 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
         variable = getattr(node, "variable", None)  # of the node that accumulates into a leaf
         if variable is not None:
             return variable is base or variable is top
-    return output.grad_fn is None
+    # what a custom Function made under `no_grad` has no gradient function either, and another protection from writes
+    return output.grad_fn is None and internals.was_made_under_no_grad(output)
 
 
 def is_new_leaf(output: Tensor) -> bool:
