@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -56,12 +57,22 @@ def _raise_for_second_backward() -> NoReturn:
 
 
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
+    node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
-    stand_in = torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+    with torch.enable_grad():
+        one = torch.empty((), dtype=value.dtype, device=value.device, requires_grad=node is not None)
+        stand_in = one.expand(value.shape)
     internals.set_version(stand_in, version)
     leaf, out = _keep(stand_in)
     internals.set_version(stand_in, is_at)
-    torch.autograd.grad(out, leaf)
+    try:
+        torch.autograd.grad(out, leaf)
+    except RuntimeError as error:
+        if node is not None:  # torch 2.11 writes `MulBackward0`, later ones `Mul`
+            name = node.name() if "Backward0, is at version" in str(error) else re.sub(r"Backward\d*$", "", node.name())
+            named = f"which is output {value.output_nr} of {name}, is at version"
+            error.args = (re.sub(r"which is output \d+ of [^,]+, is at version", named, str(error)), *error.args[1:])
+        raise
     raise RuntimeError(f"a value saved for the backward was written: version {is_at}, saved at version {version}")
 
 

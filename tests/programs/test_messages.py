@@ -316,7 +316,7 @@ CASES = [
     (_counts_in_an_object, [_ones], "HOLDER.n", "return the new value"),
     (_leaves_a_tensor, [_ones], "HOLDER.last", "return it"),
     (_hangs_something_on, [_ones], "x", "return the value"),
-    (_changes_the_class, [_ones], "x", "do it outside"),
+    (_changes_the_class, [_ones], "x", "set it outside"),
     (_draws_by_python, [_ones], "random", "torch's random ops"),
     (_draws_by_numpy, [_ones], "numpy.random", "torch's random ops"),
     (_seeds, [_ones], "torch.manual_seed", "move it out"),
